@@ -1,0 +1,90 @@
+"""What an algorithm is, and what it keeps between updates."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from rlzoo.buffer import Buffer
+from rlzoo.estimators import Estimator
+from rlzoo.fields import check_fields
+from rlzoo.first_order import Adam
+from rlzoo.models import ActorCritic
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class State:
+    """What an algorithm carries from one update to the next. All of it is in every checkpoint."""
+
+    rng: np.random.Generator
+    """Order of minibatches."""
+    optimizers: dict[str, Adam] = field(default_factory=dict)
+    scalars: dict[str, float] = field(default_factory=dict)
+    progress: float = 0.0
+    """Share of the training steps already taken, in [0, 1); set by the training loop, read by schedules."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rng": self.rng.bit_generator.state,
+            "optimizers": {name: adam.state_dict() for name, adam in self.optimizers.items()},
+            "scalars": dict(self.scalars),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rng.bit_generator.state = state["rng"]
+        for name, adam in self.optimizers.items():
+            adam.load_state_dict(state["optimizers"][name])
+        self.scalars = {name: float(x) for name, x in state["scalars"].items()}
+
+
+class Algorithm(abc.ABC):
+    """A frozen dataclass of hyperparameters that turns a model and a buffer into a better model.
+
+    Subclasses are `@dataclass(frozen=True)` with an `estimator` among their fields; the command line and the
+    configuration file are derived from the fields.
+    """
+
+    name: ClassVar[str]
+    estimator: Estimator
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abc.abstractmethod
+    def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
+        """The state before the first update."""
+
+    @abc.abstractmethod
+    def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
+        """Improves `model` in place, given a buffer with `logp` and `value`; returns what to plot."""
+
+
+@torch.no_grad()
+def measure(model: ActorCritic, batch: Buffer) -> Metrics:
+    """How the policy has moved over `batch`, and how well the value predicted its returns.
+
+    `kl` is E[KL(π_old ‖ π)], exact where the batch holds `old`, else the estimator k3 = r − 1 − log r with
+    r = π/π_old. `explained_variance` is 1 − Var[G − V]/Var[G] of the value that the advantages used.
+    """
+    new = model.distribution(batch.obs)
+    if batch.old is None:
+        log_ratio = new.log_prob(batch.action) - batch.logp
+        kl = batch.mean(log_ratio.expm1() - log_ratio)
+    else:
+        kl = batch.mean(batch.old.kl(new))
+
+    def variance(x: torch.Tensor) -> torch.Tensor:
+        return batch.mean((x - batch.mean(x)).square())
+
+    unexplained = variance(batch.return_ - batch.value) / variance(batch.return_).clamp(min=1e-12)
+    return {
+        "kl": float(kl),
+        "entropy": float(batch.mean(new.entropy())),
+        "explained_variance": 1 - float(unexplained),
+    }

@@ -1,0 +1,104 @@
+"""Proximal policy optimisation with an adaptive KL penalty (Schulman et al. 2017, section 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
+from rlzoo.buffer import Buffer
+from rlzoo.errors import require
+from rlzoo.estimators import GAE, Estimator
+from rlzoo.fields import Count, NonNegative, Positive
+from rlzoo.first_order import Adam
+from rlzoo.models import ActorCritic
+
+
+@dataclass(frozen=True)
+class PPOPenalty(Algorithm):
+    """Maximise E[π_θ/π_old·Â − β·KL(π_old ‖ π_θ)] by several epochs of minibatch Adam.
+
+    After the update, with d = E[KL(π_old ‖ π_θ)]: β is halved if d < target/1.5 and doubled if
+    d > 1.5·target; the new β serves the next update.
+    """
+
+    name: ClassVar[str] = "ppo-penalty"
+
+    estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
+    target_kl: Positive = 0.01
+    """d_targ, the KL of an update that β aims at, in nats."""
+    kl_coef: Positive = 1.0
+    """β of the first update."""
+    kl_coef_min: Positive = 1e-4
+    """Lower bound of β."""
+    kl_coef_max: Positive = 1e4
+    """Upper bound of β."""
+    learning_rate: Positive = 3e-4
+    """Adam's step size."""
+    anneal_lr: bool = False
+    """Lower the learning rate linearly to 0 over the run."""
+    epochs: Count = 10
+    """Passes over each buffer."""
+    minibatch_size: Count = 64
+    """Steps a minibatch."""
+    vf_coef: NonNegative = 1.0
+    """Weight of the value loss ½(V − G)²."""
+    ent_coef: NonNegative = 0.0
+    """Weight of the entropy bonus."""
+    max_grad_norm: Positive = 0.5
+    """Bound on the gradient's norm."""
+    normalize_advantage: bool = True
+    """Whiten the advantages in each minibatch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ordered = self.kl_coef_min <= self.kl_coef <= self.kl_coef_max
+        require(ordered, f"kl_coef must be in [kl_coef_min, kl_coef_max], got {self.kl_coef}")
+
+    def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
+        return State(rng, {"all": Adam(list(model.parameters()))}, {"kl_coef": self.kl_coef})
+
+    def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float) -> Tensor:
+        """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
+        policy, value = model(batch.obs)
+        assert batch.old is not None
+        advantage = batch.whiten(batch.advantage) if self.normalize_advantage else batch.advantage
+        ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
+        objective = batch.mean(ratio * advantage - kl_coef * batch.old.kl(policy))
+        value_loss = 0.5 * batch.mean((value - batch.return_).square())
+        loss = -objective + self.vf_coef * value_loss
+        return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
+
+    def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
+        batch = self.estimator(buffer).rows(model.context)
+        with torch.no_grad():
+            batch = batch.replace(old=model.distribution(batch.obs))
+        beta = state.scalars["kl_coef"]
+        learning_rate = self.learning_rate * (1 - state.progress if self.anneal_lr else 1.0)
+
+        for _ in range(self.epochs):
+            for minibatch in batch.minibatches(self.minibatch_size, state.rng):
+                grad_norm = state.optimizers["all"].minimize(
+                    self.loss,
+                    model,
+                    minibatch,
+                    beta,
+                    learning_rate=learning_rate,
+                    max_grad_norm=self.max_grad_norm,
+                )
+
+        metrics = measure(model, batch)
+        state.scalars["kl_coef"] = self.adapt(beta, metrics["kl"])
+        return {**metrics, "kl_coef": beta, "grad_norm": grad_norm}
+
+    def adapt(self, beta: float, d: float) -> float:
+        """β for the next update, given the KL `d` of this one."""
+        if d < self.target_kl / 1.5:
+            beta = beta / 2
+        elif d > self.target_kl * 1.5:
+            beta = beta * 2
+        return min(max(beta, self.kl_coef_min), self.kl_coef_max)

@@ -1,0 +1,99 @@
+"""Trust region policy optimisation (Schulman et al. 2015, appendix C)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
+from rlzoo.buffer import Buffer
+from rlzoo.estimators import GAE, Estimator
+from rlzoo.fields import Count, NonNegative, NonNegativeInt, OpenUnitInterval, Positive
+from rlzoo.first_order import Adam, fit_value
+from rlzoo.models import ActorCritic
+from rlzoo.second_order import (
+    FlatPolicy,
+    conjugate_gradient,
+    fisher_vector_product,
+    gradient,
+    line_search,
+    trust_region_step,
+)
+
+
+@dataclass(frozen=True)
+class TRPO(Algorithm):
+    """Maximise E[π_θ/π_old·Â] subject to E[KL(π_old ‖ π_θ)] ≤ δ.
+
+    The natural gradient step of length √(2δ/xᵀFx), shrunk until the surrogate improves and the KL itself is
+    within δ. If no step does both, θ stays as it is, bit for bit.
+    """
+
+    name: ClassVar[str] = "trpo"
+
+    estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
+    max_kl: Positive = 0.01
+    """δ, the bound on the mean KL(π_old ‖ π_θ) of an update, in nats."""
+    cg_iters: Count = 10
+    """Conjugate-gradient iterations, each one Fisher-vector product."""
+    cg_damping: NonNegative = 0.01
+    """Multiple of the identity added to F when solving for x."""
+    backtrack_coef: OpenUnitInterval = 0.8
+    """Factor by which the line search shrinks the step, in (0, 1)."""
+    backtrack_iters: Count = 10
+    """Step lengths that the line search tries."""
+    normalize_advantage: bool = True
+    """Whiten the advantages over the buffer."""
+    vf_learning_rate: Positive = 1e-3
+    """Adam's step size for the value."""
+    vf_epochs: NonNegativeInt = 10
+    """Passes over the buffer to fit the value."""
+    vf_minibatch_size: Count = 128
+    """Steps a minibatch when fitting the value."""
+
+    def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
+        return State(rng, {"value": Adam(model.value_parameters())})
+
+    def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
+        batch = self.estimator(buffer).rows(model.context)
+        advantage = batch.whiten(batch.advantage) if self.normalize_advantage else batch.advantage
+        policy = FlatPolicy(model, batch.obs)
+        theta = policy.theta
+        old = policy(theta).detach()
+
+        def surrogate(theta: Tensor) -> Tensor:
+            ratio = torch.exp(policy(theta).log_prob(batch.action) - batch.logp)
+            return batch.mean(ratio * advantage)
+
+        def kl(theta: Tensor) -> Tensor:
+            return batch.mean(old.kl(policy(theta)))
+
+        g = gradient(surrogate, theta)
+        fisher = fisher_vector_product(kl, theta)
+        x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
+        step, _ = trust_region_step(fisher, x, self.max_kl)
+
+        with torch.no_grad():
+            before = surrogate(theta)
+
+            def accept(theta: Tensor) -> bool:
+                return bool(kl(theta) <= self.max_kl) and bool(surrogate(theta) > before)
+
+            new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)
+        policy.assign(new)
+
+        fit_value(
+            model, state.optimizers["value"], batch,
+            self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate, state.rng,
+        )  # fmt: skip
+        return {
+            **measure(model, batch.replace(old=old)),
+            "grad_norm": float(g.norm()),
+            "step_norm": float((new - theta).detach().norm()),
+            "backtracks": backtracks,
+            "accepted": float(backtracks < self.backtrack_iters),
+        }

@@ -1,0 +1,128 @@
+"""Experience: N rows of T steps, and the few operations that every algorithm needs of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlzoo.distributions import Distribution
+
+_ABSENT = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One iteration of experience. Knows no discount factor: estimators live in `rlzoo.estimators`.
+
+    A step is *forced* when its action was ignored by the environment (the step after an episode's end,
+    prompt tokens, padding); `mask` is False there, and nothing in a masked step may change a result. A forced
+    step still observes: after an episode's end it sees the final state, so `value[:, t + 1]` is always the
+    value of what step t led to.
+
+    `obs` and `value` carry one column more than the rest as collected, for what was seen after the last step.
+    """
+
+    obs: Tensor
+    """(N, T + 1, *obs) as collected; (R, context, *obs) after `rows`."""
+    action: Tensor
+    """(N, T) integers for Discrete, (N, T, A) else. Box actions are stored as sampled, not clipped."""
+    reward: Float[Tensor, "N T"]
+    terminated: Bool[Tensor, "N T"]
+    truncated: Bool[Tensor, "N T"]
+    mask: Bool[Tensor, "N T"]
+    logp: Tensor = _ABSENT
+    """(N, T) log π(a|s) of the policy that acted, from the training forward."""
+    value: Tensor = _ABSENT
+    """(N, T + 1) as evaluated, (R, context) after `rows`."""
+    advantage: Tensor = _ABSENT
+    """(N, T)."""
+    return_: Tensor = _ABSENT
+    """(N, T), the critic's target."""
+    old: Distribution | None = None
+    """π_old(·|s) over the steps, for the algorithms whose KL is exact."""
+
+    def replace(self, **changes: Any) -> Buffer:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
+        """`fn` applied to every tensor that is present."""
+        changes: dict[str, Any] = {}
+        for name in _FIELDS:
+            field = getattr(self, name)
+            if isinstance(field, Tensor):
+                changes[name] = field if field is _ABSENT else fn(field)
+            else:
+                changes[name] = None if field is None else field.map(fn)
+        return Buffer(**changes)
+
+    @property
+    def num_rows(self) -> int:
+        return self.mask.shape[0]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that count: T·N less the forced ones."""
+        return int(self.mask.sum())
+
+    def rows(self, context: int) -> Buffer:
+        """The same steps as rows of `context` steps, R = N·T / context, ready to be shuffled.
+
+        `context` is how many steps a policy must see together: 1 for a network without memory. 0 stands for
+        the whole row. The extra last column of `obs` and `value` is dropped. Forced steps stay, masked, so
+        that every buffer of a run has the same shape.
+        """
+        steps = self.mask.shape[1]
+        context = context or steps
+        if steps % context:
+            raise ValueError(f"rows of {steps} steps cannot be cut into rows of {context}")
+
+        def cut(x: Tensor) -> Tensor:
+            return x[:, :steps].reshape(-1, context, *x.shape[2:])
+
+        return self.map(cut)
+
+    def minibatches(self, steps: int, rng: np.random.Generator) -> Iterator[Buffer]:
+        """One epoch: the rows in random order, cut into minibatches of about `steps` steps.
+
+        The rows that are left over form a last, smaller minibatch. A minibatch without a single unmasked step
+        is left out. A minibatch that would hold every row is the buffer itself.
+        """
+        rows = max(1, steps // self.mask.shape[1])
+        if rows >= self.num_rows:
+            yield self
+            return
+        order = torch.from_numpy(rng.permutation(self.num_rows)).to(self.mask.device)
+        shuffled = self.map(lambda x: x[order])
+        has_steps = shuffled.mask.any(1)
+        for start in range(0, self.num_rows, rows):
+            if has_steps[start : start + rows].any():
+                yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
+
+    @cached_property
+    def weight(self) -> Float[Tensor, "N T"]:
+        """1 / (number of unmasked steps) where the mask is True, 0 elsewhere; all 0 for an empty mask."""
+        return self.mask / self.mask.sum().clamp(min=1)
+
+    def mean(self, x: Float[Tensor, "N T"]) -> Float[Tensor, ""]:
+        """Mean of `x` over the unmasked steps; 0 if there are none. `x` must be finite everywhere."""
+        return (x * self.weight).sum()
+
+    def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+        """`x` shifted and scaled to mean 0 and (biased) standard deviation 1 over the unmasked steps.
+
+        A constant `x` gives zeros.
+        """
+        centred = x - self.mean(x)
+        return centred / (self.mean(centred.square()).sqrt() + 1e-8)
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Buffer))

@@ -1,0 +1,160 @@
+"""Action distributions: frozen, pure, exact. `...` stands for any batch shape, usually (N, T)."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class Distribution(abc.ABC):
+    """What a policy returns for each state.
+
+    Sampling is a deterministic function of noise that does not depend on the parameters, so that whoever
+    collects experience owns the randomness: `noise_kind` says which noise, `noise_size` how much per action.
+    """
+
+    @abc.abstractmethod
+    def from_noise(self, noise: Float[Tensor, "*batch Z"]) -> Tensor:
+        """A sample made of standard noise (Z = `noise_size`): Gumbel for categories, normal for Gaussians."""
+
+    @abc.abstractmethod
+    def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "*batch Z"]:
+        """Fresh standard noise for `from_noise`."""
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """A sample, without gradient."""
+        with torch.no_grad():
+            return self.from_noise(self.noise(generator))
+
+    @property
+    @abc.abstractmethod
+    def mode(self) -> Tensor:
+        """The most probable action."""
+
+    @abc.abstractmethod
+    def log_prob(self, action: Tensor) -> Float[Tensor, "*batch"]:
+        """log π(action)."""
+
+    @abc.abstractmethod
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """−E[log π], in nats."""
+
+    @abc.abstractmethod
+    def kl(self, other: Self) -> Float[Tensor, "*batch"]:
+        """KL(self ‖ other) in closed form, in nats."""
+
+    @abc.abstractmethod
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """`fn` applied to each parameter tensor: indexing, reshaping, moving."""
+
+    def detach(self) -> Self:
+        """The same distribution, cut from the graph."""
+        return self.map(torch.Tensor.detach)
+
+
+@dataclass(frozen=True)
+class Categorical(Distribution):
+    """One of K categories; actions are integers (...)."""
+
+    logits: Float[Tensor, "*batch K"]
+    """Log-probabilities up to a constant."""
+
+    @cached_property
+    def log_probs(self) -> Float[Tensor, "*batch K"]:
+        return self.logits.log_softmax(-1)
+
+    def from_noise(self, noise: Tensor) -> Tensor:
+        return (self.logits + noise).argmax(-1)  # the Gumbel-max trick
+
+    def noise(self, generator: torch.Generator | None = None) -> Tensor:
+        exponential = torch.empty_like(self.logits).exponential_(generator=generator)
+        return -exponential.clamp_(min=torch.finfo(self.logits.dtype).tiny).log()
+
+    @property
+    def mode(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Tensor:
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+
+    def kl(self, other: Categorical) -> Tensor:
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Categorical:
+        return Categorical(fn(self.logits))
+
+
+@dataclass(frozen=True)
+class DiagGaussian(Distribution):
+    """Normal with independent components; actions are (..., A) and never clipped here."""
+
+    mean: Float[Tensor, "*batch A"]
+    log_std: Float[Tensor, "*batch A"]
+
+    def from_noise(self, noise: Tensor) -> Tensor:
+        return self.mean + self.log_std.exp() * noise
+
+    def noise(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.empty_like(self.mean).normal_(generator=generator)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        z = (action - self.mean) * torch.exp(-self.log_std)
+        return -(0.5 * z.square() + self.log_std + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def kl(self, other: DiagGaussian) -> Tensor:
+        log_ratio = self.log_std - other.log_std
+        shift = (self.mean - other.mean) * torch.exp(-other.log_std)
+        return (0.5 * (torch.exp(2 * log_ratio) + shift.square() - 1) - log_ratio).sum(-1)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> DiagGaussian:
+        return DiagGaussian(fn(self.mean), fn(self.log_std))
+
+
+@dataclass(frozen=True)
+class MultiCategorical(Distribution):
+    """A product of independent `Categorical`s; actions are integers (..., K), one column for each."""
+
+    parts: tuple[Categorical, ...]
+
+    def from_noise(self, noise: Tensor) -> Tensor:
+        pieces = noise.split([part.logits.shape[-1] for part in self.parts], dim=-1)
+        return torch.stack([part.from_noise(z) for part, z in zip(self.parts, pieces, strict=True)], -1)
+
+    def noise(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.cat([part.noise(generator) for part in self.parts], -1)
+
+    @property
+    def mode(self) -> Tensor:
+        return torch.stack([part.mode for part in self.parts], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        columns = zip(self.parts, action.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(a) for part, a in columns]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: MultiCategorical) -> Tensor:
+        pairs = zip(self.parts, other.parts, strict=True)
+        return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> MultiCategorical:
+        return MultiCategorical(tuple(part.map(fn) for part in self.parts))

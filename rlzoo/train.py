@@ -1,0 +1,104 @@
+"""The one loop that trains every algorithm, and the run around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlzoo import envs
+from rlzoo.actors import ActionNoise, make_actor
+from rlzoo.algorithms import Algorithm, Metrics
+from rlzoo.collect import Collector, Episode, evaluate
+from rlzoo.config import Config, make_config
+from rlzoo.errors import NonFiniteError, RunError
+from rlzoo.evaluate import Evaluation, evaluate_model
+from rlzoo.models import ActorCritic, RewardScale
+from rlzoo.presets import find_preset
+from rlzoo.run import Checkpoint, Run
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one turn of the loop did."""
+
+    step: int
+    """Environment steps so far."""
+    metrics: Metrics
+    episodes: list[Episode]
+    """Those that ended in this iteration."""
+
+
+class Trainer:
+    """Collect, evaluate, settle, update: the state of a run, and the turn that moves it on.
+
+    Every random thing draws from a stream of its own, spawned from the seed: environment, action noise,
+    minibatch order, initialisation.
+    """
+
+    def __init__(self, config: Config, model: ActorCritic | None = None) -> None:
+        self.config = config
+        env_seed, noise_seed, batch_seed, init_seed = np.random.SeedSequence(config.seed).spawn(4)
+        self.env = envs.make(
+            config.env,
+            config.num_envs,
+            int(env_seed.generate_state(1)[0]),
+            vectorized=config.vectorized,
+            **config.env_kwargs,
+        )
+        self.model = model or config.network.build(
+            self.env.observation_space,
+            self.env.action_space,
+            torch.Generator().manual_seed(int(init_seed.generate_state(1)[0])),
+        )
+        if config.normalize_reward:
+            self.model.reward_scale = RewardScale(config.num_envs, config.algorithm.estimator.gamma)
+        self.model.to(config.device)
+        self.algorithm = config.algorithm
+        self.state = self.algorithm.init(self.model, np.random.default_rng(batch_seed))
+        noise = ActionNoise(
+            self.env.action_space,
+            config.num_envs,
+            np.random.default_rng(noise_seed),
+            config.noise_correlation,
+        )
+        self.collector = Collector(self.env, noise, config.num_steps, config.whole_episodes)
+        self.step = 0
+
+    @property
+    def done(self) -> bool:
+        return self.step >= self.config.total_steps
+
+    def iterate(self) -> Iteration:
+        """One turn: a buffer of experience, and the algorithm's update on it."""
+        buffer, episodes = self.collector.collect(make_actor(self.model))
+        buffer = buffer.map(lambda x: x.to(self.config.device))
+        buffer = self.env.settle(evaluate(self.model, buffer))
+        self.state.progress = self.step / self.config.total_steps
+        trained = buffer if self.model.reward_scale is None else self.model.reward_scale(buffer)
+        metrics = self.algorithm.update(self.model, self.state, trained)
+        if self.model.normalizer is not None:
+            self.model.normalizer.update(buffer.obs[:, :-1], buffer.mask)
+        self.step += buffer.num_steps
+        return Iteration(self.step, metrics, episodes)
+
+    def checkpoint(self) -> Checkpoint:
+        """All that the rest of the run depends on."""
+        state = {
+            "step": self.step,
+            "algorithm": self.state.state_dict(),
+            "collector": self.collector.state_dict(),
+        }
+        return Checkpoint(self.model.state_dict(), state)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Goes on where `checkpoint` was taken."""
+        self.model.load_state_dict(checkpoint.model)
+        self.state.load_state_dict(checkpoint.state["algorithm"])
+        self.collector.load_state_dict(checkpoint.state["collector"])
+        self.step = int(checkpoint.state["step"])
