@@ -71,9 +71,7 @@ def _numpy_actor(model: ActorCritic, policy: MLPPolicy) -> Actor:
         return lambda obs, noise: (outputs(obs) + noise).argmax(1)
     if nvec:
         cuts = np.cumsum(nvec)[:-1]
-        return lambda obs, noise: np.stack(
-            [part.argmax(1) for part in np.split(outputs(obs) + noise, cuts, axis=1)], 1
-        )
+        return lambda obs, noise: np.stack([part.argmax(1) for part in np.split(outputs(obs) + noise, cuts, axis=1)], 1)
     centre, log_scale = policy.centre.numpy(), policy.log_scale.numpy()
     scale = np.exp(log_scale)
     if policy.log_std is not None:

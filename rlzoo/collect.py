@@ -33,9 +33,7 @@ class Collector:
     longest ends.
     """
 
-    def __init__(
-        self, env: VectorEnv, noise: ActionNoise, num_steps: int, whole_episodes: bool = False
-    ) -> None:
+    def __init__(self, env: VectorEnv, noise: ActionNoise, num_steps: int, whole_episodes: bool = False) -> None:
         self.env = env
         self.noise = noise
         self.num_steps = num_steps
@@ -53,9 +51,7 @@ class Collector:
         ended = chunks[0].done.any(0)
         while not ended.all():
             if len(chunks) * _CHUNK > _ENDLESS:
-                raise EnvError(
-                    f"an episode is still going on after {_ENDLESS} steps: whole episodes must end"
-                )
+                raise EnvError(f"an episode is still going on after {_ENDLESS} steps: whole episodes must end")
             chunks.append(self._steps(actor, _CHUNK))
             ended |= chunks[-1].done.any(0)
         return self._finish(_join_first_episodes(chunks))
@@ -90,9 +86,7 @@ class Collector:
         past_return, past_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
         episodes = []
         for t, i in np.argwhere(steps.done & steps.mask):
-            episodes.append(
-                Episode(float(returns[t, i] - past_return[i]), int(lengths[t, i] - past_length[i]))
-            )
+            episodes.append(Episode(float(returns[t, i] - past_return[i]), int(lengths[t, i] - past_length[i])))
             past_return[i], past_length[i] = returns[t, i], lengths[t, i]
         self._returns, self._lengths = returns[-1] - past_return, lengths[-1] - past_length
         return episodes

@@ -86,4 +86,4 @@ def evaluate_model(
                     break
     finally:
         env.close()
-    return Evaluation(np.array(sum(returns, [])), np.array(sum(lengths, [])), deterministic, seed)
+    return Evaluation(np.concatenate(returns), np.concatenate(lengths), deterministic, seed)

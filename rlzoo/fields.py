@@ -23,9 +23,7 @@ class Range:
     def __contains__(self, x: object) -> bool:
         if not isinstance(x, (int, float)) or not math.isfinite(x):
             return False
-        return (x > self.low if self.above else x >= self.low) and (
-            x < self.high if self.below else x <= self.high
-        )
+        return (x > self.low if self.above else x >= self.low) and (x < self.high if self.below else x <= self.high)
 
     def __str__(self) -> str:
         if self.high == math.inf:
@@ -59,8 +57,6 @@ def _ranges(cls: type) -> dict[str, Range]:
     found = {}
     for field in dataclasses.fields(cls):
         annotations = [hints[field.name], *get_args(hints[field.name])]
-        for bounds in (
-            m for a in annotations for m in getattr(a, "__metadata__", ()) if isinstance(m, Range)
-        ):
+        for bounds in (m for a in annotations for m in getattr(a, "__metadata__", ()) if isinstance(m, Range)):
             found[field.name] = bounds
     return found

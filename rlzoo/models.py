@@ -250,9 +250,7 @@ def categories(space: gymnasium.Space) -> list[int]:
         return [2] * int(np.prod(space.shape))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return []
-    raise ConfigError(
-        f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary or Box"
-    )
+    raise ConfigError(f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary or Box")
 
 
 def box_units(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:

@@ -149,9 +149,7 @@ class Run:
             return
         arrays, rest = _split(checkpoint.state)
         files = {
-            "model.safetensors": save(
-                {k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}
-            ),
+            "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
             "state.safetensors": save(arrays),
             "state.json": json.dumps({"format": FORMAT, "step": step, "state": rest}).encode(),
         }
@@ -185,9 +183,7 @@ class Run:
             raise RunError(f"{self.path} has no checkpoint yet")
         step = steps[-1] if step is None else step
         if step not in steps:
-            raise RunError(
-                f"{self.path} has no checkpoint at step {step}; it has {', '.join(map(str, steps))}"
-            )
+            raise RunError(f"{self.path} has no checkpoint at step {step}; it has {', '.join(map(str, steps))}")
         folder = self.checkpoints / str(step)
         try:
             manifest = json.loads((folder / "manifest.json").read_text())

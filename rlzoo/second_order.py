@@ -79,9 +79,7 @@ def fisher_vector_product(
     return product
 
 
-def conjugate_gradient(
-    product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10
-) -> Vector:
+def conjugate_gradient(product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10) -> Vector:
     """x with A·x ≈ b for a symmetric positive A given as `product`, starting from x = 0.
 
     Stops after `iters` steps, when ‖r‖² < `tolerance`·‖b‖², or at a direction without positive curvature,

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from rlzoo import envs
 from rlzoo.actors import ActionNoise, make_actor
-from rlzoo.algorithms import Algorithm, Metrics
+from rlzoo.algorithms import Metrics
 from rlzoo.collect import Collector, Episode, evaluate
-from rlzoo.config import Config, make_config
-from rlzoo.errors import NonFiniteError, RunError
-from rlzoo.evaluate import Evaluation, evaluate_model
+from rlzoo.config import Config
 from rlzoo.models import ActorCritic, RewardScale
-from rlzoo.presets import find_preset
-from rlzoo.run import Checkpoint, Run
+from rlzoo.run import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -73,9 +73,7 @@ class PPOClip(Algorithm):
         clip_coef = self.clip_coef * (remaining if self.anneal_clip else 1.0)
 
         steps, grad_norm = 0, 0.0
-        for minibatch in (
-            m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)
-        ):
+        for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
             if self.target_kl is not None and measure(model, minibatch)["kl"] > 1.5 * self.target_kl:
                 break
             grad_norm = state.optimizers["all"].minimize(

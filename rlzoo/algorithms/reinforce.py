@@ -49,9 +49,7 @@ class Reinforce(Algorithm):
     """Steps a minibatch when fitting the baseline."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
-        return State(
-            rng, {"policy": Adam(model.policy_parameters()), "value": Adam(model.value_parameters())}
-        )
+        return State(rng, {"policy": Adam(model.policy_parameters()), "value": Adam(model.value_parameters())})
 
     def loss(self, model: ActorCritic, batch: Buffer) -> Tensor:
         """−E[log π(a|s)·Â] − ent_coef·E[H]."""

@@ -41,7 +41,8 @@ def _box(low: list[float], high: list[float]) -> Box:
 class ClassicControl(abc.ABC):
     """What the five problems share: time limit, autoreset, random stream and state.
 
-    An action that is not in the action space is undefined behaviour, except in a forced step.
+    Before the first reset every copy is forced, so that stepping starts it. An action outside a discrete
+    action space is an error of the caller that is not looked for.
     """
 
     def __init__(
@@ -55,9 +56,7 @@ class ClassicControl(abc.ABC):
         action_space: gymnasium.Space[Any],
     ) -> None:
         if num_envs < 1 or max_episode_steps < 1:
-            raise ValueError(
-                f"num_envs={num_envs} and max_episode_steps={max_episode_steps} must be positive"
-            )
+            raise ValueError(f"num_envs={num_envs} and max_episode_steps={max_episode_steps} must be positive")
         self.num_envs = num_envs
         self.observation_space = observation_space
         self.action_space = action_space
@@ -168,9 +167,7 @@ class CartPole(ClassicControl):
     MAX_POSITION = _constant(2.4)
     MAX_ANGLE = _constant(math.radians(12))
 
-    def __init__(
-        self, num_envs: int, seed: int, *, max_episode_steps: int, sutton_barto_reward: bool = False
-    ) -> None:
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, sutton_barto_reward: bool = False) -> None:
         bounds = [2 * float(self.MAX_POSITION), math.inf, 2 * float(self.MAX_ANGLE), math.inf]
         super().__init__(
             num_envs,
@@ -221,7 +218,8 @@ class Acrobot(ClassicControl):
         θ̈₁ = -(d₂ θ̈₂ + φ₁) / d₁
 
     by one fourth-order Runge-Kutta step of 0.2 s; then angles are wrapped to [-π, π] and velocities bounded
-    by 4π and 9π. An episode terminates when -cos θ₁ - cos(θ₁ + θ₂) > 1, the one step with reward 0 and not -1.
+    by 4π and 9π. An episode terminates when -cos θ₁ - cos(θ₁ + θ₂) > 1. Reward -1 for every step but the
+    terminating one, which gives 0.
 
     Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding", 1996;
     the equations are those of Sutton and Barto's book, Gymnasium's default.
@@ -277,11 +275,7 @@ class Acrobot(ClassicControl):
         d2 = self.INERTIA_2 + self.HALF * cos_2
         ratio = d2 / d1
         phi_2 = self.HALF_GRAVITY * np.sin(theta_1 + theta_2)
-        phi_1 = (
-            self.THREE_HALVES_GRAVITY * np.sin(theta_1)
-            + phi_2
-            - half_sin_2 * omega_2 * (omega_2 + _TWO * omega_1)
-        )
+        phi_1 = self.THREE_HALVES_GRAVITY * np.sin(theta_1) + phi_2 - half_sin_2 * omega_2 * (omega_2 + _TWO * omega_1)
         rates = np.empty_like(state)
         rates[:2] = state[2:]
         rates[3] = acc_2 = (torque + ratio * phi_1 - half_sin_2 * omega_1 * omega_1 - phi_2) / (
@@ -342,9 +336,7 @@ class MountainCar(ClassicControl):
     PUSHES = np.array([-0.001, 0.0, 0.001])
     GOAL = _constant(0.5)
 
-    def __init__(
-        self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0
-    ) -> None:
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
         super().__init__(
             num_envs,
             seed,
@@ -383,9 +375,7 @@ class MountainCarContinuous(ClassicControl):
     COST = _constant(0.1)
     MAX_ACTION = _constant(1.0)
 
-    def __init__(
-        self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0
-    ) -> None:
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
         super().__init__(
             num_envs,
             seed,

@@ -47,9 +47,7 @@ class GymnasiumEnv:
     ``EnvError`` that names the copy and the number of the vector step.
     """
 
-    def __init__(
-        self, env_id: str, num_envs: int, seed: int, *, asynchronous: bool = False, **kwargs: Any
-    ) -> None:
+    def __init__(self, env_id: str, num_envs: int, seed: int, *, asynchronous: bool = False, **kwargs: Any) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be positive")
         make_copy = partial(_make_copy, find_spec(env_id), kwargs)
@@ -69,7 +67,7 @@ class GymnasiumEnv:
         self.action_space: gymnasium.Space[Any] = self._vector.single_action_space
         with np.errstate(over="ignore"):
             low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
-        self.observation_space = spaces.Box(low, high, dtype=np.float32)
+        self.observation_space: spaces.Box = spaces.Box(low, high, dtype=np.float32)
         self._env_id = env_id
         self._seed: int | None = int(seed)
         self._steps = 0
@@ -186,9 +184,7 @@ def _make_copy(spec: EnvSpec, kwargs: dict[str, Any], index: int) -> _Copy:
     # The passive checker warns of what is an error here, and would do so once per copy.
     env = gymnasium.make(spec, **{"disable_env_checker": True, **kwargs})
     if not _is_flat(env.observation_space):
-        raise UnsupportedSpace(
-            f"environment {spec.id!r}: observation space {env.observation_space} is not supported"
-        )
+        raise UnsupportedSpace(f"environment {spec.id!r}: observation space {env.observation_space} is not supported")
     if not _is_action_space(env.action_space):
         raise UnsupportedSpace(f"environment {spec.id!r}: action space {env.action_space} is not supported")
     return _Copy(env, index)
