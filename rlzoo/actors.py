@@ -16,7 +16,8 @@ from gymnasium import spaces
 from torch import nn
 
 from rlzoo.fields import UnitInterval
-from rlzoo.models import MLP, ActorCritic, MLPPolicy, Normalizer, categories
+from rlzoo.models import ActorCritic, Normalizer
+from rlzoo.networks import MLP, MLPPolicy, categories
 
 Array = np.ndarray[Any, Any]
 
@@ -53,8 +54,8 @@ class _TorchActor:
 
 def _numpy_actor(model: ActorCritic, policy: MLPPolicy) -> Actor:
     normalize = _normalizer(model.normalizer)
-    layers = [*_layers(model.trunk), *_layers(policy.body)]
-    (weight, bias), nvec = _affine(policy.head), policy.nvec
+    layers = [*_layers(model.trunk), *_layers(policy.net)]
+    nvec = policy.nvec
 
     def outputs(x: Array) -> Array:
         if normalize is not None:
@@ -62,9 +63,8 @@ def _numpy_actor(model: ActorCritic, policy: MLPPolicy) -> Actor:
         for w, b, activation in layers:
             x = x @ w
             x += b
-            x = activation(x)
-        x = x @ weight
-        x += bias
+            if activation is not None:
+                x = activation(x)
         return x
 
     if len(nvec) == 1:
@@ -85,21 +85,19 @@ def _numpy_actor(model: ActorCritic, policy: MLPPolicy) -> Actor:
     return state_dependent
 
 
-def _affine(layer: nn.Linear) -> tuple[Array, Array]:
-    return layer.weight.detach().numpy().T, layer.bias.detach().numpy()
-
-
-def _layers(body: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array], Array]]]:
-    if body is None:
+def _layers(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array], Array] | None]]:
+    """(weight (I, O), bias (O,), activation) of each layer, as views of the parameters."""
+    if net is None:
         return []
-    assert isinstance(body, MLP)
-    return [(*_affine(layer), _ACTIVATIONS[body.activation]) for layer in body.layers]  # type: ignore[arg-type]
+    assert isinstance(net, MLP)
+    arrays = [p.detach().numpy() for p in net.parameters()]
+    activations = [_ACTIVATIONS[net.activation] if activated else None for activated in net.activated]
+    return [(w.T, b, activation) for w, b, activation in zip(arrays[::2], arrays[1::2], activations, strict=True)]
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x / (1 + np.exp(-x)),
 }
 
 

@@ -110,11 +110,11 @@ class Buffer:
     @cached_property
     def weight(self) -> Float[Tensor, "N T"]:
         """1 / (number of unmasked steps) where the mask is True, 0 elsewhere; all 0 for an empty mask."""
-        return self.mask / self.mask.sum().clamp(min=1)
+        return self.mask.to(self.reward.dtype) / self.mask.sum().clamp(min=1)
 
     def mean(self, x: Float[Tensor, "N T"]) -> Float[Tensor, ""]:
         """Mean of `x` over the unmasked steps; 0 if there are none. `x` must be finite everywhere."""
-        return (x * self.weight).sum()
+        return torch.dot(x.reshape(-1), self.weight.reshape(-1))
 
     def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """`x` shifted and scaled to mean 0 and (biased) standard deviation 1 over the unmasked steps.
@@ -123,6 +123,10 @@ class Buffer:
         """
         centred = x - self.mean(x)
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
+
+    @cached_property
+    def whitened_advantage(self) -> Float[Tensor, "N T"]:
+        return self.whiten(self.advantage)
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(Buffer))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from rlzoo.algorithms import ALGORITHMS, Algorithm
-from rlzoo.errors import ConfigError, require
+from rlzoo.errors import ConfigError, no_such, require
 from rlzoo.estimators import ESTIMATORS, Estimator
 from rlzoo.fields import Count, NonNegativeInt, Range, check_fields
-from rlzoo.models import Network
+from rlzoo.networks import Network
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,6 @@ def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config
         known = {*_fields(Config), *_fields(algorithm), *_fields(algorithm.estimator), *_fields(network)}
         raise ConfigError(no_such("setting", min(unknown), known))
     return Config(env, algorithm, network, **settings)
-
-
-def no_such(kind: str, name: str, known: Iterable[str]) -> str:
-    """'no setting 'gama'; did you mean 'gamma'?'"""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"no {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def _fields(part: Any) -> list[str]:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
 from rlzoo.buffer import Buffer
 from rlzoo.errors import NonFiniteError
 from rlzoo.models import ActorCritic, flatten_parameters
+from rlzoo.networks import Tape
 
 Loss = Callable[..., Tensor]
 """`(model, batch, *scalars) -> scalar`, pure but for the model's parameters."""
@@ -50,7 +52,8 @@ class Adam:
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
         """
-        grads = torch.autograd.grad(loss(model, batch, *scalars), self.parameters, materialize_grads=True)
+        with Tape() as tape:
+            grads = tape.gradients(loss(model, batch, *scalars), self.parameters)
         g = torch.cat([grad.reshape(-1) for grad in grads])
         norm = float(torch.linalg.vector_norm(g))
         if not math.isfinite(norm):
@@ -80,7 +83,8 @@ class Adam:
 
 def value_loss(model: ActorCritic, batch: Buffer) -> Tensor:
     """E[½(V(s) − G)²]."""
-    return 0.5 * batch.mean((model.value(model.features(batch.obs)) - batch.return_).square())
+    value = model.value(model.features(batch.obs))
+    return 0.5 * batch.mean(mse_loss(value, batch.return_, reduction="none"))
 
 
 def fit_value(

@@ -55,7 +55,7 @@ class NPG(Algorithm):
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
-        advantage = batch.whiten(batch.advantage) if self.normalize_advantage else batch.advantage
+        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         policy = FlatPolicy(model, batch.obs)
         theta = policy.theta
         old = policy(theta).detach()

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.buffer import Buffer
@@ -55,14 +56,14 @@ class PPOClip(Algorithm):
     def loss(self, model: ActorCritic, batch: Buffer, clip_coef: float) -> Tensor:
         """−E[min(r·Â, clip(r)·Â)] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
-        advantage = batch.whiten(batch.advantage) if self.normalize_advantage else batch.advantage
+        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
-        clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-        objective = batch.mean(torch.minimum(ratio * advantage, clipped * advantage))
-        error = (value - batch.return_).square()
+        bound = advantage + clip_coef * advantage.abs()  # min(r·Â, clip(r)·Â) = min(r·Â, Â + ε|Â|)
+        objective = batch.mean((ratio * advantage).clamp(max=bound))
+        error = mse_loss(value, batch.return_, reduction="none")
         if self.clip_value:
             near = batch.value + (value - batch.value).clamp(-clip_coef, clip_coef)
-            error = torch.maximum(error, (near - batch.return_).square())
+            error = torch.maximum(error, mse_loss(near, batch.return_, reduction="none"))
         loss = -objective + self.vf_coef * 0.5 * batch.mean(error)
         return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.buffer import Buffer
@@ -66,10 +67,10 @@ class PPOPenalty(Algorithm):
         """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
         assert batch.old is not None
-        advantage = batch.whiten(batch.advantage) if self.normalize_advantage else batch.advantage
+        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
         objective = batch.mean(ratio * advantage - kl_coef * batch.old.kl(policy))
-        value_loss = 0.5 * batch.mean((value - batch.return_).square())
+        value_loss = 0.5 * batch.mean(mse_loss(value, batch.return_, reduction="none"))
         loss = -objective + self.vf_coef * value_loss
         return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
 

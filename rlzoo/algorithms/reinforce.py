@@ -62,7 +62,7 @@ class Reinforce(Algorithm):
             buffer = buffer.replace(value=torch.zeros_like(buffer.value))
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
-            batch = batch.replace(advantage=batch.whiten(batch.advantage))
+            batch = batch.replace(advantage=batch.whitened_advantage)
         anneal = 1 - state.progress if self.anneal_lr else 1.0
 
         grad_norm = state.optimizers["policy"].minimize(

@@ -60,7 +60,7 @@ class TRPO(Algorithm):
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
-        advantage = batch.whiten(batch.advantage) if self.normalize_advantage else batch.advantage
+        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         policy = FlatPolicy(model, batch.obs)
         theta = policy.theta
         old = policy(theta).detach()

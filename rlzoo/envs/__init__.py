@@ -21,15 +21,15 @@ def make(
     asynchronous: bool = False,
     **kwargs: Any,
 ) -> VectorEnv:
-    """Make ``num_envs`` copies of a Gymnasium environment.
+    """Make `num_envs` copies of a Gymnasium environment.
 
     Args:
-        env_id: an id that Gymnasium knows, or ``module:Name-v0`` with a module that registers it.
+        env_id: an id that Gymnasium knows, or `module:Name-v0` with a module that registers it.
         num_envs: how many copies to step together.
         seed: one non-negative integer that all the randomness of the copies comes from.
-        vectorized: use the built-in NumPy version, where there is one that takes these ``kwargs``.
+        vectorized: use the built-in NumPy version, where there is one that takes these `kwargs`.
         asynchronous: run each copy of a Gymnasium environment in a process of its own.
-        **kwargs: options of the environment, as for ``gymnasium.make``.
+        **kwargs: options of the environment, as for `gymnasium.make`.
 
     Raises:
         UnknownEnv: no such environment is registered.

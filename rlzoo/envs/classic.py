@@ -70,15 +70,15 @@ class ClassicControl(abc.ABC):
 
     @abc.abstractmethod
     def _initial(self, count: int) -> Array:
-        """First states of ``count`` episodes, (S, count)."""
+        """First states of `count` episodes, (S, count)."""
 
     @abc.abstractmethod
     def _dynamics(self, action: Array) -> tuple[Array | float, Bools]:
-        """Advance ``self._state`` by one step in every copy and return ``reward`` and ``terminated``."""
+        """Advance `self._state` by one step in every copy and return `reward` and `terminated`."""
 
     @abc.abstractmethod
     def _observe(self, rows: Array) -> None:
-        """Write the observation of ``self._state`` into ``rows``, (D, N)."""
+        """Write the observation of `self._state` into `rows`, (D, N)."""
 
     def reset(self) -> tuple[Array, Bools]:
         self._state[...] = self._initial(self.num_envs)
@@ -133,7 +133,7 @@ def _wrap(angle: Array) -> Array:
 
 
 def _clip(x: Array, low: Array, high: Array) -> Array:
-    """``np.clip`` at a third of its cost for small arrays."""
+    """`np.clip` at a third of its cost for small arrays."""
     return np.minimum(np.maximum(x, low), high)
 
 
@@ -149,7 +149,7 @@ class CartPole(ClassicControl):
         ẍ = u - m_p l θ̈ cos θ / M
 
     by explicit Euler steps of 0.02 s. An episode terminates when |x| > 2.4 m or |θ| > 12°. Reward 1 for every
-    step; with ``sutton_barto_reward``, -1 for the terminating step and 0 before it.
+    step; with `sutton_barto_reward`, -1 for the terminating step and 0 before it.
 
     Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control
     problems", 1983; without track friction, as in Gymnasium's CartPole.
@@ -327,8 +327,8 @@ def _parked(rng: np.random.Generator, count: int) -> Array:
 class MountainCar(ClassicControl):
     """Drive an underpowered car out of a valley by pushing left (0), not at all (1) or right (2).
 
-    State and observation (x, v), moved as ``_drive`` says with push ±0.001. An episode terminates when
-    x >= 0.5 and v >= ``goal_velocity``. Reward -1 for every step.
+    State and observation (x, v), moved as `_drive` says with push ±0.001. An episode terminates when
+    x >= 0.5 and v >= `goal_velocity`. Reward -1 for every step.
 
     Moore, "Efficient memory-based learning for robot control", 1990; Sutton and Barto's book, Example 10.1.
     """
@@ -362,8 +362,8 @@ class MountainCar(ClassicControl):
 class MountainCarContinuous(ClassicControl):
     """The mountain car with a push of any strength: an action u in [-1, 1] pushes by 0.0015 u.
 
-    State and observation (x, v), moved as ``_drive`` says. An episode terminates when x >= 0.45 and
-    v >= ``goal_velocity``. Reward -0.1 u², and 100 more for the terminating step. Gymnasium rounds this
+    State and observation (x, v), moved as `_drive` says. An episode terminates when x >= 0.45 and
+    v >= `goal_velocity`. Reward -0.1 u², and 100 more for the terminating step. Gymnasium rounds this
     problem's state to float32 after each step; here it stays float64.
 
     Moore, 1990, as in Gymnasium's MountainCarContinuous.
@@ -411,7 +411,7 @@ class Pendulum(ClassicControl):
     Reward -(θ² + 0.1 θ̇² + 0.001 u²), of the state before the step and with θ in [-π, π]. No episode
     terminates.
 
-    Gymnasium's Pendulum; ``g`` [m/s²] as there.
+    Gymnasium's Pendulum; `g` [m/s²] as there.
     """
 
     TIMESTEP = _constant(0.05)
@@ -464,4 +464,4 @@ BUILTIN: Mapping[str, Callable[..., ClassicControl]] = {
     "MountainCarContinuous-v0": partial(MountainCarContinuous, max_episode_steps=999),
     "Pendulum-v1": partial(Pendulum, max_episode_steps=200),
 }
-"""Constructors ``(num_envs, seed, *, max_episode_steps=..., ...)`` by Gymnasium id."""
+"""Constructors `(num_envs, seed, *, max_episode_steps=..., ...)` by Gymnasium id."""

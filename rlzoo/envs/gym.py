@@ -1,4 +1,4 @@
-"""Any Gymnasium environment as a ``VectorEnv``."""
+"""Any Gymnasium environment as a `VectorEnv`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPORT = "rlzoo_error"
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """The registered specification of ``Name-v0`` or, after importing the module, ``module:Name-v0``."""
+    """The registered specification of `Name-v0` or, after importing the module, `module:Name-v0`."""
     module, _, name = env_id.rpartition(":")
     if module:
         try:
@@ -41,10 +41,10 @@ def find_spec(env_id: str) -> EnvSpec:
 class GymnasiumEnv:
     """Copies of a Gymnasium environment, in this process or in one process each.
 
-    Observations of ``Box``, ``Discrete``, ``MultiDiscrete`` and ``MultiBinary`` spaces, and of ``Dict`` and
-    ``Tuple`` of them, are flattened by Gymnasium's rules (``Discrete`` becomes one-hot) and cast to float32.
-    Copy i is seeded with ``seed + i`` at the first reset and never again. A fault in an environment is an
-    ``EnvError`` that names the copy and the number of the vector step.
+    Observations of `Box`, `Discrete`, `MultiDiscrete` and `MultiBinary` spaces, and of `Dict` and
+    `Tuple` of them, are flattened by Gymnasium's rules (`Discrete` becomes one-hot) and cast to float32.
+    Copy i is seeded with `seed + i` at the first reset and never again. A fault in an environment is an
+    `EnvError` that names the copy and the number of the vector step.
     """
 
     def __init__(self, env_id: str, num_envs: int, seed: int, *, asynchronous: bool = False, **kwargs: Any) -> None:
@@ -96,9 +96,9 @@ class GymnasiumEnv:
         raise EnvError(f"environment {self._env_id!r} cannot take a state")
 
     def close(self) -> None:
-        # Gymnasium cannot close in order what a killed worker process has left.
+        # After the death of a worker process Gymnasium waits for the others, or finds the pipe broken.
         with contextlib.suppress(EOFError, OSError):
-            self._vector.close()
+            self._vector.close(timeout=1)
 
     def _native(self, action: Array) -> Array:
         """The actions as the environment's own space writes them."""
@@ -141,7 +141,7 @@ class _CopyError(Exception):
 class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One copy, with flat observations.
 
-    It reports an exception in ``info`` instead of raising it: an exception does not come out of Gymnasium's
+    It reports an exception in `info` instead of raising it: an exception does not come out of Gymnasium's
     worker processes whole, and they cannot be closed in order after one.
     """
 

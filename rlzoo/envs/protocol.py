@@ -30,31 +30,31 @@ class EnvError(RuntimeError):
 class VectorEnv(Protocol):
     """N copies of one environment stepped together, ended episodes starting again by themselves.
 
-    ``forced[i]`` says that the action taken next in copy i will be ignored. Autoreset is Gymnasium's
-    NEXT_STEP mode: the step that ends an episode returns its *final* observation, with ``terminated`` or
-    ``truncated`` set and ``forced`` true; the next step ignores that copy's action and returns the first
-    observation of a new episode with reward 0 and ``terminated``, ``truncated`` and ``forced`` false.
+    `forced[i]` says that the action taken next in copy i will be ignored. Autoreset is Gymnasium's
+    NEXT_STEP mode: the step that ends an episode returns its *final* observation, with `terminated` or
+    `truncated` set and `forced` true; the next step ignores that copy's action and returns the first
+    observation of a new episode with reward 0 and `terminated`, `truncated` and `forced` false.
 
-    An action is (N,) int64 counted from zero for ``Discrete``, (N, A) float32 for ``Box`` (flattened, and
+    An action is (N,) int64 counted from zero for `Discrete`, (N, A) float32 for `Box` (flattened, and
     clipped to the bounds here rather than by the caller), and (N, K) int64 counted from zero for
-    ``MultiDiscrete`` and ``MultiBinary`` (flattened). Returned arrays may be overwritten by the next call.
+    `MultiDiscrete` and `MultiBinary` (flattened). Returned arrays may be overwritten by the next call.
     """
 
     num_envs: int
     observation_space: gymnasium.spaces.Box
     """Observation space of one copy, flattened to (D,)."""
     action_space: gymnasium.Space[Any]
-    """Action space of one copy: ``Discrete``, ``Box``, ``MultiDiscrete`` or ``MultiBinary``."""
+    """Action space of one copy: `Discrete`, `Box`, `MultiDiscrete` or `MultiBinary`."""
 
     def reset(self) -> tuple[Array, Bools]:
-        """Start a new episode in every copy: ``obs`` (N, D) float32 and ``forced`` (N,).
+        """Start a new episode in every copy: `obs` (N, D) float32 and `forced` (N,).
 
         The random streams go on from where they are, so that two calls give different episodes.
         """
         ...
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
-        """``obs`` (N, D) float32, ``reward`` (N,) float32, ``terminated``, ``truncated``, ``forced`` (N,)."""
+        """`obs` (N, D) float32, `reward` (N,) float32, `terminated`, `truncated`, `forced` (N,)."""
         ...
 
     def settle(self, buffer: Buffer) -> Buffer:
@@ -66,7 +66,7 @@ class VectorEnv(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state of ``state_dict``, to the last bit."""
+        """Continue from a state of `state_dict`, to the last bit."""
         ...
 
     def close(self) -> None:
