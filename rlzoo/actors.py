@@ -31,10 +31,11 @@ class Actor(Protocol):
 def make_actor(model: ActorCritic) -> Actor:
     """An actor for the model as it is now; make a new one after each update."""
     policy, trunk = model.policy, model.trunk
-    plain = type(model) is ActorCritic and isinstance(policy, MLPPolicy)
-    if plain and isinstance(trunk, MLP | None) and next(policy.parameters()).device.type == "cpu":
-        return _numpy_actor(model, policy)
-    return _TorchActor(model)
+    if type(model) is not ActorCritic or not isinstance(policy, MLPPolicy) or not isinstance(trunk, MLP | None):
+        return _TorchActor(model)
+    parameter = next(policy.parameters())
+    plain = parameter.device.type == "cpu" and parameter.dtype == torch.float32
+    return _numpy_actor(model, policy) if plain else _TorchActor(model)
 
 
 class _TorchActor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -64,6 +64,22 @@ class Buffer:
                 changes[name] = None if field is None else field.map(fn)
         return Buffer(**changes)
 
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that is present."""
+        found: list[Tensor] = []
+
+        def keep(x: Tensor) -> Tensor:
+            found.append(x)
+            return x
+
+        self.map(keep)
+        return found
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Buffer:
+        """A buffer with `tensors` in the places that `tensors()` lists."""
+        rest = iter(tensors)
+        return self.map(lambda _: next(rest))
+
     @property
     def num_rows(self) -> int:
         return self.mask.shape[0]
@@ -122,10 +138,12 @@ class Buffer:
         A constant `x` gives zeros.
         """
         centred = x - self.mean(x)
+        centred = centred - self.mean(centred)  # rounding leaves a constant a mean that is not quite 0
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 
     @cached_property
     def whitened_advantage(self) -> Float[Tensor, "N T"]:
+        """`advantage`, whitened over this buffer."""
         return self.whiten(self.advantage)
 
 

@@ -130,7 +130,8 @@ class _Steps(NamedTuple):
         def rows(x: Array) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(x.swapaxes(0, 1)))
 
-        return Buffer(*map(rows, self))
+        obs, action, reward, terminated, truncated, mask = map(rows, self)
+        return Buffer(obs, action, reward, terminated, truncated, mask)
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:

@@ -12,6 +12,9 @@ from rlzoo.errors import ConfigError, no_such, require
 from rlzoo.estimators import ESTIMATORS, Estimator
 from rlzoo.fields import Count, NonNegativeInt, Range, check_fields
 from rlzoo.networks import Network
+from rlzoo.presets import find_preset
+
+ALIASES = {"ppo": "ppo-clip"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require(
+            not (self.compile and self.whole_episodes),
+            f"compile has no use for {self.algorithm.name}: buffers of whole episodes have a shape of their own each",
+        )
         size = getattr(self.algorithm, "minibatch_size", 0)
         if not self.whole_episodes:
             require(
@@ -80,21 +87,45 @@ class Config:
 def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config:
     """A `Config` from flat settings: each goes to the part that has a field of that name.
 
+    `algorithm` and the setting `estimator` are names, `module:Class`, or instances.
+
     Raises:
         ConfigError: no part has such a field (the nearest name is suggested), or a value is out of range.
     """
-    if isinstance(algorithm, str):
-        algorithm = _class_of(algorithm, ALGORITHMS, Algorithm, "algorithm")()
-    estimator = settings.pop("estimator", algorithm.estimator)
+    chosen: Algorithm = (
+        _class_of(ALIASES.get(algorithm, algorithm), ALGORITHMS, Algorithm, "algorithm")()
+        if isinstance(algorithm, str)
+        else algorithm
+    )
+    require(isinstance(chosen, Algorithm), f"algorithm must be a name or an Algorithm, got {chosen!r}")
+    estimator = settings.pop("estimator", chosen.estimator)
     if isinstance(estimator, str):
         estimator = _class_of(estimator, ESTIMATORS, Estimator, "estimator")()
-    algorithm = _replace(algorithm, settings, estimator=_replace(estimator, settings))
-    network = _replace(settings.pop("network", Network()), settings)
+    require(isinstance(estimator, Estimator), f"estimator must be a name or an Estimator, got {estimator!r}")
+    chosen = _replace(chosen, settings, estimator=_replace(estimator, settings))
+    network = settings.pop("network", Network())
+    require(isinstance(network, Network), f"network must be a Network, got {network!r}")
+    network = _replace(network, settings)
     unknown = set(settings) - set(_fields(Config))
     if unknown:
-        known = {*_fields(Config), *_fields(algorithm), *_fields(algorithm.estimator), *_fields(network)}
+        known = {*_fields(Config), *_fields(chosen), *_fields(chosen.estimator), *_fields(network)}
         raise ConfigError(no_such("setting", min(unknown), known))
-    return Config(env, algorithm, network, **settings)
+    return Config(env, chosen, network, **settings)
+
+
+def with_preset(algorithm: str, env: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """`settings` on top of the preset for the pair, and what the preset gave; None if there is no preset.
+
+    With an estimator of one's own, the preset's settings for its estimator are left out.
+    """
+    preset = find_preset(ALIASES.get(algorithm, algorithm), env)
+    if preset is None:
+        return settings, None
+    if "estimator" in settings:
+        known = make_config(algorithm, env, estimator=settings["estimator"]).to_dict()
+        preset = {name: x for name, x in preset.items() if name in known}
+    preset = {name: x for name, x in preset.items() if name not in settings}
+    return preset | settings, preset
 
 
 def _fields(part: Any) -> list[str]:

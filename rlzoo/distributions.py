@@ -135,7 +135,7 @@ class MultiCategorical(Distribution):
     parts: tuple[Categorical, ...]
 
     def from_noise(self, noise: Tensor) -> Tensor:
-        pieces = noise.split([part.logits.shape[-1] for part in self.parts], dim=-1)
+        pieces = torch.split(noise, [part.logits.shape[-1] for part in self.parts], dim=-1)
         return torch.stack([part.from_noise(z) for part, z in zip(self.parts, pieces, strict=True)], -1)
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:

@@ -1,4 +1,7 @@
-"""Errors that a user can mend. The command line prints them as one line and exits with code 2."""
+"""Errors that a user can mend.
+
+The command line prints them as one line; the exit code is 1 for `TrainingError`, 2 for the others.
+"""
 
 from __future__ import annotations
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from rlzoo import envs
 from rlzoo.actors import ActionNoise, make_actor
+from rlzoo.errors import RunError, require
 from rlzoo.models import ActorCritic
+from rlzoo.run import Run
 
 _CHUNK = 32
 
@@ -46,6 +50,81 @@ class Evaluation:
         }
 
 
+def describe(step: int, summary: Mapping[str, Any], modes: Mapping[str, Any] | None = None) -> str:
+    """A summary at a step in one line; `modes` is that of a second, deterministic evaluation."""
+
+    def spread(summary: Mapping[str, Any]) -> str:
+        return f"{summary['mean_return']:,.1f} ± {summary['std_return']:,.1f}"
+
+    kind = "deterministic " if summary["deterministic"] else ""
+    line = f"step {step:,}: {kind}mean return {spread(summary)} over {summary['episodes']} episodes"
+    return line if modes is None else f"{line}; deterministic {spread(modes)}"
+
+
+def evaluate(
+    run: Run | Path | str,
+    episodes: int = 100,
+    *,
+    deterministic: bool = False,
+    seed: int = 0,
+    checkpoint: int | Literal["best"] | None = None,
+    model: ActorCritic | None = None,
+) -> Evaluation:
+    """Plays complete episodes with a run's policy, on the CPU.
+
+    Args:
+        deterministic: take the mode of the policy instead of a sample.
+        seed: of environments and actions; the same seed gives the same episodes.
+        checkpoint: its step, or "best" for the one with the best evaluation; the last one by default.
+        model: a model to load the weights into, for a run whose model `config.json` does not describe.
+
+    Raises:
+        RunError: there is no such run or checkpoint, or it is damaged.
+    """
+    run = Run.open(run)
+    config = run.read_config()
+    return evaluate_model(
+        load_model(run, checkpoint, model),
+        config.env,
+        episodes,
+        seed=seed,
+        deterministic=deterministic,
+        vectorized=config.vectorized,
+        **config.env_kwargs,
+    )
+
+
+def load_model(
+    run: Run | Path | str, checkpoint: int | Literal["best"] | None = None, model: ActorCritic | None = None
+) -> ActorCritic:
+    """The model of a run's checkpoint, on the CPU. The arguments are those of `evaluate`.
+
+    Raises:
+        RunError: there is no such run or checkpoint, or it is damaged.
+    """
+    run = Run.open(run)
+    config = run.read_config()
+    check_model_given(run, model)
+    weights = run.load(run.step_of(checkpoint)).model
+    if model is None:
+        env = envs.make(config.env, 1, 0, vectorized=config.vectorized, **config.env_kwargs)
+        model = config.network.build(env.observation_space, env.action_space)
+        env.close()
+    if model.reward_scale is None:  # it plays no part in acting
+        weights = {name: x for name, x in weights.items() if not name.startswith("reward_scale.")}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"{run.path}: the weights do not fit the model: {' '.join(str(error).split())}") from error
+    return model
+
+
+def check_model_given(run: Run, model: ActorCritic | None) -> None:
+    """Raises `RunError` if the run's model is not one that its configuration describes, and none is given."""
+    if model is None and run.model_name is not None:
+        raise RunError(f"{run.path} trains a model of its own, {run.model_name}; give it as model=...")
+
+
 def evaluate_model(
     model: ActorCritic,
     env_id: str,
@@ -61,6 +140,8 @@ def evaluate_model(
     Episode i is played by copy i mod N and every copy plays a number fixed beforehand, so that short episodes
     are not counted more often than long ones.
     """
+    require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
+    require(seed >= 0, f"seed must be at least 0, got {seed}")
     copies = min(episodes, 128 if vectorized and env_id in envs.builtin_ids() else 8)
     env_seed, noise_seed = np.random.SeedSequence(seed).generate_state(2)
     env = envs.make(env_id, copies, int(env_seed), vectorized=vectorized, **env_kwargs)

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rlzoo.errors import ConfigError
 
@@ -40,23 +41,53 @@ NonNegativeInt = Annotated[int, Range(0)]
 
 
 def check_fields(instance: Any) -> None:
-    """Holds each annotated field of a dataclass to its range. None passes where the type allows it.
+    """Holds each field of a dataclass to its type and range, where the type is one that a setting may have.
 
     Raises:
-        ConfigError: names the field, its range and what it was.
+        ConfigError: names the field, what it may be and what it was.
     """
-    for name, bounds in _ranges(type(instance)).items():
+    cls: Any = type(instance)
+    for name, hint in _hints(cls).items():
         x = getattr(instance, name)
-        if x is not None and x not in bounds:
-            raise ConfigError(f"{name} must be {bounds}, got {x}")
+        fault = _fault(x, hint)
+        if fault is not None:
+            raise ConfigError(f"{name} must be {fault}, got {x!r}")
 
 
 @cache
-def _ranges(cls: type) -> dict[str, Range]:
+def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
-    found = {}
-    for field in dataclasses.fields(cls):
-        annotations = [hints[field.name], *get_args(hints[field.name])]
-        for bounds in (m for a in annotations for m in getattr(a, "__metadata__", ()) if isinstance(m, Range)):
-            found[field.name] = bounds
-    return found
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _fault(x: Any, hint: Any) -> str | None:
+    """What `x` should have been; None if it is that."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
+        return _fault(x, args[0]) or (str(bounds[0]) if bounds else None)
+    if origin in (Union, UnionType):
+        faults = [_fault(x, kind) for kind in args]
+        wanted = [fault for fault in faults if fault not in (None, "None")]
+        return None if None in faults else " or ".join(map(str, wanted))
+    if origin is Literal:
+        return None if x in args else " or ".join(map(str, args))
+    if origin is tuple and args[1:] == (...,):
+        faults = [_fault(item, args[0]) for item in x] if isinstance(x, tuple) else [_fault(None, args[0])]
+        return next((f"a tuple, each {fault}" for fault in faults if fault), None)
+    hint = origin or hint
+    if not isinstance(hint, type):
+        return None
+    accepted = (int, float) if hint is float else hint
+    if isinstance(x, accepted) and (hint is bool or not isinstance(x, bool)):
+        return None
+    return _NAMES.get(hint, f"a {hint.__name__}")
+
+
+_NAMES: dict[type, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    NoneType: "None",
+}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from rlzoo.buffer import Buffer
+from rlzoo.compilation import compiled
 from rlzoo.errors import NonFiniteError
-from rlzoo.models import ActorCritic, flatten_parameters
+from rlzoo.models import ActorCritic, flatten_parameters, unflatten
 from rlzoo.networks import Tape
 
 Loss = Callable[..., Tensor]
@@ -36,6 +40,9 @@ class Adam:
         self.count = 0
         self.eps = eps
         self.betas = betas
+        self.compile = False
+        """Run each step as native code, see `rlzoo.compilation`."""
+        self._programs: dict[tuple[Any, ...], Callable[..., tuple[Tensor, ...]]] = {}
 
     def minimize(
         self,
@@ -52,25 +59,78 @@ class Adam:
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
         """
+        if self.compile:
+            return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
         with Tape() as tape:
             grads = tape.gradients(loss(model, batch, *scalars), self.parameters)
         g = torch.cat([grad.reshape(-1) for grad in grads])
         norm = float(torch.linalg.vector_norm(g))
-        if not math.isfinite(norm):
-            raise NonFiniteError(f"gradient of {loss.__qualname__} is not finite")
+        _check_finite(norm, loss)
         if max_grad_norm is not None and norm > max_grad_norm:
             g.mul_(max_grad_norm / norm)
-        self._step(g, learning_rate)
+        step, eps = self._bias_corrected(learning_rate)
+        self.m.lerp_(g, 1 - self.betas[0])
+        self.v.mul_(self.betas[1]).addcmul_(g, g, value=1 - self.betas[1])
+        self.theta.addcdiv_(self.m, self.v.sqrt().add_(eps), value=-step)
+        self.count += 1
         return norm
 
-    def _step(self, g: Tensor, learning_rate: float) -> None:
-        beta1, beta2 = self.betas
-        self.count += 1
-        self.m.lerp_(g, 1 - beta1)
-        self.v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        scale = math.sqrt(1 - beta2**self.count)
-        denominator = self.v.sqrt().add_(self.eps * scale)
-        self.theta.addcdiv_(self.m, denominator, value=-learning_rate * scale / (1 - beta1**self.count))
+    def _bias_corrected(self, learning_rate: float) -> tuple[float, float]:
+        """Step size and ε of the next step, with both moments' bias corrections moved into them."""
+        t, (beta1, beta2) = self.count + 1, self.betas
+        root = math.sqrt(1 - beta2**t)
+        return learning_rate * root / (1 - beta1**t), self.eps * root
+
+    def _compiled_step(
+        self,
+        loss: Loss,
+        model: ActorCritic,
+        batch: Buffer,
+        scalars: tuple[float, ...],
+        learning_rate: float,
+        max_grad_norm: float | None,
+    ) -> float:
+        """`minimize` as one call into native code, compiled for each shape of batch."""
+        mine = {id(p) for p in self.parameters}
+        state = [*model.named_parameters(), *model.named_buffers()]
+        rest = {name: x.detach() for name, x in state if id(x) not in mine}
+        knobs = torch.tensor([*self._bias_corrected(learning_rate), *scalars], dtype=self.theta.dtype)
+        fields = batch.tensors()
+        inputs = (self.theta, self.m, self.v, knobs, *rest.values(), *fields)
+        shapes = loss.__qualname__, *(x.shape for x in fields)
+        if shapes not in self._programs:
+            step = self._pure_step(loss, model, batch, list(rest), max_grad_norm)
+            self._programs[shapes] = compiled(step, inputs, _key(loss, model, self, max_grad_norm))
+        theta, m, v, norm = self._programs[shapes](*inputs)
+        _check_finite(float(norm), loss)
+        self.theta.copy_(theta)
+        self.m, self.v, self.count = m, v, self.count + 1
+        return float(norm)
+
+    def _pure_step(
+        self, loss: Loss, model: ActorCritic, like: Buffer, rest: list[str], max_grad_norm: float | None
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        """(θ, m, v, knobs, the model's other tensors, the batch's tensors) -> (θ, m, v, gradient norm)."""
+        names = {id(p): name for name, p in model.named_parameters()}
+        view = _LossView(model, loss)
+
+        def step(theta: Tensor, m: Tensor, v: Tensor, knobs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                theta = theta.detach().requires_grad_()
+                parts = zip(self.parameters, unflatten(theta, self.parameters), strict=True)
+                values = {names[id(p)]: part for p, part in parts} | dict(zip(rest, tensors, strict=False))
+                batch = like.with_tensors(tensors[len(rest) :])
+                inputs = {f"model.{name}": x for name, x in values.items()}
+                total = torch.func.functional_call(view, inputs, (batch, *knobs[2:].unbind()))
+                (g,) = torch.autograd.grad(total, theta)
+            norm = torch.linalg.vector_norm(g)
+            if max_grad_norm is not None:
+                g = g * (max_grad_norm / norm).clamp(max=1)
+            m = torch.lerp(m, g, 1 - self.betas[0])
+            v = self.betas[1] * v + (1 - self.betas[1]) * g * g
+            return theta.detach() - knobs[0] * m / (v.sqrt() + knobs[1]), m, v, norm
+
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         return {"m": self.m, "v": self.v, "count": self.count}
@@ -79,6 +139,35 @@ class Adam:
         self.m.copy_(state["m"])
         self.v.copy_(state["v"])
         self.count = int(state["count"])
+
+
+class _LossView(nn.Module):
+    def __init__(self, model: ActorCritic, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, batch: Buffer, *scalars: Tensor) -> Tensor:
+        return self.loss(self.model, batch, *scalars)
+
+
+def _check_finite(norm: float, loss: Loss) -> None:
+    if not math.isfinite(norm):
+        raise NonFiniteError(f"gradient of {loss.__qualname__} is not finite")
+
+
+def _key(loss: Loss, model: ActorCritic, adam: Adam, max_grad_norm: float | None) -> str:
+    """All that a compiled step holds besides its inputs: settings, the modules' plain attributes, source."""
+    plain = (bool, int, float, str, tuple, list, type(None))
+    modules = [
+        (name, type(module), {k: x for k, x in vars(module).items() if k[0] != "_" and isinstance(x, plain)})
+        for name, module in model.named_modules()
+    ]
+    files = {Path(inspect.getfile(inspect.unwrap(loss))), *Path(__file__).parent.rglob("*.py")}
+    files |= {Path(inspect.getfile(type(module))) for module in model.modules()}
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
+    settings = loss.__qualname__, getattr(loss, "__self__", None), adam.betas, max_grad_norm
+    return repr((settings, [name for name, _ in model.named_parameters()], modules, source))
 
 
 def value_loss(model: ActorCritic, batch: Buffer) -> Tensor:

@@ -132,7 +132,7 @@ class RewardScale(nn.Module):
         """`buffer` with scaled rewards, once its own rewards are in the statistics."""
         sums = torch.empty_like(buffer.reward, dtype=torch.float64)
         for t in range(sums.shape[1]):
-            sums[:, t] = self.gamma * self.running + buffer.reward[:, t]
+            sums[:, t] = (self.gamma * self.running + buffer.reward[:, t]) * buffer.mask[:, t]
             self.running.copy_(sums[:, t] * ~(buffer.terminated | buffer.truncated)[:, t])
         _add_to_statistics(self, sums[buffer.mask])
         return buffer.replace(reward=buffer.reward / float(torch.sqrt(self.var + 1e-8)))
@@ -160,5 +160,5 @@ def flatten_parameters(parameters: Sequence[nn.Parameter]) -> Float[Tensor, "P"]
 
 def unflatten(theta: Float[Tensor, "P"], like: Sequence[Tensor]) -> Iterator[Tensor]:
     """Views of θ in the shapes of `like`."""
-    pieces = theta.split([p.numel() for p in like])
+    pieces = torch.split(theta, [p.numel() for p in like])
     return (piece.view(p.shape) for piece, p in zip(pieces, like, strict=True))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -45,10 +46,11 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [inputs, *hidden] + ([] if outputs is None else [outputs])
         gains = [math.sqrt(2)] * len(hidden) + [gain]
-        self.layers = nn.ModuleList(nn.Linear(m, n) for m, n in pairwise(sizes))
-        for layer, layer_gain in zip(self.layers, gains, strict=False):
+        layers = [nn.Linear(m, n) for m, n in pairwise(sizes)]
+        for layer, layer_gain in zip(layers, gains, strict=False):
             nn.init.orthogonal_(layer.weight, layer_gain, generator=generator)
             nn.init.zeros_(layer.bias)
+        self.layers = nn.ModuleList(layers)
         self.activation = activation
         self.activated = [True] * len(hidden) + [False] * (outputs is not None)
         self.outputs = sizes[-1]
@@ -62,39 +64,45 @@ class MLP(nn.Module):
                 x = tanh(x) if self.activation == "tanh" else x.relu()
         return x
 
+    @torch.no_grad()
     def evaluate(self, x: Float[Tensor, "B I"]) -> list[Tensor]:
         """x and then the output of each layer (B, ·), outside of autograd."""
         layers = [x]
-        for weight, bias, activated in self._triples():
+        for (weight, bias), activated in zip(self._affine, self.activated, strict=True):
             if not activated:
                 x = torch.addmm(bias, x, weight.t())
-            elif self.activation == "tanh":
-                x = torch.addmm(bias, x, weight.t(), beta=2, alpha=2).sigmoid_().mul_(2).sub_(1)
+            elif self.activation == "tanh":  # 1 − 2σ(−2z), in the fewest operations
+                x = torch.rsub(torch.addmm(bias, x, weight.t(), beta=-2, alpha=-2).sigmoid_(), 1, alpha=2)
             else:
                 x = torch.addmm(bias, x, weight.t()).relu_()
             layers.append(x)
         return layers
 
-    def pull_back(self, layers: list[Tensor], grad: Float[Tensor, "B O"]) -> list[Tensor]:
-        """Gradients of the parameters, in their order, given what `evaluate` gave and that of the last output."""
-        grads: list[Tensor] = []
-        for i, (weight, _, activated) in reversed(list(enumerate(self._triples()))):
-            x, y = layers[i], layers[i + 1]
-            if activated and self.activation == "tanh":
-                grad = torch.ops.aten.tanh_backward(grad, y)
-            elif activated:
-                grad = grad * (y > 0)
+    @torch.no_grad()
+    def pull_back(self, layers: list[Tensor], grad: Float[Tensor, "B O"]) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter and its gradient, given what `evaluate` gave and the gradient of the last output."""
+        grads: list[tuple[nn.Parameter, Tensor]] = []
+        for i in reversed(range(len(self._affine))):
+            (weight, bias), x = self._affine[i], layers[i]
+            if self.activated[i]:
+                slope = torch.ops.aten.tanh_backward if self.activation == "tanh" else _relu_backward
+                grad = slope(grad, layers[i + 1])
             # of two equal products, the one that comes out wider than high is several times as fast
             wide = weight.shape[0] <= weight.shape[1]
-            grads += [grad.sum(0), grad.t() @ x if wide else (x.t() @ grad).t()]
+            grads += [(bias, grad.sum(0)), (weight, grad.t() @ x if wide else (x.t() @ grad).t())]
             if i:
                 grad = grad @ weight
-        return grads[::-1]
+        return grads
 
-    def _triples(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
-        """(weight (O, I), bias (O,), activated) of each layer."""
-        params = [p.detach() for p in self.parameters()]
-        return zip(params[::2], params[1::2], self.activated, strict=True)
+    @cached_property
+    def _affine(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """(weight (O, I), bias (O,)) of each layer."""
+        params = list(self.parameters())
+        return list(zip(params[::2], params[1::2], strict=True))
+
+
+def _relu_backward(grad: Tensor, output: Tensor) -> Tensor:
+    return grad * (output > 0)
 
 
 class Tape:
@@ -118,26 +126,23 @@ class Tape:
         _tape = None
 
     def record(self, net: MLP, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
-        with torch.no_grad():
-            layers = net.evaluate(x.reshape(-1, x.shape[-1]))
+        """The output of `net`, as a leaf."""
+        layers = net.evaluate(x.reshape(-1, x.shape[-1]))
         output = layers[-1].view(*x.shape[:-1], net.outputs).requires_grad_()
         self._records.append((net, layers, output))
         return output
 
     def gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         """∂loss/∂p of each parameter; zeros where the loss does not depend on it."""
-        wanted = {id(p): i for i, p in enumerate(parameters)}
         outputs = [output for _, _, output in self._records]
-        into_outputs = torch.autograd.grad(loss, [*outputs, *parameters], allow_unused=True)
-        grads = list(into_outputs[len(outputs) :])
-        with torch.no_grad():
-            for (net, layers, _), grad in zip(self._records, into_outputs, strict=False):
-                if grad is None:
-                    continue
-                for p, g in zip(net.parameters(), net.pull_back(layers, grad.reshape(-1, net.outputs)), strict=True):
-                    if (i := wanted.get(id(p))) is not None:
-                        grads[i] = g if (other := grads[i]) is None else other + g
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+        grads = torch.autograd.grad(loss, [*outputs, *parameters], allow_unused=True)
+        found = {id(p): grad for p, grad in zip(parameters, grads[len(outputs) :], strict=True) if grad is not None}
+        for (net, layers, _), into_output in zip(self._records, grads, strict=False):
+            if into_output is None:
+                continue
+            for p, grad in net.pull_back(layers, into_output.reshape(-1, net.outputs)):
+                found[id(p)] = found[id(p)] + grad if id(p) in found else grad
+        return [found[id(p)] if id(p) in found else torch.zeros_like(p) for p in parameters]
 
 
 _tape: Tape | None = None
@@ -173,7 +178,7 @@ class MLPPolicy(Policy):
         if len(self.nvec) == 1:
             return Categorical(outputs)
         if self.nvec:
-            return MultiCategorical(tuple(map(Categorical, outputs.split(self.nvec, dim=-1))))
+            return MultiCategorical(tuple(map(Categorical, torch.split(outputs, self.nvec, dim=-1))))
         if self.log_std is None:
             outputs, log_std = outputs.chunk(2, dim=-1)
         else:
@@ -257,7 +262,7 @@ class Network:
         outputs = sum(categories(action_space)) or math.prod(action_space.shape or ())
         if self.state_dependent_std and isinstance(action_space, spaces.Box):
             net = mlp(inputs, hidden, 2 * outputs, 0.01)
-            nn.init.constant_(net.layers[-1].bias[outputs:], self.log_std_init)
+            list(net.parameters())[-1].data[outputs:] = self.log_std_init
             policy = MLPPolicy(net, action_space, None)
         else:
             policy = MLPPolicy(mlp(inputs, hidden, outputs, 0.01), action_space, self.log_std_init)

@@ -8,20 +8,22 @@
     checkpoints/best.json
 
 Nothing here is ever unpickled. A checkpoint is written under a temporary name, flushed to disk and renamed,
-and its manifest holds the SHA-256 of every file.
+and its manifest holds the SHA-256 of every file. So a process may be killed at any instant: what has its final
+name is complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +34,11 @@ from torch import Tensor
 import rlzoo
 from rlzoo.config import Config, make_config
 from rlzoo.errors import ConfigError, RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two processes apart there
+    fcntl = None  # type: ignore[assignment]
 
 FORMAT = 1
 """Version of the directory's layout."""
@@ -51,37 +58,46 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: Path | str, config: Config, overwrite: bool = False) -> Run:
+    def create(cls, path: Path | str, config: Config, overwrite: bool = False, model: str | None = None) -> Run:
         """A new run directory.
 
+        Args:
+            overwrite: replace a run that is there already.
+            model: what the model is called, if it is not the one that `config` describes.
+
         Raises:
-            RunError: there is one already, and `overwrite` is False.
+            RunError: there is a run already, and `overwrite` is False; or there is something else.
         """
         run = cls(path)
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        if run.path.exists() and not run.path.is_dir():
+            raise RunError(f"{run.path} is a file")
+        if run.path.is_dir() and any(not p.name.startswith(".") for p in run.path.iterdir()):
+            if not run._config.exists():
+                raise RunError(f"{run.path} holds something other than a run")
             if not overwrite:
                 raise RunError(
-                    f"{run.path} is not empty; give --overwrite to replace it"
-                    + (f", or go on with: rlzoo resume {run.path}" if run._config.exists() else "")
+                    f"{run.path} holds a run already; go on with it: rlzoo resume {run.path}, "
+                    "or replace it: --overwrite"
                 )
-            if run.path.is_dir() and not run._config.exists():
-                raise RunError(f"{run.path} holds something other than a run; remove it yourself")
-            run._clear()
-        run.path.mkdir(parents=True, exist_ok=True)
-        run.write_config(config)
+            with run.lock():
+                run._clear()
+        run.write_config(config, model)
         return run
 
     @classmethod
-    def open(cls, path: Path | str) -> Run:
+    def open(cls, path: Path | str | Run) -> Run:
         """An existing run directory.
 
         Raises:
             RunError: there is none.
         """
-        run = cls(path)
+        run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
             raise RunError(f"{run.path} holds no run (no config.json)")
         return run
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
 
     @property
     def _config(self) -> Path:
@@ -91,17 +107,33 @@ class Run:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def _clear(self) -> None:
-        for name in ("config.json", "metrics.jsonl", "evaluations.jsonl"):
-            (self.path / name).unlink(missing_ok=True)
-        for events in self.path.glob("events.out.tfevents.*"):
-            events.unlink()
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other processes from training here, for as long as this one lives.
 
-    def write_config(self, config: Config) -> None:
+        Raises:
+            RunError: another process is at it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise RunError(f"{self.path} is in use by another process") from error
+            yield
+
+    def _clear(self) -> None:
+        """Removes the run, its configuration last: a directory that is half cleared is still known as a run."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
+            path.unlink(missing_ok=True)
+
+    def write_config(self, config: Config, model: str | None = None) -> None:
         record = {
             "format": FORMAT,
             **config.to_dict(),
+            "model": model,
             "versions": {
                 "rlzoo": rlzoo.__version__,
                 "python": platform.python_version(),
@@ -110,7 +142,11 @@ class Run:
             },
             "git_commit": _git_commit(),
         }
-        _write_atomically(self._config, (json.dumps(record, indent=2) + "\n").encode())
+        try:
+            data = json.dumps(record, indent=2)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"config.json cannot hold these settings: {error}") from error
+        _write_atomically(self._config, (data + "\n").encode())
 
     def read_config(self) -> Config:
         """The configuration of the run.
@@ -118,19 +154,47 @@ class Run:
         Raises:
             RunError: the file is damaged, or of another version.
         """
-        try:
-            record = json.loads(self._config.read_text())
-            version = record.pop("format")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{self._config} is not a run's configuration: {error}") from error
-        if version != FORMAT:
-            raise RunError(f"{self._config} has format {version}; this rlzoo reads format {FORMAT}")
-        for name in ("versions", "git_commit"):
+        record = self._read_config()
+        for name in ("format", "model", "versions", "git_commit"):
             record.pop(name, None)
         try:
             return make_config(record.pop("algorithm"), record.pop("env"), **record)
-        except (ConfigError, KeyError, TypeError) as error:
-            raise RunError(f"{self._config}: {error}") from error
+        except (ConfigError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{self._config} is damaged: {_describe(error)}") from error
+
+    @property
+    def model_name(self) -> str | None:
+        """Name of the model that was given to `train`; None if `config.json` describes it."""
+        name = self._read_config().get("model")
+        return None if name is None else str(name)
+
+    def _read_config(self) -> dict[str, Any]:
+        try:
+            record = json.loads(self._config.read_bytes())
+            version = record["format"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(f"{self._config} is not a run's configuration: {_describe(error)}") from error
+        if version != FORMAT:
+            raise RunError(f"{self._config} has format {version}; this rlzoo reads format {FORMAT}")
+        return dict(record)
+
+    # What the run reported
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, one an iteration, oldest first."""
+        return [record for _, record in _read_jsonl(self.path / "metrics.jsonl")]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of `evaluations.jsonl`, oldest first."""
+        records = (record for _, record in _read_jsonl(self.path / "evaluations.jsonl"))
+        return [r for r in records if {"mean_return", "deterministic", "final"} <= r.keys()]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last checkpoint had its final evaluations."""
+        steps = self.steps()
+        last = steps[-1] if steps else None
+        return any(e["step"] == last and e["final"] and e["deterministic"] for e in self.evaluations())
 
     # Checkpoints
 
@@ -168,9 +232,14 @@ class Run:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         best = self.best_step()
-        for old in self.steps()[:-2]:
-            if old != best:
-                shutil.rmtree(self.checkpoints / str(old), ignore_errors=True)
+        self._remove(old for old in self.steps()[:-2] if old != best)
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        """Takes the name first: what has a checkpoint's name is complete."""
+        for step in steps:
+            doomed = self.checkpoints / f".{step}.tmp"
+            (self.checkpoints / str(step)).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
     def load(self, step: int | None = None) -> Checkpoint:
         """The checkpoint at `step`, the last one if None.
@@ -178,12 +247,7 @@ class Run:
         Raises:
             RunError: there is none, or it is damaged or foreign; names the next older one.
         """
-        steps = self.steps()
-        if not steps:
-            raise RunError(f"{self.path} has no checkpoint yet")
-        step = steps[-1] if step is None else step
-        if step not in steps:
-            raise RunError(f"{self.path} has no checkpoint at step {step}; it has {', '.join(map(str, steps))}")
+        step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
@@ -196,10 +260,24 @@ class Run:
                 raise ValueError(f"format {record['format']}; this rlzoo reads format {FORMAT}")
             state = _join(record["state"], load(files["state.safetensors"]))
             return Checkpoint(load(files["model.safetensors"]), state)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            older = [s for s in steps if s < step]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+            older = [s for s in self.steps() if s < step]
             remedy = f"; an older one is at step {older[-1]}: give --checkpoint {older[-1]}" if older else ""
-            raise RunError(f"cannot read checkpoint {folder}: {error}{remedy}") from error
+            raise RunError(f"cannot read checkpoint {folder}: {_describe(error)}{remedy}") from error
+
+    def step_of(self, checkpoint: int | Literal["best"] | None = None) -> int:
+        """The step of a checkpoint: the one at that step, the best, or the last one if None.
+
+        Raises:
+            RunError: there is none.
+        """
+        steps = self.steps()
+        if not steps:
+            raise RunError(f"{self.path} has no checkpoint yet")
+        step = self.best_step() if checkpoint == "best" else steps[-1] if checkpoint is None else checkpoint
+        if step not in steps:
+            raise RunError(f"{self.path} has no checkpoint {checkpoint}; it has {', '.join(map(str, steps))}")
+        return step
 
     def best_step(self) -> int | None:
         """Step of the checkpoint with the best evaluation, if there was one."""
@@ -214,27 +292,44 @@ class Run:
         _write_atomically(self.checkpoints / "best.json", data)
 
     def forget_after(self, step: int) -> None:
-        """Cuts metrics and evaluations back to `step`, where a run goes on from."""
+        """Cuts the run back to `step`, where it goes on from: metrics, evaluations and checkpoints."""
+        kept_final = self.finished
+        for leftover in self.checkpoints.glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._remove(s for s in self.steps() if s > step)
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             path = self.path / name
             if path.exists():
-                kept = [line for line, record in read_jsonl(path) if record["step"] <= step]
-                _write_atomically(path, "".join(kept).encode())
+                lines = [
+                    line
+                    for line, record in _read_jsonl(path)
+                    if record["step"] < step or (record["step"] == step and (kept_final or not record.get("final")))
+                ]
+                _write_atomically(path, "".join(lines).encode())
+        best = self.best_step()
+        if best is not None and best > step:
+            (self.checkpoints / "best.json").unlink()
 
 
 _FILES = ("model.safetensors", "state.safetensors", "state.json")
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a JSON-lines file and what they hold; a half-written last line is left out."""
-    with path.open() as file:
+    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 record = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if line.endswith("\n") and isinstance(record, dict) and "step" in record:
+            if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("step"), int):
                 yield line, record
+
+
+def _describe(error: BaseException) -> str:
+    """One line, with the kind of error where its text says little."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ConfigError, OSError)) else f"{type(error).__name__}: {text}"
 
 
 def _split(state: Any) -> tuple[dict[str, Tensor], Any]:

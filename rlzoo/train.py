@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import itertools
+import math
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
 
 from rlzoo import envs
 from rlzoo.actors import ActionNoise, make_actor
-from rlzoo.algorithms import Metrics
+from rlzoo.algorithms import Algorithm, Metrics
 from rlzoo.collect import Collector, Episode, evaluate
-from rlzoo.config import Config
+from rlzoo.config import Config, make_config, with_preset
+from rlzoo.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, require
+from rlzoo.evaluate import Evaluation, check_model_given, describe, evaluate_model
+from rlzoo.logger import Display, Logger, make_display
 from rlzoo.models import ActorCritic, RewardScale
-from rlzoo.run import Checkpoint
+from rlzoo.run import Checkpoint, Run
+
+FINAL_EPISODES = 100
+"""Episodes of the evaluations at the end of a run."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,8 @@ class Trainer:
         self.model.to(config.device)
         self.algorithm = config.algorithm
         self.state = self.algorithm.init(self.model, np.random.default_rng(batch_seed))
+        for optimizer in self.state.optimizers.values():
+            optimizer.compile = config.compile
         noise = ActionNoise(
             self.env.action_space,
             config.num_envs,
@@ -95,3 +114,285 @@ class Trainer:
         self.state.load_state_dict(checkpoint.state["algorithm"])
         self.collector.load_state_dict(checkpoint.state["collector"])
         self.step = int(checkpoint.state["step"])
+
+
+OnIteration = Callable[[Trainer, Iteration], bool | None]
+"""Called after every iteration; returning True ends the run."""
+
+
+def train(
+    algorithm: str | Algorithm | Config,
+    env: str | None = None,
+    *,
+    out: Path | str | None = None,
+    overwrite: bool = False,
+    preset: bool = True,
+    model: ActorCritic | None = None,
+    progress: bool | Display = False,
+    on_iteration: OnIteration | None = None,
+    **settings: Any,
+) -> Run:
+    """Trains from the start to the end, in a new run directory.
+
+    Args:
+        algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a whole `Config`.
+        env: Gymnasium id, or `module:Id`.
+        out: the run directory; `runs/<algorithm>-<env>-s<seed>-<time>` by default.
+        overwrite: replace a run that is there already.
+        preset: start from the tuned settings for the pair, if there are any and `algorithm` is a name.
+        model: train this instead of building one; `resume` and `evaluate` need it again.
+        progress: show it on standard output, or on a display of one's own.
+        on_iteration: a callback; it may read anything and change nothing.
+        settings: fields of `Config`, of the algorithm, its estimator and its network, by name.
+
+    Raises:
+        ConfigError: a setting cannot work.
+        RunError: `out` holds something already.
+        TrainingError: training broke off.
+        Interrupted: a signal stopped it, after a checkpoint.
+    """
+    if isinstance(algorithm, Config):
+        require(env is None and not settings, "a Config leaves no room for further settings")
+        config = algorithm
+    else:
+        if env is None:
+            raise ConfigError("env is missing")
+        if preset and isinstance(algorithm, str):
+            settings, _ = with_preset(algorithm, env, settings)
+        config = make_config(algorithm, env, **settings)
+    check_device(config.device)
+    trainer = Trainer(config, model)
+    model_name = None if model is None else f"{type(model).__module__}:{type(model).__qualname__}"
+    run = Run.create(out or default_directory(config), config, overwrite, model_name)
+    display = _display(progress)
+    display.say(f"training in {run.path}")
+    with run.lock():
+        logger = Logger(run.path, config.total_steps, config.to_dict(), display)
+        _Session(trainer, run, logger, on_iteration).go()
+    return run
+
+
+def resume(
+    run: Run | Path | str,
+    total_steps: int | None = None,
+    *,
+    checkpoint: int | None = None,
+    model: ActorCritic | None = None,
+    progress: bool | Display = False,
+    on_iteration: OnIteration | None = None,
+) -> Run:
+    """Goes on with a run where its last checkpoint was taken, and to the same end as if it had never stopped.
+
+    A run that is finished stays as it is, unless `total_steps` asks for more. An environment that cannot give
+    its state starts new episodes.
+
+    Args:
+        total_steps: a new end for the run.
+        checkpoint: step of an earlier checkpoint to go back to; what came later is deleted.
+        model, progress, on_iteration: as for `train`.
+
+    Raises:
+        RunError: there is no such run or checkpoint, or it is damaged or in use.
+        TrainingError, Interrupted: as for `train`.
+    """
+    run = Run.open(run)
+    display = _display(progress)
+    with run.lock():
+        config = run.read_config()
+        check_model_given(run, model)
+        saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
+        if total_steps is not None:
+            config = replace(config, total_steps=total_steps)
+        finished = run.finished and checkpoint is None
+        if finished and config.total_steps <= run.steps()[-1]:
+            display.say(f"{run.path} is finished, at step {run.steps()[-1]:,}; --total-steps N takes it further")
+            return run
+        check_device(config.device)
+        trainer = Trainer(config, model)
+        if saved is not None:
+            _restore(trainer, run, saved)
+            if saved.state["collector"]["env"] is None:
+                display.say(f"{config.env} cannot give its state: episodes start afresh")
+        display.say(f"going on with {run.path} at step {trainer.step:,}")
+        run.forget_after(trainer.step)
+        if total_steps is not None:
+            run.write_config(config, run.model_name)
+        logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
+        if saved is not None:
+            logger.load_state_dict(saved.state["logger"])
+        _Session(trainer, run, logger, on_iteration).go(extended=finished)
+    return run
+
+
+def default_directory(config: Config) -> Path:
+    """A new name under `runs/`."""
+    name = re.sub(r"[^\w.]+", "-", f"{config.to_dict()['algorithm']}-{config.env}-s{config.seed}")
+    path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    others = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
+    return next(p for p in itertools.chain([path], others) if not p.exists())
+
+
+def check_device(device: str) -> None:
+    """Raises `ConfigError` if PyTorch has no such device here."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
+
+
+def _display(progress: bool | Display) -> Display:
+    if isinstance(progress, Display):
+        return progress
+    return make_display() if progress else Display()
+
+
+def _restore(trainer: Trainer, run: Run, saved: Checkpoint) -> None:
+    try:
+        trainer.restore(saved)
+    except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise RunError(f"{run.path}: the checkpoint does not fit config.json: {reason}") from error
+
+
+class _Session:
+    """One sitting of a run: turns of the loop, with evaluations, checkpoints and signals between them.
+
+    What happens when depends on step counts alone, so that a run that was stopped and resumed is the same run.
+    """
+
+    def __init__(self, trainer: Trainer, run: Run, logger: Logger, on_iteration: OnIteration | None) -> None:
+        self.trainer = trainer
+        self.config = trainer.config
+        self.run = run
+        self.logger = logger
+        self.on_iteration = on_iteration
+        tenth = max(1, self.config.total_steps // 10)
+        self.eval_interval = self.config.eval_interval or tenth
+        self.checkpoint_interval = self.config.checkpoint_interval or tenth
+        self.best_return = -math.inf
+        self.signals = _Signals()
+
+    def go(self, extended: bool = False) -> None:
+        """Trains to the end; `extended` if the run had ended before."""
+        stopped = self._look_back() and not extended
+        self.logger.display.start(self.trainer.step, self.config.total_steps)
+        try:
+            with self._failures_named(), self.signals:
+                while not (self.trainer.done or stopped):
+                    stopped = self._turn()
+                self._finish()
+        finally:
+            self.logger.display.close()
+            self.trainer.env.close()
+
+    def _look_back(self) -> bool:
+        """Finds the best evaluation so far; whether the last one stopped the run."""
+        stopped, best_step = False, None
+        for evaluation in self.run.evaluations():
+            step, mean_return = evaluation["step"], evaluation["mean_return"]
+            if not evaluation["deterministic"]:
+                stopped = step == self.trainer.step and self._is_enough(mean_return)
+                if mean_return > self.best_return:
+                    self.best_return, best_step = mean_return, step
+        if best_step in self.run.steps() and best_step != self.run.best_step():
+            self.run.mark_best(best_step, self.best_return)
+        return stopped
+
+    def _turn(self) -> bool:
+        """One iteration and what is due after it; whether the run stops here."""
+        trainer, before, start = self.trainer, self.trainer.step, time.perf_counter()
+        iteration = trainer.iterate()
+        self.logger.iteration(iteration.step, time.perf_counter() - start, iteration.metrics, iteration.episodes)
+        stop = self.on_iteration is not None and bool(self.on_iteration(trainer, iteration))
+
+        def due(interval: int) -> bool:
+            return trainer.step // interval > before // interval
+
+        is_best = False
+        if due(self.eval_interval) and not trainer.done:
+            mean_return = self._evaluate(self.config.eval_episodes).mean_return
+            is_best = mean_return > self.best_return
+            stop = stop or self._is_enough(mean_return)
+        if due(self.checkpoint_interval) or is_best or stop or trainer.done or self.signals.received:
+            self._save()
+        if is_best:
+            self.best_return = mean_return
+            self.run.mark_best(trainer.step, mean_return)
+        self._heed_signals()
+        return stop
+
+    def _finish(self) -> None:
+        """The final evaluations: of the policy as it acts, which may be the best so far, and of its modes."""
+        sampled = self._evaluate(FINAL_EPISODES, final=True)
+        if sampled.mean_return > self.best_return:
+            self.run.mark_best(self.trainer.step, sampled.mean_return)
+        self._heed_signals()
+        modes = self._evaluate(FINAL_EPISODES, final=True, deterministic=True)
+        self.logger.flush()
+        self.logger.display.close()
+        self.logger.display.say(describe(self.trainer.step, sampled.summary(), modes.summary()))
+
+    def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> Evaluation:
+        config, step = self.config, self.trainer.step
+        evaluation = evaluate_model(
+            self.trainer.model,
+            config.env,
+            episodes,
+            seed=int(np.random.SeedSequence(config.seed, spawn_key=(4, step, final)).generate_state(1)[0]),
+            deterministic=deterministic,
+            vectorized=config.vectorized,
+            **config.env_kwargs,
+        )
+        self.logger.evaluation(step, evaluation, final)
+        return evaluation
+
+    def _is_enough(self, mean_return: float) -> bool:
+        return self.config.stop_return is not None and mean_return >= self.config.stop_return
+
+    def _save(self) -> None:
+        self.logger.flush()
+        checkpoint = self.trainer.checkpoint()
+        checkpoint.state["logger"] = self.logger.state_dict()
+        self.run.save(self.trainer.step, checkpoint)
+
+    def _heed_signals(self) -> None:
+        if self.signals.received:
+            message = f"stopped at step {self.trainer.step:,}; go on with: rlzoo resume {self.run.path}"
+            raise Interrupted(message, self.signals.received)
+
+    @contextlib.contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        """Turns what may befall a run into a `TrainingError` that says what is left of it."""
+        try:
+            yield
+        except (NonFiniteError, envs.EnvError, OSError, torch.OutOfMemoryError) as error:
+            what = f"cannot write {error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            steps = self.run.steps()
+            left = (
+                f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {self.run.path}"
+                if steps
+                else "there is no checkpoint yet"
+            )
+            raise TrainingError(f"step {self.trainer.step:,}: {what}; {left}") from error
+
+
+class _Signals:
+    """Notes the first Ctrl-C or SIGTERM, so that training can stop at the end of an iteration; a second acts
+    at once."""
+
+    received: int = 0
+
+    def __enter__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._handlers[number] = signal.signal(number, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, self._handlers[number])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rlzoo.buffer import Buffer
+from rlzoo.distributions import Distribution
 from rlzoo.estimators import Estimator
 from rlzoo.fields import check_fields
 from rlzoo.first_order import Adam
@@ -66,18 +67,17 @@ class Algorithm(abc.ABC):
 
 
 @torch.no_grad()
-def measure(model: ActorCritic, batch: Buffer) -> Metrics:
-    """How the policy has moved over `batch`, and how well the value predicted its returns.
+def measure(policy: Distribution, batch: Buffer) -> Metrics:
+    """How far `policy` has moved over `batch`, and how well the value predicted its returns.
 
     `kl` is E[KL(π_old ‖ π)], exact where the batch holds `old`, else the estimator k3 = r − 1 − log r with
     r = π/π_old. `explained_variance` is 1 − Var[G − V]/Var[G] of the value that the advantages used.
     """
-    new = model.distribution(batch.obs)
     if batch.old is None:
-        log_ratio = new.log_prob(batch.action) - batch.logp
+        log_ratio = policy.log_prob(batch.action) - batch.logp
         kl = batch.mean(log_ratio.expm1() - log_ratio)
     else:
-        kl = batch.mean(batch.old.kl(new))
+        kl = batch.mean(batch.old.kl(policy))
 
     def variance(x: torch.Tensor) -> torch.Tensor:
         return batch.mean((x - batch.mean(x)).square())
@@ -85,6 +85,6 @@ def measure(model: ActorCritic, batch: Buffer) -> Metrics:
     unexplained = variance(batch.return_ - batch.value) / variance(batch.return_).clamp(min=1e-12)
     return {
         "kl": float(kl),
-        "entropy": float(batch.mean(new.entropy())),
+        "entropy": float(batch.mean(policy.entropy())),
         "explained_variance": 1 - float(unexplained),
     }

@@ -37,6 +37,8 @@ class NPG(Algorithm):
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: Positive = 0.01
     """δ, what ½sᵀFs equals for the step s, in nats."""
+    anneal_kl: bool = False
+    """Lower δ linearly to 0 over the run."""
     cg_iters: Count = 10
     """Conjugate-gradient iterations, each one Fisher-vector product."""
     cg_damping: NonNegative = 0.01
@@ -56,6 +58,7 @@ class NPG(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
+        max_kl = self.max_kl * (1 - state.progress if self.anneal_kl else 1.0)
         policy = FlatPolicy(model, batch.obs)
         theta = policy.theta
         old = policy(theta).detach()
@@ -70,7 +73,7 @@ class NPG(Algorithm):
         g = gradient(surrogate, theta)
         fisher = fisher_vector_product(kl, theta)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
-        step, scale = trust_region_step(fisher, x, self.max_kl)
+        step, scale = trust_region_step(fisher, x, max_kl)
         policy.assign(theta + step)
 
         fit_value(
@@ -78,7 +81,7 @@ class NPG(Algorithm):
             self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate, state.rng,
         )  # fmt: skip
         return {
-            **measure(model, batch.replace(old=old)),
+            **measure(model.distribution(batch.obs), batch.replace(old=old)),
             "grad_norm": float(g.norm()),
             "step_norm": float(step.norm()),
             "step_scale": scale,

@@ -12,6 +12,7 @@ from torch.nn.functional import mse_loss
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.buffer import Buffer
+from rlzoo.distributions import Distribution
 from rlzoo.estimators import GAE, Estimator
 from rlzoo.fields import Count, NonNegative, Positive
 from rlzoo.first_order import Adam
@@ -64,7 +65,7 @@ class PPOClip(Algorithm):
         if self.clip_value:
             near = batch.value + (value - batch.value).clamp(-clip_coef, clip_coef)
             error = torch.maximum(error, mse_loss(near, batch.return_, reduction="none"))
-        loss = -objective + self.vf_coef * 0.5 * batch.mean(error)
+        loss = self.vf_coef * 0.5 * batch.mean(error) - objective
         return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
@@ -75,7 +76,10 @@ class PPOClip(Algorithm):
 
         steps, grad_norm = 0, 0.0
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
-            if self.target_kl is not None and measure(model, minibatch)["kl"] > 1.5 * self.target_kl:
+            if (
+                self.target_kl is not None
+                and measure(model.distribution(minibatch.obs), minibatch)["kl"] > 1.5 * self.target_kl
+            ):
                 break
             grad_norm = state.optimizers["all"].minimize(
                 self.loss,
@@ -86,16 +90,18 @@ class PPOClip(Algorithm):
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1
+        with torch.no_grad():
+            policy = model.distribution(batch.obs)
         return {
-            **measure(model, batch),
-            "clip_fraction": clip_fraction(model, batch, clip_coef),
+            **measure(policy, batch),
+            "clip_fraction": clip_fraction(policy, batch, clip_coef),
             "gradient_steps": steps,
             "grad_norm": grad_norm,
         }
 
 
 @torch.no_grad()
-def clip_fraction(model: ActorCritic, batch: Buffer, clip_coef: float) -> float:
+def clip_fraction(policy: Distribution, batch: Buffer, clip_coef: float) -> float:
     """Share of the steps whose ratio lies outside 1 ± ε."""
-    ratio = torch.exp(model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
+    ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
     return float(batch.mean(((ratio - 1).abs() > clip_coef).to(ratio.dtype)))

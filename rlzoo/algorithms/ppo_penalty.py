@@ -71,7 +71,7 @@ class PPOPenalty(Algorithm):
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
         objective = batch.mean(ratio * advantage - kl_coef * batch.old.kl(policy))
         value_loss = 0.5 * batch.mean(mse_loss(value, batch.return_, reduction="none"))
-        loss = -objective + self.vf_coef * value_loss
+        loss = self.vf_coef * value_loss - objective
         return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
@@ -81,6 +81,7 @@ class PPOPenalty(Algorithm):
         beta = state.scalars["kl_coef"]
         learning_rate = self.learning_rate * (1 - state.progress if self.anneal_lr else 1.0)
 
+        grad_norm = 0.0
         for _ in range(self.epochs):
             for minibatch in batch.minibatches(self.minibatch_size, state.rng):
                 grad_norm = state.optimizers["all"].minimize(
@@ -92,7 +93,7 @@ class PPOPenalty(Algorithm):
                     max_grad_norm=self.max_grad_norm,
                 )
 
-        metrics = measure(model, batch)
+        metrics = measure(model.distribution(batch.obs), batch)
         state.scalars["kl_coef"] = self.adapt(beta, metrics["kl"])
         return {**metrics, "kl_coef": beta, "grad_norm": grad_norm}
 

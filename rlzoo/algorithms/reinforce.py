@@ -82,4 +82,4 @@ class Reinforce(Algorithm):
                 anneal * self.vf_learning_rate,
                 state.rng,
             )
-        return {**measure(model, batch), "grad_norm": grad_norm}
+        return {**measure(model.distribution(batch.obs), batch), "grad_norm": grad_norm}

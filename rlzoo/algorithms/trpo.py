@@ -38,6 +38,8 @@ class TRPO(Algorithm):
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: Positive = 0.01
     """δ, the bound on the mean KL(π_old ‖ π_θ) of an update, in nats."""
+    anneal_kl: bool = False
+    """Lower δ linearly to 0 over the run."""
     cg_iters: Count = 10
     """Conjugate-gradient iterations, each one Fisher-vector product."""
     cg_damping: NonNegative = 0.01
@@ -61,6 +63,7 @@ class TRPO(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
+        max_kl = self.max_kl * (1 - state.progress if self.anneal_kl else 1.0)
         policy = FlatPolicy(model, batch.obs)
         theta = policy.theta
         old = policy(theta).detach()
@@ -75,13 +78,13 @@ class TRPO(Algorithm):
         g = gradient(surrogate, theta)
         fisher = fisher_vector_product(kl, theta)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
-        step, _ = trust_region_step(fisher, x, self.max_kl)
+        step, _ = trust_region_step(fisher, x, max_kl)
 
         with torch.no_grad():
             before = surrogate(theta)
 
             def accept(theta: Tensor) -> bool:
-                return bool(kl(theta) <= self.max_kl) and bool(surrogate(theta) > before)
+                return bool(kl(theta) <= max_kl) and bool(surrogate(theta) > before)
 
             new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)
         policy.assign(new)
@@ -91,7 +94,7 @@ class TRPO(Algorithm):
             self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate, state.rng,
         )  # fmt: skip
         return {
-            **measure(model, batch.replace(old=old)),
+            **measure(model.distribution(batch.obs), batch.replace(old=old)),
             "grad_norm": float(g.norm()),
             "step_norm": float((new - theta).detach().norm()),
             "backtracks": backtracks,

@@ -95,6 +95,18 @@ class GymnasiumEnv:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise EnvError(f"environment {self._env_id!r} cannot take a state")
 
+    @property
+    def render_fps(self) -> float:
+        """Frames per second that the environment is meant to be seen at."""
+        return float(self._vector.metadata.get("render_fps") or 30)
+
+    def render(self) -> Array:
+        """The first copy's frame, (H, W, 3) uint8, of an environment made with `render_mode="rgb_array"`."""
+        try:
+            return self._vector.render()[0]
+        except Exception as error:
+            raise self._error(_one_line(error)) from error
+
     def close(self) -> None:
         # After the death of a worker process Gymnasium waits for the others, or finds the pipe broken.
         with contextlib.suppress(EOFError, OSError):

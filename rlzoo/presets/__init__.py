@@ -13,3 +13,13 @@ def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     return tomllib.loads(file.read_text()).get(env)
+
+
+def environments() -> dict[str, list[str]]:
+    """Environments that have presets, each with the algorithms that it has them for."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            for env in tomllib.loads(file.read_text()):
+                found.setdefault(env, []).append(file.name.removesuffix(".toml"))
+    return dict(sorted(found.items()))

@@ -1,0 +1,7 @@
+"""`python -m rlzoo`."""
+
+import sys
+
+from rlzoo.cli import main
+
+sys.exit(main())

@@ -1,0 +1,77 @@
+"""Small models and buffers of every kind, the same on every call."""
+
+import math
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rlzoo.buffer import Buffer
+from rlzoo.collect import evaluate
+from rlzoo.networks import Network
+
+SPACES = {
+    "discrete": spaces.Discrete(3),
+    "box": spaces.Box(np.float32([-2, 0]), np.float32([2, 1])),
+    "multidiscrete": spaces.MultiDiscrete([2, 3]),
+    "multibinary": spaces.MultiBinary(3),
+}
+
+
+def make_model(space=SPACES["discrete"], obs_size=4, seed=0, dtype=torch.float64, spread=0.5, **network):
+    """An `ActorCritic` whose policy is far from uniform: every parameter moved by `spread` times a normal."""
+    generator = torch.Generator().manual_seed(seed)
+    network = Network(**{"hidden": (5,), **network})
+    model = network.build(spaces.Box(-np.inf, np.inf, (obs_size,)), space, generator).to(dtype)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(spread * torch.randn(p.shape, generator=generator, dtype=dtype))
+    return model
+
+
+def make_ends(rng, rows, steps, rate=0.2):
+    """`terminated`, `truncated` and `mask` of random episodes, each followed by one forced step."""
+    terminated, truncated = np.zeros((2, rows, steps), bool)
+    mask = np.ones((rows, steps), bool)
+    for i, t in np.ndindex(rows, steps):
+        if t and (terminated | truncated)[i, t - 1]:
+            mask[i, t] = False
+        elif rng.random() < rate:
+            (terminated if rng.random() < 0.5 else truncated)[i, t] = True
+    return tuple(map(torch.from_numpy, (terminated, truncated, mask)))
+
+
+def make_buffer(model, rows=4, steps=8, seed=0, whole_episodes=False):
+    """An evaluated buffer of the model's own actions at random observations, with random rewards and ends."""
+    rng = np.random.default_rng(seed)
+    generator = torch.Generator().manual_seed(seed)
+    dtype = next(model.parameters()).dtype
+    inputs = next(m for m in model.modules() if isinstance(m, torch.nn.Linear)).in_features
+    obs = torch.randn(rows, steps + 1, inputs, generator=generator, dtype=dtype)
+    terminated, truncated, mask = make_ends(rng, rows, steps)
+    if whole_episodes:
+        terminated[:, -1] = True
+    with torch.no_grad():
+        action = model.distribution(obs[:, :-1]).sample(generator)
+    reward = torch.randn(rows, steps, generator=generator, dtype=dtype) * mask
+    return evaluate(model, Buffer(obs, action, reward, terminated, truncated, mask))
+
+
+def parameters(model):
+    """A copy of all parameters as one vector."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def with_junk(buffer):
+    """`buffer` with finite nonsense in all that a forced step has no say in."""
+    forced = ~buffer.mask
+
+    def spoil(x, junk):
+        return torch.where(forced.reshape(forced.shape + (1,) * (x.ndim - 2)), torch.full_like(x, junk), x)
+
+    return buffer.replace(
+        action=spoil(buffer.action, 1),
+        reward=spoil(buffer.reward, math.pi * 100),
+        logp=spoil(buffer.logp, -7.0),
+        terminated=buffer.terminated | forced,
+    )

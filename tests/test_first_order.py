@@ -1,0 +1,108 @@
+"""Adam against PyTorch's, and the regression of a critic."""
+
+import numpy as np
+import pytest
+import torch
+from builders import make_buffer, make_model, parameters
+
+from rlzoo.errors import NonFiniteError
+from rlzoo.estimators import GAE
+from rlzoo.first_order import Adam, fit_value, value_loss
+
+
+def policy_loss(model, batch, scale):
+    return -scale * batch.mean(model.distribution(batch.obs).log_prob(batch.action) * batch.advantage)
+
+
+def make_batch(model, seed=0):
+    return GAE()(make_buffer(model, seed=seed)).rows(1)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.05])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_adam_equals_torch_over_many_steps(shared_trunk, max_grad_norm):
+    ours, theirs = (make_model(shared_trunk=shared_trunk) for _ in range(2))
+    optimizer = Adam(list(ours.parameters()))
+    reference = torch.optim.Adam(theirs.parameters(), eps=1e-5)
+    batches = [make_batch(ours, seed) for seed in range(4)]
+
+    def loss(model, batch, scale):
+        return policy_loss(model, batch, scale) + value_loss(model, batch)
+
+    for step in range(100):
+        batch, learning_rate = batches[step % 4], 1e-2 / (1 + step)
+        norm = optimizer.minimize(loss, ours, batch, 3.0, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+        reference.zero_grad()
+        loss(theirs, batch, 3.0).backward()
+        bound = float("inf") if max_grad_norm is None else max_grad_norm
+        assert norm == pytest.approx(float(torch.nn.utils.clip_grad_norm_(theirs.parameters(), bound)), rel=1e-4)
+        for group in reference.param_groups:
+            group["lr"] = learning_rate
+        reference.step()
+    # PyTorch divides by norm + 1e-6 where it clips
+    torch.testing.assert_close(
+        parameters(ours), parameters(theirs), rtol=0, atol=1e-9 if max_grad_norm is None else 1e-5
+    )
+
+
+def test_parameters_without_gradient_stay():
+    model = make_model()
+    optimizer = Adam(list(model.parameters()))
+    before = [p.clone() for p in model.value_parameters()]
+    optimizer.minimize(policy_loss, model, make_batch(model), 1.0, learning_rate=0.1)
+    for p, old in zip(model.value_parameters(), before, strict=True):
+        assert torch.equal(p, old)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_non_finite_gradient_is_named_and_changes_nothing(scale):
+    model = make_model()
+    optimizer, batch = Adam(list(model.parameters())), make_batch(model)
+    optimizer.minimize(policy_loss, model, batch, 1.0, learning_rate=0.1)
+    before = parameters(model), optimizer.m.clone(), optimizer.v.clone(), optimizer.count
+    with pytest.raises(NonFiniteError, match="gradient of policy_loss is not finite"):
+        optimizer.minimize(policy_loss, model, batch, scale, learning_rate=0.1, max_grad_norm=0.5)
+    after = parameters(model), optimizer.m, optimizer.v, optimizer.count
+    assert all(map(torch.equal, before[:3], after[:3]))
+    assert before[3] == after[3]
+
+
+def test_zero_gradient_moves_nothing():
+    model = make_model()
+    optimizer, before = Adam(list(model.parameters())), parameters(model)
+    assert optimizer.minimize(policy_loss, model, make_batch(model), 0.0, learning_rate=0.1, max_grad_norm=0.5) == 0
+    assert torch.equal(parameters(model), before)
+
+
+def test_adam_goes_on_from_its_state():
+    first, second = make_model(), make_model()
+    batch = make_batch(first)
+    optimizer = Adam(list(first.parameters()))
+    for _ in range(3):
+        optimizer.minimize(policy_loss, first, batch, 1.0, learning_rate=0.1)
+    restored = Adam(list(second.parameters()))
+    second.load_state_dict(first.state_dict())
+    restored.load_state_dict(optimizer.state_dict())
+    for model, adam in ((first, optimizer), (second, restored)):
+        adam.minimize(policy_loss, model, batch, 1.0, learning_rate=0.1)
+    assert torch.equal(parameters(first), parameters(second))
+
+
+def test_value_loss_is_half_the_masked_mean_square():
+    model = make_model()
+    batch = make_batch(model)
+    error = (batch.value - batch.return_)[batch.mask]
+    torch.testing.assert_close(value_loss(model, batch), 0.5 * error.square().mean())
+
+
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_fit_value_lowers_the_loss_and_leaves_the_policy_alone(shared_trunk):
+    model = make_model(shared_trunk=shared_trunk)
+    batch = make_batch(model)
+    optimizer = Adam(model.value_parameters())
+    policy, loss = [p.clone() for p in model.policy_parameters()], value_loss(model, batch)
+    fit_value(model, optimizer, batch, 20, 8, 1e-2, np.random.default_rng(0))
+    assert value_loss(model, batch) < 0.9 * loss
+    assert optimizer.count == 20 * 4
+    for p, old in zip(model.policy_parameters(), policy, strict=True):
+        assert torch.equal(p, old)
