@@ -176,6 +176,9 @@ STYLE = {
 }
 
 
+_ROUND = [1, 2, 5, 10]
+
+
 def band(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Steps, and the median, least and greatest mean return over the seeds, at 101 points of the run."""
     last = min(record["steps"][-1] for record in records)
@@ -207,16 +210,16 @@ def finish(axes: Axes, env: str, records: Sequence[Record]) -> None:
 
     bound = threshold(env)
     if bound is not None:
-        axes.axhline(bound, color="#333333", linewidth=0.9, linestyle=(0, (4, 3)), label="solved")
+        axes.axhline(bound, color="#333333", linewidth=0.9, linestyle=(0, (4, 3)), label="solved, by Gymnasium")
     returns = [x for record in records for x in record["mean_return"]] + ([] if bound is None else [bound])
     if returns:
         low, high = min(returns), max(returns)
         axes.set_ylim(low - 0.04 * (high - low), high + 0.06 * (high - low))
     axes.set_xlim(left=0)
     axes.set_title(env)
-    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=_ROUND))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_ROUND))
 
 
 def select(records: Iterable[Record], env: str, algorithm: str | None = None) -> list[Record]:

@@ -42,7 +42,7 @@ class Adam:
         self.betas = betas
         self.compile = False
         """Run each step as native code, see `rlzoo.compilation`."""
-        self._programs: dict[tuple[Any, ...], Callable[..., tuple[Tensor, ...]]] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]] = {}
 
     def minimize(
         self,
@@ -91,20 +91,23 @@ class Adam:
         max_grad_norm: float | None,
     ) -> float:
         """`minimize` as one call into native code, compiled for each shape of batch."""
-        mine = {id(p) for p in self.parameters}
-        state = [*model.named_parameters(), *model.named_buffers()]
-        rest = {name: x.detach() for name, x in state if id(x) not in mine}
-        knobs = torch.tensor([*self._bias_corrected(learning_rate), *scalars], dtype=self.theta.dtype)
         fields = batch.tensors()
-        inputs = (self.theta, self.m, self.v, knobs, *rest.values(), *fields)
         shapes = loss.__qualname__, *(x.shape for x in fields)
+        knobs = torch.tensor([*self._bias_corrected(learning_rate), *scalars], dtype=self.theta.dtype)
         if shapes not in self._programs:
+            mine = {id(p) for p in self.parameters}
+            state = [*model.named_parameters(), *model.named_buffers()]
+            rest = {name: x.detach() for name, x in state if id(x) not in mine}
             step = self._pure_step(loss, model, batch, list(rest), max_grad_norm)
-            self._programs[shapes] = compiled(step, inputs, _key(loss, model, self, max_grad_norm))
-        theta, m, v, norm = self._programs[shapes](*inputs)
+            example = (self.theta, self.m, self.v, knobs, *rest.values(), *fields)
+            run = compiled(step, example, _key(loss, model, self, max_grad_norm))
+            self._programs[shapes] = run, list(rest.values())
+        run, others = self._programs[shapes]
+        theta, m, v, norm = run(self.theta, self.m, self.v, knobs, *others, *fields)
         _check_finite(float(norm), loss)
         self.theta.copy_(theta)
-        self.m, self.v, self.count = m, v, self.count + 1
+        self.m, self.v = m, v
+        self.count += 1
         return float(norm)
 
     def _pure_step(

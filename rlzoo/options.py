@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         namespace, unknown = self.parse_known_args(normalize(arguments))
         if unknown:
             name = next((x for x in unknown if x.startswith("-")), unknown[0])
-            if name.startswith("--"):
+            if name.startswith("-"):
                 self.error(no_such("option", name.split("=")[0], self._option_string_actions))
             self.error(f"unexpected argument {name!r}")
         return namespace

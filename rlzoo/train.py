@@ -151,20 +151,25 @@ def train(
         TrainingError: training broke off.
         Interrupted: a signal stopped it, after a checkpoint.
     """
+    started_from = None
     if isinstance(algorithm, Config):
         require(env is None and not settings, "a Config leaves no room for further settings")
         config = algorithm
+    elif env is None:
+        raise ConfigError("env is missing")
+    elif preset and isinstance(algorithm, str):
+        settings, tuned = with_preset(algorithm, env, settings)
+        config = make_config(algorithm, env, **settings)
+        started_from = _describe_preset(config, tuned)
     else:
-        if env is None:
-            raise ConfigError("env is missing")
-        if preset and isinstance(algorithm, str):
-            settings, _ = with_preset(algorithm, env, settings)
         config = make_config(algorithm, env, **settings)
     check_device(config.device)
     trainer = Trainer(config, model)
     model_name = None if model is None else f"{type(model).__module__}:{type(model).__qualname__}"
     run = Run.create(out or default_directory(config), config, overwrite, model_name)
     display = _display(progress)
+    if started_from is not None:
+        display.say(started_from)
     display.say(f"training in {run.path}")
     with run.lock():
         logger = Logger(run.path, config.total_steps, config.to_dict(), display)
@@ -232,8 +237,19 @@ def default_directory(config: Config) -> Path:
     return next(p for p in itertools.chain([path], others) if not p.exists())
 
 
+def _describe_preset(config: Config, preset: dict[str, Any] | None) -> str:
+    name = config.to_dict()["algorithm"]
+    if preset is None:
+        return f"no preset for {name} on {config.env}: starting from the defaults"
+    return f"preset {name}/{config.env}: " + ", ".join(f"{setting} {value}" for setting, value in preset.items())
+
+
 def check_device(device: str) -> None:
     """Raises `ConfigError` if PyTorch has no such device here."""
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be cpu, cuda, cuda:N, mps or the like, got {device!r}") from error
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from rlzoo.buffer import Buffer
 from rlzoo.collect import evaluate
+from rlzoo.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.networks import Network
 
 SPACES = {
@@ -22,11 +23,11 @@ def make_model(space=SPACES["discrete"], obs_size=4, seed=0, dtype=torch.float64
     """An `ActorCritic` whose policy is far from uniform: every parameter moved by `spread` times a normal."""
     generator = torch.Generator().manual_seed(seed)
     network = Network(**{"hidden": (5,), **network})
-    model = network.build(spaces.Box(-np.inf, np.inf, (obs_size,)), space, generator).to(dtype)
+    model = network.build(spaces.Box(-np.inf, np.inf, (obs_size,)), space, generator)
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(spread * torch.randn(p.shape, generator=generator, dtype=dtype))
-    return model
+            p.add_(spread * torch.randn(p.shape, generator=generator))
+    return model.to(dtype)
 
 
 def make_ends(rng, rows, steps, rate=0.2):
@@ -75,3 +76,30 @@ def with_junk(buffer):
         logp=spoil(buffer.logp, -7.0),
         terminated=buffer.terminated | forced,
     )
+
+
+def explicit_fisher(policy, theta, weight):
+    """Σ weight·E_a[∇log π ∇log πᵀ] of a `FlatPolicy` over its states: summed over the actions, or for a Gaussian
+    by its information matrix."""
+
+    def jacobian(f):
+        return torch.func.jacrev(f)(theta.detach())
+
+    distribution = policy(theta).detach()
+    if isinstance(distribution, DiagGaussian):
+        mean = jacobian(lambda t: policy(t).mean) * torch.exp(-distribution.log_std).unsqueeze(-1)
+        log_std = jacobian(lambda t: policy(t).log_std) * math.sqrt(2)
+        return torch.einsum("rt,rtap,rtaq->pq", weight, mean, mean) + torch.einsum(
+            "rt,rtap,rtaq->pq", weight, log_std, log_std
+        )
+    match distribution:
+        case Categorical(logits):
+            actions = torch.arange(logits.shape[-1])
+        case MultiCategorical(parts):
+            actions = torch.cartesian_prod(*(torch.arange(part.logits.shape[-1]) for part in parts))
+    fisher = 0
+    for action in actions:
+        taken = action.expand(*weight.shape, *action.shape)
+        score = jacobian(lambda t, taken=taken: policy(t).log_prob(taken))
+        fisher = fisher + torch.einsum("rt,rtp,rtq->pq", weight * distribution.log_prob(taken).exp(), score, score)
+    return fisher

@@ -60,13 +60,13 @@ class PPOClip(Algorithm):
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
         bound = advantage + clip_coef * advantage.abs()  # min(r·Â, clip(r)·Â) = min(r·Â, Â + ε|Â|)
-        objective = batch.mean((ratio * advantage).clamp(max=bound))
+        objective = (ratio * advantage).clamp(max=bound)
         error = mse_loss(value, batch.return_, reduction="none")
         if self.clip_value:
             near = batch.value + (value - batch.value).clamp(-clip_coef, clip_coef)
             error = torch.maximum(error, mse_loss(near, batch.return_, reduction="none"))
-        loss = self.vf_coef * 0.5 * batch.mean(error) - objective
-        return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
+        loss = 0.5 * self.vf_coef * error - objective
+        return batch.mean(loss - self.ent_coef * policy.entropy() if self.ent_coef else loss)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)

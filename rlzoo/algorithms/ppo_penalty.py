@@ -69,10 +69,10 @@ class PPOPenalty(Algorithm):
         assert batch.old is not None
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
-        objective = batch.mean(ratio * advantage - kl_coef * batch.old.kl(policy))
-        value_loss = 0.5 * batch.mean(mse_loss(value, batch.return_, reduction="none"))
-        loss = self.vf_coef * value_loss - objective
-        return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
+        objective = ratio * advantage - kl_coef * batch.old.kl(policy)
+        error = mse_loss(value, batch.return_, reduction="none")
+        loss = 0.5 * self.vf_coef * error - objective
+        return batch.mean(loss - self.ent_coef * policy.entropy() if self.ent_coef else loss)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)

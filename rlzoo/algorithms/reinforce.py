@@ -54,8 +54,8 @@ class Reinforce(Algorithm):
     def loss(self, model: ActorCritic, batch: Buffer) -> Tensor:
         """−E[log π(a|s)·Â] − ent_coef·E[H]."""
         policy = model.distribution(batch.obs)
-        loss = -batch.mean(policy.log_prob(batch.action) * batch.advantage)
-        return loss - self.ent_coef * batch.mean(policy.entropy()) if self.ent_coef else loss
+        objective = policy.log_prob(batch.action) * batch.advantage
+        return -batch.mean(objective + self.ent_coef * policy.entropy() if self.ent_coef else objective)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         if not self.baseline:

@@ -1,0 +1,253 @@
+"""What holds for all five algorithms."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from builders import SPACES, make_buffer, make_model, parameters, with_junk
+
+from rlzoo.algorithms import ALGORITHMS, NPG, TRPO, PPOClip, PPOPenalty, Reinforce, State, measure
+from rlzoo.buffer import Buffer
+from rlzoo.distributions import Categorical
+from rlzoo.errors import ConfigError, NonFiniteError
+from rlzoo.estimators import GAE, Estimator
+from rlzoo.first_order import Adam
+
+SMALL = {
+    "reinforce": Reinforce(vf_minibatch_size=8),
+    "npg": NPG(vf_minibatch_size=8),
+    "trpo": TRPO(vf_minibatch_size=8),
+    "ppo-penalty": PPOPenalty(epochs=3, minibatch_size=8, ent_coef=0.01),
+    "ppo-clip": PPOClip(epochs=3, minibatch_size=8, ent_coef=0.01, clip_value=True, target_kl=0.5),
+}
+ALL = pytest.mark.parametrize("algorithm", SMALL.values(), ids=SMALL)
+
+
+@dataclass(frozen=True)
+class Fixed(Estimator):
+    """Advantages of one value, and of another in masked steps."""
+
+    advantage: float
+    masked: float = 0.0
+
+    def __call__(self, buffer):
+        advantage = torch.where(buffer.mask, self.advantage, self.masked).to(buffer.reward.dtype)
+        return buffer.replace(advantage=advantage, return_=advantage + buffer.value[:, :-1])
+
+
+@dataclass(frozen=True)
+class Spoiled(Estimator):
+    """GAE, with nonsense in masked steps."""
+
+    def __call__(self, buffer):
+        buffer = GAE()(buffer)
+        return buffer.replace(
+            advantage=torch.where(buffer.mask, buffer.advantage, 1e3),
+            return_=torch.where(buffer.mask, buffer.return_, -1e3),
+        )
+
+
+def with_estimator(algorithm, estimator):
+    return dataclasses.replace(algorithm, estimator=estimator)
+
+
+def updated(algorithm, buffer, updates=2, **model):
+    """The model and the metrics after some updates, from the same start on every call."""
+    model = make_model(**model)
+    state = algorithm.init(model, np.random.default_rng(0))
+    for _ in range(updates):
+        metrics = algorithm.update(model, state, buffer)
+    return model, metrics
+
+
+def test_every_algorithm_is_registered_by_its_name():
+    assert list(ALGORITHMS) == list(SMALL)
+    assert all(ALGORITHMS[name] is type(algorithm) for name, algorithm in SMALL.items())
+
+
+@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize("space", SPACES)
+@ALL
+def test_update_moves_policy_and_value_and_reports_finite_metrics(algorithm, space, shared_trunk):
+    network = {"space": SPACES[space], "shared_trunk": shared_trunk}
+    model, start = make_model(**network), make_model(**network)
+    buffer = make_buffer(model, whole_episodes=True)
+    model, metrics = updated(algorithm, buffer, **network)
+    assert np.isfinite(list(metrics.values())).all()
+    assert {"kl", "entropy", "explained_variance", "grad_norm"} <= metrics.keys()
+    for mine in ("policy_parameters", "value_parameters"):
+        pairs = zip(getattr(model, mine)(), getattr(start, mine)(), strict=True)
+        assert any(not torch.equal(new, old) for new, old in pairs)
+
+
+@ALL
+def test_junk_in_forced_steps_changes_no_parameter(algorithm):
+    buffer = make_buffer(make_model(), whole_episodes=True)
+    assert not buffer.mask.all()
+    clean, _ = updated(algorithm, buffer)
+    spoiled, _ = updated(algorithm, with_junk(buffer))
+    assert torch.equal(parameters(spoiled), parameters(clean))
+
+
+@ALL
+def test_junk_advantages_and_returns_of_forced_steps_change_no_parameter(algorithm):
+    buffer = make_buffer(make_model(), whole_episodes=True)
+    clean, _ = updated(with_estimator(algorithm, GAE()), buffer)
+    spoiled, _ = updated(with_estimator(algorithm, Spoiled()), buffer)
+    torch.testing.assert_close(parameters(spoiled), parameters(clean), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@ALL
+def test_batch_of_one_leaves_weights_finite(algorithm, steps):
+    buffer = make_buffer(make_model(), rows=1, steps=steps)
+    model, metrics = updated(algorithm, buffer)
+    assert parameters(model).isfinite().all()
+    assert np.isfinite(list(metrics.values())).all()
+
+
+@ALL
+def test_buffer_without_an_unmasked_step_changes_nothing(algorithm):
+    model = make_model()
+    buffer = make_buffer(model)
+    empty, metrics = updated(algorithm, buffer.replace(mask=torch.zeros_like(buffer.mask)))
+    assert torch.equal(parameters(empty), parameters(model))
+    assert np.isfinite(list(metrics.values())).all()
+
+
+@pytest.mark.parametrize("advantage", [0.0, 0.1, -3.3, 1e4])
+@ALL
+def test_constant_whitened_advantage_leaves_the_policy_of_one_update_alone(algorithm, advantage):
+    if "ent_coef" in {field.name for field in dataclasses.fields(algorithm)}:
+        algorithm = dataclasses.replace(algorithm, ent_coef=0.0)
+    start = make_model()
+    model, _ = updated(with_estimator(algorithm, Fixed(advantage)), make_buffer(start), updates=1)
+    new, old = (torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (model, start))
+    torch.testing.assert_close(new, old, rtol=0, atol=1e-3)
+
+
+@ALL
+def test_zero_advantage_leaves_the_policy_alone(algorithm):
+    changes = {"normalize_advantage": False}
+    if "ent_coef" in {field.name for field in dataclasses.fields(algorithm)}:
+        changes["ent_coef"] = 0.0
+    start = make_model()
+    algorithm = dataclasses.replace(algorithm, estimator=Fixed(0.0), **changes)
+    model, _ = updated(algorithm, make_buffer(start))
+    for new, old in zip(model.policy_parameters(), start.policy_parameters(), strict=True):
+        torch.testing.assert_close(new, old, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("quantity", ["reward", "obs"])
+@ALL
+def test_nan_in_the_buffer_is_a_named_error_and_changes_nothing(algorithm, quantity):
+    model = make_model()
+    buffer = make_buffer(model, whole_episodes=True)
+    broken = torch.full_like(getattr(buffer, quantity), torch.nan)
+    before = parameters(model)
+    state = algorithm.init(model, np.random.default_rng(0))
+    with pytest.raises(NonFiniteError, match=r"gradient of .* is not finite"):
+        algorithm.update(model, state, buffer.replace(**{quantity: broken}))
+    assert torch.equal(parameters(model), before)
+
+
+@ALL
+def test_update_leaves_the_buffer_alone(algorithm):
+    buffer = make_buffer(make_model(), whole_episodes=True)
+    before = buffer.map(torch.clone)
+    updated(algorithm, buffer)
+    for name in ("obs", "action", "reward", "terminated", "truncated", "mask", "logp", "value"):
+        assert torch.equal(getattr(buffer, name), getattr(before, name))
+
+
+@ALL
+def test_single_precision_follows_double_precision(algorithm):
+    double = make_buffer(make_model(), whole_episodes=True)
+    single = double.map(lambda x: x.float() if x.is_floating_point() else x)
+    expected, _ = updated(algorithm, double, updates=1)
+    actual, _ = updated(algorithm, single, updates=1, dtype=torch.float32)
+    torch.testing.assert_close(parameters(actual).double(), parameters(expected), rtol=0, atol=1e-3)
+
+
+@ALL
+def test_restored_state_goes_on_to_the_bit(algorithm):
+    buffer = make_buffer(make_model(), whole_episodes=True)
+    model = make_model()
+    state = algorithm.init(model, np.random.default_rng(0))
+    algorithm.update(model, state, buffer)
+    weights, saved = parameters(model), state.state_dict()
+    saved = {**saved, "optimizers": {k: {n: torch.as_tensor(x).clone() for n, x in v.items()}
+                                     for k, v in saved["optimizers"].items()}}  # fmt: skip
+
+    other = make_model(seed=1)
+    other_state = algorithm.init(other, np.random.default_rng(9))
+    other.load_state_dict({name: x.clone() for name, x in model.state_dict().items()})
+    assert torch.equal(parameters(other), weights)
+    other_state.load_state_dict(saved)
+    for m, s in ((model, state), (other, other_state)):
+        algorithm.update(m, s, buffer)
+    assert torch.equal(parameters(other), parameters(model))
+    assert other_state.scalars == state.scalars
+
+
+@ALL
+def test_setting_out_of_range_is_an_error(algorithm):
+    with pytest.raises(ConfigError, match=r"must be"):
+        dataclasses.replace(algorithm, **{dataclasses.fields(algorithm)[1].name: -1.0})
+
+
+def one_of_each(old_logits, new_logits):
+    """Every action once, under a uniform old policy: means over the batch are its expectations."""
+    k = len(new_logits)
+    zeros = torch.zeros(k, 1, dtype=torch.float64)
+    no = torch.zeros(k, 1, dtype=torch.bool)
+    old = Categorical(old_logits.expand(k, 1, k))
+    action = torch.arange(k)[:, None]
+    batch = Buffer(zeros, action, zeros, no, no, ~no, old.log_prob(action), zeros, zeros, zeros)
+    return batch, old, Categorical(new_logits.expand(k, 1, k))
+
+
+def test_kl_metric_is_the_k3_estimate_of_old_to_new():
+    new_logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
+    batch, old, new = one_of_each(torch.zeros(3, dtype=torch.float64), new_logits)
+    assert measure(new, batch)["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
+    assert measure(new, batch)["kl"] != pytest.approx(float(new.kl(old)[0, 0]), rel=1e-2)
+
+
+def test_kl_metric_is_exact_where_the_batch_holds_the_old_policy():
+    old_logits, new_logits = torch.tensor([[1.0, 0, 0], [0.3, -1.0, 0.8]], dtype=torch.float64)
+    batch, old, new = one_of_each(old_logits, new_logits)
+    assert measure(new, batch.replace(old=old))["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
+
+
+def test_metrics_are_masked_means():
+    model = make_model()
+    batch = GAE()(make_buffer(model)).rows(1)
+    with torch.no_grad():
+        policy = model.distribution(batch.obs)
+        metrics = measure(policy, batch.replace(logp=batch.logp - 0.1))
+        entropy = policy.entropy()[batch.mask].mean()
+    assert metrics["entropy"] == pytest.approx(float(entropy))
+    assert metrics["kl"] == pytest.approx(np.exp(0.1) - 1 - 0.1)
+
+
+def test_explained_variance_by_hand():
+    batch, _, new = one_of_each(*torch.zeros(2, 4, dtype=torch.float64))
+    returns = torch.tensor([[1.0], [2], [3], [4]], dtype=torch.float64)
+    errors = torch.tensor([[0.5], [-0.5], [0.5], [-0.5]], dtype=torch.float64)
+    assert measure(new, batch.replace(return_=returns, value=returns - errors))["explained_variance"] == 1 - 0.25 / 1.25
+    assert measure(new, batch.replace(return_=returns, value=returns))["explained_variance"] == 1
+    assert measure(new, batch)["explained_variance"] == 1
+
+
+def test_state_dict_holds_rng_optimizers_and_scalars():
+    model = make_model()
+    state = State(np.random.default_rng(4), {"all": Adam(list(model.parameters()))}, {"x": 2.0})
+    saved = state.state_dict()
+    expected = state.rng.integers(100, size=5)
+    other = State(np.random.default_rng(5), {"all": Adam(list(make_model().parameters()))}, {"x": 3.0})
+    other.load_state_dict(saved)
+    assert np.array_equal(other.rng.integers(100, size=5), expected)
+    assert other.scalars == {"x": 2.0}

@@ -1,0 +1,77 @@
+"""The natural policy gradient against an explicit Fisher matrix."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from builders import SPACES, explicit_fisher, make_buffer, make_model
+
+from rlzoo.algorithms import NPG
+from rlzoo.estimators import GAE
+from rlzoo.second_order import FlatPolicy
+
+
+def step_of(algorithm, space="discrete", progress=0.0):
+    """The step of one update, the gradient and the Fisher matrix at its start, and the metrics."""
+    model = make_model(SPACES[space], hidden=(3,), obs_size=2)
+    buffer = make_buffer(model, rows=4, steps=8)
+    batch = GAE(gamma=0.99, gae_lambda=0.97)(buffer).rows(1)
+    policy = FlatPolicy(model, batch.obs)
+    theta = policy.theta
+    advantage = batch.advantage[batch.mask]
+    white = (batch.advantage - advantage.mean()) / advantage.std(correction=0)
+    score = policy(theta).log_prob(batch.action)
+    (g,) = torch.autograd.grad((score * white)[batch.mask].mean(), theta)
+    fisher = explicit_fisher(policy, theta, batch.mask / batch.mask.sum(dtype=torch.float64))
+
+    state = algorithm.init(model, np.random.default_rng(0))
+    state.progress = progress
+    metrics = algorithm.update(model, state, buffer)
+    return policy.theta.detach() - theta.detach(), g, fisher, metrics
+
+
+EXACT = NPG(cg_iters=100, cg_damping=0.0)
+
+
+@pytest.mark.parametrize("space", ["discrete", "box", "multidiscrete"])
+def test_step_goes_along_the_inverse_fisher_times_the_gradient(space):
+    step, g, fisher, _ = step_of(EXACT, space)
+    natural = torch.linalg.pinv(fisher, hermitian=True, rtol=1e-10) @ g
+    assert float(step @ natural / (step.norm() * natural.norm())) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("max_kl", [1e-4, 0.01])
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_quadratic_kl_of_the_step_is_the_one_asked_for(space, max_kl):
+    step, _, fisher, metrics = step_of(dataclasses.replace(EXACT, max_kl=max_kl), space)
+    assert float(0.5 * step @ fisher @ step) == pytest.approx(max_kl, rel=1e-6)
+    assert metrics["step_norm"] == pytest.approx(float(step.norm()))
+    assert metrics["kl"] == pytest.approx(max_kl, rel=0.5)
+
+
+def test_damped_direction_solves_the_damped_system():
+    step, g, fisher, _ = step_of(NPG(cg_iters=100, cg_damping=0.3))
+    x = torch.linalg.solve(fisher + 0.3 * torch.eye(len(g), dtype=torch.float64), g)
+    torch.testing.assert_close(step / step.norm(), x / x.norm(), rtol=0, atol=1e-4)
+
+
+def test_step_goes_uphill():
+    step, g, _, _ = step_of(NPG())
+    assert step @ g > 0
+
+
+def test_max_kl_is_annealed_with_progress():
+    step, _, fisher, _ = step_of(dataclasses.replace(EXACT, anneal_kl=True), progress=0.75)
+    assert float(0.5 * step @ fisher @ step) == pytest.approx(0.01 / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_critic_moves_no_policy_parameter(shared_trunk):
+    policies = []
+    for epochs in (0, 20):
+        model = make_model(shared_trunk=shared_trunk)
+        algorithm = NPG(vf_epochs=epochs)
+        algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), make_buffer(model))
+        policies.append(torch.cat([p.detach().reshape(-1) for p in model.policy_parameters()]))
+    assert torch.equal(*policies)

@@ -1,0 +1,150 @@
+"""TRPO: every accepted step improves the surrogate within the trust region, and a failed search moves nothing."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from builders import SPACES, make_buffer, make_model, parameters
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
+
+from rlzoo.actors import make_actor
+from rlzoo.algorithms import TRPO, trpo
+from rlzoo.collect import evaluate
+from rlzoo.config import make_config
+from rlzoo.train import Trainer
+
+
+def reference(policy):
+    """The same distribution in `torch.distributions`."""
+    if hasattr(policy, "logits"):
+        return Categorical(logits=policy.logits)
+    return Independent(Normal(policy.mean, policy.log_std.exp()), 1)
+
+
+@torch.no_grad()
+def measured(old, new, batch):
+    """Masked means of KL(old ‖ new), KL(new ‖ old) and the surrogate."""
+    p, q = (reference(model.distribution(batch.obs)) for model in (old, new))
+    advantage = batch.advantage[batch.mask]
+    white = (batch.advantage - advantage.mean()) / advantage.std(correction=0)
+    surrogate = torch.exp(q.log_prob(batch.action) - p.log_prob(batch.action)) * white
+    return [float(x[batch.mask].mean()) for x in (kl_divergence(p, q), kl_divergence(q, p), surrogate)]
+
+
+def update(algorithm, model, buffer, progress=0.0):
+    """The model before the update, the batch and the metrics."""
+    before = copy.deepcopy(model)
+    state = algorithm.init(model, np.random.default_rng(0))
+    state.progress = progress
+    return before, algorithm.estimator(buffer).rows(1), algorithm.update(model, state, buffer)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogate(env):
+    trainer = Trainer(make_config("trpo", env, num_envs=4, num_steps=100))
+    algorithm, model = trainer.algorithm, trainer.model
+    accepted = []
+    for _ in range(15):
+        buffer, _ = trainer.collector.collect(make_actor(model))
+        buffer = evaluate(model, buffer)
+        old = copy.deepcopy(model)
+        metrics = algorithm.update(model, trainer.state, buffer)
+        kl, _, surrogate = measured(old, model, algorithm.estimator(buffer).rows(1))
+        assert kl <= algorithm.max_kl * (1 + 1e-4)
+        assert metrics["kl"] == pytest.approx(kl, rel=1e-2, abs=1e-6)
+        if metrics["accepted"]:
+            assert surrogate > 0
+            accepted.append(kl)
+    assert len(accepted) >= 12
+    assert np.mean(accepted) > 0.3 * algorithm.max_kl
+
+
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_trust_region_is_in_kl_from_old_to_new(space):
+    """Fine backtracking from far outside ends just inside the bound, where the two directions differ."""
+    model = make_model(SPACES[space])
+    algorithm = TRPO(max_kl=0.2, backtrack_coef=0.99, backtrack_iters=500)
+    old, batch, metrics = update(algorithm, model, make_buffer(model, rows=8))
+    assert metrics["backtracks"] > 0
+    forward, backward, _ = measured(old, model, batch)
+    assert forward == pytest.approx(0.2, rel=0.04)
+    assert forward <= 0.2
+    assert abs(backward - forward) > 0.02
+
+
+def test_search_shrinks_the_step_until_it_is_accepted():
+    model = make_model(SPACES["box"])
+    algorithm = TRPO(max_kl=0.2, backtrack_coef=0.5)
+    full, shrunk = copy.deepcopy(model), copy.deepcopy(model)
+    buffer = make_buffer(model, rows=8)
+    old, _, metrics = update(algorithm, shrunk, buffer)
+    assert metrics["backtracks"] > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trpo, "line_search", lambda accept, theta, step, coef, iters: (theta + step, 0))
+        update(algorithm, full, buffer)
+    start, long, short = (
+        torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (old, full, shrunk)
+    )
+    torch.testing.assert_close(short - start, (long - start) * 0.5 ** metrics["backtracks"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("space", SPACES)
+def test_failed_search_leaves_the_policy_bit_equal(space, dtype, monkeypatch):
+    search = trpo.line_search
+    monkeypatch.setattr(trpo, "line_search", lambda accept, *rest: search(lambda theta: accept(theta) and False, *rest))
+    model = make_model(SPACES[space], dtype=dtype)
+    old, _, metrics = update(TRPO(), model, make_buffer(model))
+    for new, before in zip(model.policy_parameters(), old.policy_parameters(), strict=True):
+        assert torch.equal(new, before)
+    assert metrics["accepted"] == metrics["step_norm"] == metrics["kl"] == 0
+    assert metrics["backtracks"] == TRPO().backtrack_iters
+
+
+def test_step_too_small_to_improve_is_not_taken():
+    model = make_model()
+    old, _, metrics = update(TRPO(max_kl=1e-60, vf_epochs=0), model, make_buffer(model))
+    assert torch.equal(parameters(model), parameters(old))
+    assert metrics["accepted"] == 0
+
+
+def test_step_outside_the_region_is_not_taken_though_it_improves():
+    model = make_model(SPACES["box"])
+    buffer = make_buffer(model, rows=8)
+    old, _, metrics = update(TRPO(max_kl=0.2, backtrack_iters=1, vf_epochs=0), model, buffer)
+    assert torch.equal(parameters(model), parameters(old))
+    assert metrics["accepted"] == 0
+
+
+def test_step_inside_the_region_is_not_taken_unless_it_improves(monkeypatch):
+    monkeypatch.setattr(trpo, "gradient", lambda f, theta: -torch.autograd.grad(f(theta), theta)[0])
+    model = make_model()
+    old, _, metrics = update(TRPO(vf_epochs=0), model, make_buffer(model))
+    assert torch.equal(parameters(model), parameters(old))
+    assert metrics["accepted"] == 0
+
+
+def test_max_kl_is_annealed_with_progress():
+    model = make_model()
+    algorithm = TRPO(max_kl=0.02, anneal_kl=True, backtrack_coef=0.99, backtrack_iters=500)
+    old, batch, _ = update(algorithm, model, make_buffer(model), progress=0.75)
+    kl, _, _ = measured(old, model, batch)
+    assert 0.004 < kl <= 0.005
+
+
+def test_log_std_is_moved_by_the_trust_region_step():
+    model = make_model(SPACES["box"])
+    old, _, _ = update(TRPO(), model, make_buffer(model))
+    assert not torch.equal(model.policy.log_std, old.policy.log_std)
+
+
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_critic_moves_no_policy_parameter(shared_trunk):
+    policies = []
+    for epochs in (0, 20):
+        model = make_model(shared_trunk=shared_trunk)
+        update(dataclasses.replace(TRPO(), vf_epochs=epochs), model, make_buffer(model))
+        policies.append(torch.cat([p.detach().reshape(-1) for p in model.policy_parameters()]))
+    assert torch.equal(*policies)
