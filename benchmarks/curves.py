@@ -3,8 +3,8 @@
     python benchmarks/curves.py run --seeds 3 --jobs 2     train what is missing -> benchmarks/results/curves.jsonl
     python benchmarks/curves.py plot                       draw -> docs/assets/curves-<algorithm>.png, overview.png
 
-One line of the results is one run: its settings, the steps and mean returns of its evaluations (of the policy as
-it acts, on environments and seeds of their own, so that they change nothing), its final evaluations, and the
+One line of the results is one run: its settings, the steps and mean returns of its evaluations (with
+sampled actions, on environments and seeds of their own, so that they change nothing), its final evaluations, and the
 seconds that training took without them. A run whose settings are those of today's presets is not done again.
 """
 
@@ -157,7 +157,7 @@ NAMES = {
     "ppo-penalty": "PPO-penalty",
     "ppo-clip": "PPO-clip",
 }
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
     "axes.titlesize": 9,
@@ -214,7 +214,8 @@ def finish(axes: Axes, env: str, records: Sequence[Record]) -> None:
     returns = [x for record in records for x in record["mean_return"]] + ([] if bound is None else [bound])
     if returns:
         low, high = min(returns), max(returns)
-        axes.set_ylim(low - 0.04 * (high - low), high + 0.06 * (high - low))
+        margin = 0.05 * max(high - low, 1.0)
+        axes.set_ylim(low - margin, high + margin)
     axes.set_xlim(left=0)
     axes.set_title(env)
     axes.xaxis.set_major_locator(MaxNLocator(4, steps=_ROUND))
@@ -230,11 +231,11 @@ def algorithm_figure(records: Sequence[Record], algorithm: str) -> Figure:
     """A row of panels, one an environment."""
     from matplotlib import pyplot as plt
 
-    figure, row = plt.subplots(1, len(ENVIRONMENTS), figsize=(10.4, 2.1), layout="constrained")
+    figure, row = plt.subplots(1, len(ENVIRONMENTS), figsize=(9.6, 2.1), layout="constrained")
     for axes, env in zip(row, ENVIRONMENTS, strict=True):
         draw(axes, select(records, env, algorithm), algorithm, shaded=0.25)
         finish(axes, env, select(records, env))
-        axes.tick_params(labelsize=8)
+        axes.title.set_fontsize(8.5)
     row[0].set_ylabel("mean return")
     figure.supxlabel("environment steps", fontsize=8.5, color="#333333")
     return figure
@@ -269,9 +270,10 @@ def overview_figure(records: Sequence[Record]) -> Figure:
 
 def plot(options: argparse.Namespace) -> int:
     import matplotlib as mpl
+    from matplotlib import pyplot as plt
 
     mpl.use("Agg")
-    mpl.rcParams.update(STYLE)
+    plt.style.use(STYLE)
     records = read(options.results)
     if not records:
         print(f"no runs in {options.results}", file=sys.stderr)
