@@ -1,4 +1,4 @@
-"""The command line. Exit codes: 0, 1 for a run that broke off, 2 for wrong use, 130 after Ctrl-C."""
+"""The command line. Exit codes: 0, 1 for a run that broke off, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrainingError as error:
         return _complain(str(error), 1)
     except OSError as error:
-        return _complain(f"{error.filename or 'files'}: {error.strerror or error}", 1)
+        return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except Exception as error:
         from rlzoo.envs import EnvError, UnknownEnv, UnsupportedSpace
 
@@ -247,9 +247,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "play": _play,
     "list": _list,
 }
-
-
-# What several commands share
 
 
 def _add_output_options(parser: Parser) -> None:

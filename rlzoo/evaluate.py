@@ -54,7 +54,8 @@ def describe(step: int, summary: Mapping[str, Any], modes: Mapping[str, Any] | N
     """A summary at a step in one line; `modes` is that of a second, deterministic evaluation."""
 
     def spread(summary: Mapping[str, Any]) -> str:
-        return f"{summary['mean_return']:,.1f} ± {summary['std_return']:,.1f}"
+        digits = 1 if abs(summary["mean_return"]) >= 10 else 2
+        return f"{summary['mean_return']:,.{digits}f} ± {summary['std_return']:,.{digits}f}"
 
     kind = "deterministic " if summary["deterministic"] else ""
     line = f"step {step:,}: {kind}mean return {spread(summary)} over {summary['episodes']} episodes"

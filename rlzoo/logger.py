@@ -120,15 +120,16 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._pending: list[str] = []
+        self._pending: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any]) -> None:
-        self._pending.append(json.dumps(record) + "\n")
+        self._pending.append(record)
 
     def flush(self) -> None:
         if self._pending:
+            text = "".join([json.dumps(record) + "\n" for record in self._pending])
             with self._path.open("a", encoding="utf-8") as file:
-                file.write("".join(self._pending))
+                file.write(text)
             self._pending.clear()
 
 
@@ -145,9 +146,6 @@ def _six_digits(x: float) -> float | None:
 def _table(settings: Mapping[str, Any]) -> str:
     rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
     return f"| setting | value |\n|---|---|\n{rows}"
-
-
-# Displays
 
 
 class Display:

@@ -86,12 +86,12 @@ def _episode(
 
 @contextlib.contextmanager
 def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
-    """A function that takes the frames of a video."""
+    """A function that takes the frames of a video, and cuts them to the even sizes that MP4 demands."""
     try:
         from imageio import v2 as imageio
 
         if path.suffix == ".mp4":
-            writer = imageio.get_writer(path, fps=env.render_fps, macro_block_size=2)
+            writer = imageio.get_writer(path, fps=env.render_fps, macro_block_size=1)
         else:
             writer = imageio.get_writer(path, duration=1000 / env.render_fps, loop=0)
     except ImportError as error:
@@ -99,7 +99,7 @@ def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
     except OSError as error:
         raise ConfigError(f"video: cannot write {path}: {error.strerror or error}") from error
     with contextlib.closing(writer):
-        yield writer.append_data
+        yield lambda frame: writer.append_data(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2])
 
 
 @contextlib.contextmanager

@@ -129,11 +129,13 @@ class Run:
         for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
             path.unlink(missing_ok=True)
 
-    def write_config(self, config: Config, model: str | None = None) -> None:
+    def write_config(self, config: Config, model: str | None = None, extended_at: int | None = None) -> None:
+        """Writes `config.json`; `extended_at` is the step where the run had ended before it was taken further."""
         record = {
             "format": FORMAT,
             **config.to_dict(),
             "model": model,
+            "extended_at": extended_at,
             "versions": {
                 "rlzoo": rlzoo.__version__,
                 "python": platform.python_version(),
@@ -155,7 +157,7 @@ class Run:
             RunError: the file is damaged, or of another version.
         """
         record = self._read_config()
-        for name in ("format", "model", "versions", "git_commit"):
+        for name in ("format", "model", "extended_at", "versions", "git_commit"):
             record.pop(name, None)
         try:
             return make_config(record.pop("algorithm"), record.pop("env"), **record)
@@ -168,6 +170,12 @@ class Run:
         name = self._read_config().get("model")
         return None if name is None else str(name)
 
+    @property
+    def extended_at(self) -> int | None:
+        """The step where the run had ended before it was taken further."""
+        step = self._read_config().get("extended_at")
+        return step if isinstance(step, int) else None
+
     def _read_config(self) -> dict[str, Any]:
         try:
             record = json.loads(self._config.read_bytes())
@@ -177,8 +185,6 @@ class Run:
         if version != FORMAT:
             raise RunError(f"{self._config} has format {version}; this rlzoo reads format {FORMAT}")
         return dict(record)
-
-    # What the run reported
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one an iteration, oldest first."""
@@ -191,34 +197,31 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last checkpoint had its final evaluations."""
+        """Whether the run came to its end, and was not taken further since."""
         steps = self.steps()
-        last = steps[-1] if steps else None
-        return any(e["step"] == last and e["final"] and e["deterministic"] for e in self.evaluations())
+        return bool(steps) and self._ended_at(steps[-1]) and self.extended_at != steps[-1]
 
-    # Checkpoints
+    def _ended_at(self, step: int) -> bool:
+        """Whether both final evaluations were made there."""
+        return any(e["step"] == step and e["final"] and e["deterministic"] for e in self.evaluations())
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
 
     def save(self, step: int, checkpoint: Checkpoint) -> None:
-        """Writes a checkpoint; then lets go of all but the last two and the best.
+        """Writes a checkpoint; all but the last two and the best are then let go.
 
         Raises:
             OSError: it could not be written (a full disk); the older ones are intact.
         """
+        self.write(step, pack(step, checkpoint))
+
+    def write(self, step: int, files: dict[str, bytes]) -> None:
+        """`save`, of a checkpoint that `pack` has made into files."""
         target = self.checkpoints / str(step)
         if target.exists():
             return
-        arrays, rest = _split(checkpoint.state)
-        files = {
-            "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
-            "state.safetensors": save(arrays),
-            "state.json": json.dumps({"format": FORMAT, "step": step, "state": rest}).encode(),
-        }
-        manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        files["manifest.json"] = json.dumps(manifest).encode()
         temporary = self.checkpoints / f".{step}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -231,6 +234,9 @@ class Run:
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        self._prune()
+
+    def _prune(self) -> None:
         best = self.best_step()
         self._remove(old for old in self.steps()[:-2] if old != best)
 
@@ -276,7 +282,8 @@ class Run:
             raise RunError(f"{self.path} has no checkpoint yet")
         step = self.best_step() if checkpoint == "best" else steps[-1] if checkpoint is None else checkpoint
         if step not in steps:
-            raise RunError(f"{self.path} has no checkpoint {checkpoint}; it has {', '.join(map(str, steps))}")
+            wanted = "best checkpoint" if checkpoint == "best" else f"checkpoint {checkpoint}"
+            raise RunError(f"{self.path} has no {wanted}; it has {', '.join(map(str, steps))}")
         return step
 
     def best_step(self) -> int | None:
@@ -287,13 +294,14 @@ class Run:
             return None
 
     def mark_best(self, step: int, mean_return: float) -> None:
-        """Keeps the checkpoint at `step` whatever comes later."""
+        """Keeps the checkpoint at `step` whatever comes later, and lets go of the one that was best before."""
         data = json.dumps({"step": step, "mean_return": mean_return}).encode()
         _write_atomically(self.checkpoints / "best.json", data)
+        self._prune()
 
     def forget_after(self, step: int) -> None:
         """Cuts the run back to `step`, where it goes on from: metrics, evaluations and checkpoints."""
-        kept_final = self.finished
+        ended = self._ended_at(step)
         for leftover in self.checkpoints.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._remove(s for s in self.steps() if s > step)
@@ -303,12 +311,25 @@ class Run:
                 lines = [
                     line
                     for line, record in _read_jsonl(path)
-                    if record["step"] < step or (record["step"] == step and (kept_final or not record.get("final")))
+                    if record["step"] < step or (record["step"] == step and (ended or not record.get("final")))
                 ]
                 _write_atomically(path, "".join(lines).encode())
         best = self.best_step()
         if best is not None and best > step:
             (self.checkpoints / "best.json").unlink()
+        self._prune()
+
+
+def pack(step: int, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The files of a checkpoint by their names: a snapshot of tensors that go on changing."""
+    arrays, rest = _split(checkpoint.state)
+    files = {
+        "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
+        "state.safetensors": save(arrays),
+        "state.json": json.dumps({"format": FORMAT, "step": step, "state": rest}).encode(),
+    }
+    manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    return files | {"manifest.json": json.dumps(manifest).encode()}
 
 
 _FILES = ("model.safetensors", "state.safetensors", "state.json")

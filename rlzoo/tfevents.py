@@ -8,12 +8,10 @@ messages that are needed are encoded by hand; the numbers below are the field nu
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 _FLOAT = struct.Struct("<f")
@@ -26,25 +24,17 @@ class EventFile:
     With `purge_step`, a run goes on: TensorBoard drops what earlier files say of that step and later ones.
     """
 
-    _numbers = itertools.count()
-
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(self._numbers)}"
-        self.path = folder / name
-        self._pending = [_record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))]
-        if purge_step is not None:  # a SessionLog that says START: what earlier files hold from here on is void
+        # TensorBoard reads the files of a folder in the order of their names.
+        self.path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._pending: list[tuple[float, int, bytes | dict[str, float | None]]] = []
+        self._header = _record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
+        if purge_step is not None:  # a SessionLog that says START
             self._add(purge_step, _bytes(7, _int(1, 1)))
 
-    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+    def scalars(self, step: int, values: dict[str, float | None]) -> None:
         """One event with a scalar for each tag, as a 32-bit float; None is left out."""
-        summary = b"".join(
-            [
-                _before_scalar(tag) + _FLOAT.pack(min(max(x, -_LARGEST), _LARGEST))
-                for tag, x in values.items()
-                if x is not None
-            ]
-        )
-        self._add(step, _bytes(5, summary))
+        self._add(step, values)
 
     def text(self, step: int, tag: str, markdown: str) -> None:
         """One event for TensorBoard's text page."""
@@ -52,14 +42,29 @@ class EventFile:
         string_tensor = _bytes(8, _int(1, 7) + _bytes(8, markdown.encode()))
         self._add(step, _bytes(5, _bytes(1, _tag(tag) + metadata + string_tensor)))
 
-    def _add(self, step: int, what: bytes) -> None:
-        self._pending.append(_record(_double(1, time.time()) + _int(2, step) + what))
+    def _add(self, step: int, what: bytes | dict[str, float | None]) -> None:
+        self._pending.append((time.time(), step, what))
 
     def flush(self) -> None:
+        """Appends to the file. Encoding waits until now because it is faster for many events in a row."""
         if self._pending:
+            records = [
+                _record(_double(1, at) + _int(2, step) + (what if isinstance(what, bytes) else _summary(what)))
+                for at, step, what in self._pending
+            ]
             with self.path.open("ab") as file:
-                file.write(b"".join(self._pending))
+                file.write(b"".join([self._header, *records]))
+            self._header = b""
             self._pending.clear()
+
+
+def _summary(values: dict[str, float | None]) -> bytes:
+    scalars = [
+        _before_scalar(tag) + _FLOAT.pack(min(max(x, -_LARGEST), _LARGEST))
+        for tag, x in values.items()
+        if x is not None
+    ]
+    return _bytes(5, b"".join(scalars))
 
 
 def _varint(n: int) -> bytes:

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -27,7 +28,7 @@ from rlzoo.errors import ConfigError, Interrupted, NonFiniteError, RunError, Tra
 from rlzoo.evaluate import Evaluation, check_model_given, describe, evaluate_model
 from rlzoo.logger import Display, Logger, make_display
 from rlzoo.models import ActorCritic, RewardScale
-from rlzoo.run import Checkpoint, Run
+from rlzoo.run import Checkpoint, Run, pack
 
 FINAL_EPISODES = 100
 """Episodes of the evaluations at the end of a run."""
@@ -192,7 +193,7 @@ def resume(
     its state starts new episodes.
 
     Args:
-        total_steps: a new end for the run.
+        total_steps: a new end for the run, later than the old one if the run is finished.
         checkpoint: step of an earlier checkpoint to go back to; what came later is deleted.
         model, progress, on_iteration: as for `train`.
 
@@ -203,29 +204,29 @@ def resume(
     run = Run.open(run)
     display = _display(progress)
     with run.lock():
-        config = run.read_config()
+        before = run.read_config()
+        config = before if total_steps is None else replace(before, total_steps=total_steps)
         check_model_given(run, model)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
-        if total_steps is not None:
-            config = replace(config, total_steps=total_steps)
         finished = run.finished and checkpoint is None
-        if finished and config.total_steps <= run.steps()[-1]:
+        if finished and config.total_steps <= before.total_steps:
             display.say(f"{run.path} is finished, at step {run.steps()[-1]:,}; --total-steps N takes it further")
             return run
         check_device(config.device)
         trainer = Trainer(config, model)
-        if saved is not None:
-            _restore(trainer, run, saved)
-            if saved.state["collector"]["env"] is None:
-                display.say(f"{config.env} cannot give its state: episodes start afresh")
+        with _fitting(run):
+            if saved is not None:
+                trainer.restore(saved)
+            logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
+            if saved is not None:
+                logger.load_state_dict(saved.state["logger"])
+        if saved is not None and saved.state["collector"]["env"] is None:
+            display.say(f"{config.env} cannot give its state: episodes start afresh")
         display.say(f"going on with {run.path} at step {trainer.step:,}")
+        if config != before:
+            run.write_config(config, run.model_name, trainer.step if finished else run.extended_at)
         run.forget_after(trainer.step)
-        if total_steps is not None:
-            run.write_config(config, run.model_name)
-        logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
-        if saved is not None:
-            logger.load_state_dict(saved.state["logger"])
-        _Session(trainer, run, logger, on_iteration).go(extended=finished)
+        _Session(trainer, run, logger, on_iteration).go()
     return run
 
 
@@ -241,7 +242,7 @@ def _describe_preset(config: Config, preset: dict[str, Any] | None) -> str:
     name = config.to_dict()["algorithm"]
     if preset is None:
         return f"no preset for {name} on {config.env}: starting from the defaults"
-    return f"preset {name}/{config.env}: " + ", ".join(f"{setting} {value}" for setting, value in preset.items())
+    return f"preset {name}/{config.env}: " + ", ".join(f"{setting}={value}" for setting, value in preset.items())
 
 
 def check_device(device: str) -> None:
@@ -262,9 +263,11 @@ def _display(progress: bool | Display) -> Display:
     return make_display() if progress else Display()
 
 
-def _restore(trainer: Trainer, run: Run, saved: Checkpoint) -> None:
+@contextlib.contextmanager
+def _fitting(run: Run) -> Iterator[None]:
+    """Around restoring a checkpoint, which may be anyone's."""
     try:
-        trainer.restore(saved)
+        yield
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RunError(f"{run.path}: the checkpoint does not fit config.json: {reason}") from error
@@ -287,10 +290,12 @@ class _Session:
         self.checkpoint_interval = self.config.checkpoint_interval or tenth
         self.best_return = -math.inf
         self.signals = _Signals()
+        self.writer = ThreadPoolExecutor(1)
+        self.writing: Future[None] | None = None
 
-    def go(self, extended: bool = False) -> None:
-        """Trains to the end; `extended` if the run had ended before."""
-        stopped = self._look_back() and not extended
+    def go(self) -> None:
+        """Trains to the end."""
+        stopped = self._look_back() and self.run.extended_at != self.trainer.step
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         try:
             with self._failures_named(), self.signals:
@@ -298,6 +303,7 @@ class _Session:
                     stopped = self._turn()
                 self._finish()
         finally:
+            self.writer.shutdown()
             self.logger.display.close()
             self.trainer.env.close()
 
@@ -324,22 +330,21 @@ class _Session:
         def due(interval: int) -> bool:
             return trainer.step // interval > before // interval
 
-        is_best = False
+        new_best = None
         if due(self.eval_interval) and not trainer.done:
             mean_return = self._evaluate(self.config.eval_episodes).mean_return
-            is_best = mean_return > self.best_return
             stop = stop or self._is_enough(mean_return)
-        if due(self.checkpoint_interval) or is_best or stop or trainer.done or self.signals.received:
-            self._save()
-        if is_best:
-            self.best_return = mean_return
-            self.run.mark_best(trainer.step, mean_return)
+            if mean_return > self.best_return:
+                self.best_return = new_best = mean_return
+        if due(self.checkpoint_interval) or new_best is not None or stop or trainer.done or self.signals.received:
+            self._save(new_best)
         self._heed_signals()
         return stop
 
     def _finish(self) -> None:
         """The final evaluations: of the policy as it acts, which may be the best so far, and of its modes."""
         sampled = self._evaluate(FINAL_EPISODES, final=True)
+        self._wait()
         if sampled.mean_return > self.best_return:
             self.run.mark_best(self.trainer.step, sampled.mean_return)
         self._heed_signals()
@@ -365,14 +370,28 @@ class _Session:
     def _is_enough(self, mean_return: float) -> bool:
         return self.config.stop_return is not None and mean_return >= self.config.stop_return
 
-    def _save(self) -> None:
+    def _save(self, new_best: float | None) -> None:
+        """Takes a checkpoint. Writing it is mostly waiting for the disk, and goes on beside the training."""
+        self._wait()
         self.logger.flush()
-        checkpoint = self.trainer.checkpoint()
+        step, checkpoint = self.trainer.step, self.trainer.checkpoint()
         checkpoint.state["logger"] = self.logger.state_dict()
-        self.run.save(self.trainer.step, checkpoint)
+        self.writing = self.writer.submit(self._write, step, pack(step, checkpoint), new_best)
+
+    def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
+        self.run.write(step, files)
+        if new_best is not None:
+            self.run.mark_best(step, new_best)
+
+    def _wait(self) -> None:
+        """Until the last checkpoint is written. Raises what writing it raised."""
+        if self.writing is not None:
+            writing, self.writing = self.writing, None
+            writing.result()
 
     def _heed_signals(self) -> None:
         if self.signals.received:
+            self._wait()
             message = f"stopped at step {self.trainer.step:,}; go on with: rlzoo resume {self.run.path}"
             raise Interrupted(message, self.signals.received)
 
@@ -382,7 +401,11 @@ class _Session:
         try:
             yield
         except (NonFiniteError, envs.EnvError, OSError, torch.OutOfMemoryError) as error:
-            what = f"cannot write {error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            what = " ".join(str(error).split())
+            if isinstance(error, OSError) and error.filename is not None:
+                what = f"cannot write {error.filename}: {error.strerror}"
+            with contextlib.suppress(OSError):
+                self._wait()
             steps = self.run.steps()
             left = (
                 f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {self.run.path}"

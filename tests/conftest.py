@@ -1,13 +1,20 @@
 """Every test runs with the shapes in rlzoo's signatures checked at run time."""
 
+import importlib.util
+from pathlib import Path
+
 import hypothesis
 import jaxtyping
 
-jaxtyping.install_import_hook("rlzoo", "shape_checks.check")
+# Checking costs time in every call, so only the modules that state shapes are checked.
+PACKAGE = Path(importlib.util.find_spec("rlzoo").origin).parent
+SHAPED = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if "from jaxtyping" in path.read_text()]
+MODULES = [".".join(("rlzoo", *path.with_suffix("").parts)) for path in SHAPED]
+jaxtyping.install_import_hook(MODULES, "shape_checks.check")
 
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
 
-hypothesis.settings.register_profile("rlzoo", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("rlzoo", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("rlzoo")

@@ -17,10 +17,12 @@ def tensor(rows):
 
 @st.composite
 def experience(draw, rate=0.3):
-    """Rewards, values, ends and mask of a few rows, forced steps after each end."""
+    """Rewards, values, ends and mask of a few rows, with a forced step after each end or with none."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 12))
     terminated, truncated, mask = make_ends(rng, rows, steps, rate)
+    if draw(st.booleans()):
+        mask = torch.ones_like(mask)
     reward = torch.from_numpy(rng.normal(size=(rows, steps))) * mask
     value = torch.from_numpy(rng.normal(size=(rows, steps + 1)))
     return reward, value, terminated, truncated, mask
@@ -137,6 +139,7 @@ def test_episodes_do_not_leak_into_those_before(steps):
     reward, value, terminated, truncated, mask = steps
     first = (torch.cumsum(terminated | truncated, 1) - (terminated | truncated).int()) == 0
     after = ~first & mask
+    after[:, 1:] &= ~truncated[:, :-1]
     spoiled_value = value.clone()
     spoiled_value[:, :-1][after] += 5
     spoiled = torch.where(after, reward + 7, reward), spoiled_value, terminated, truncated, mask

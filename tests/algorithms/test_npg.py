@@ -41,13 +41,13 @@ def test_step_goes_along_the_inverse_fisher_times_the_gradient(space):
     assert float(step @ natural / (step.norm() * natural.norm())) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("damping", [0.0, 0.3])
 @pytest.mark.parametrize("max_kl", [1e-4, 0.01])
 @pytest.mark.parametrize("space", ["discrete", "box"])
-def test_quadratic_kl_of_the_step_is_the_one_asked_for(space, max_kl):
-    step, _, fisher, metrics = step_of(dataclasses.replace(EXACT, max_kl=max_kl), space)
+def test_quadratic_kl_of_the_step_is_the_one_asked_for(space, max_kl, damping):
+    step, _, fisher, metrics = step_of(NPG(max_kl=max_kl, cg_iters=100, cg_damping=damping), space)
     assert float(0.5 * step @ fisher @ step) == pytest.approx(max_kl, rel=1e-6)
     assert metrics["step_norm"] == pytest.approx(float(step.norm()))
-    assert metrics["kl"] == pytest.approx(max_kl, rel=0.5)
 
 
 def test_damped_direction_solves_the_damped_system():

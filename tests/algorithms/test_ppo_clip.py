@@ -1,0 +1,145 @@
+"""PPO with clipping: the loss step by step, annealing, and the early stop."""
+
+import numpy as np
+import pytest
+import torch
+from builders import SPACES, make_buffer, make_model, parameters
+
+from rlzoo.algorithms import PPOClip
+from rlzoo.algorithms.ppo_clip import clip_fraction
+from rlzoo.estimators import GAE
+
+
+def make_batch(space="discrete"):
+    """A batch that one policy collected, and the model of another."""
+    acting, model = make_model(SPACES[space]), make_model(SPACES[space], spread=0.8)
+    return model, GAE()(make_buffer(acting, rows=12)).rows(1)
+
+
+def loss_by_hand(model, batch, epsilon, vf_coef, ent_coef, clip_value):
+    """The loss as a sum over unmasked steps, in plain numbers."""
+    policy, value = model(batch.obs)
+    columns = (policy.log_prob(batch.action), value, policy.entropy())
+    columns += (batch.mask, batch.logp, batch.advantage, batch.value, batch.return_)
+    total, count, kinds = 0.0, 0, set()
+    for new_logp, v, entropy, mask, logp, advantage, old_v, target in zip(
+        *(x.flatten().tolist() for x in columns), strict=True
+    ):
+        if not mask:
+            continue
+        ratio = np.exp(new_logp - logp)
+        clipped = min(max(ratio, 1 - epsilon), 1 + epsilon)
+        kinds.add((np.sign(ratio - clipped), np.sign(advantage)))
+        objective = min(ratio * advantage, clipped * advantage)
+        error = (v - target) ** 2
+        if clip_value:
+            near = old_v + min(max(v - old_v, -epsilon), epsilon)
+            error = max(error, (near - target) ** 2)
+        total += -objective + vf_coef * 0.5 * error - ent_coef * entropy
+        count += 1
+    assert len(kinds) == 6, "the batch must hold ratios below, within and above the bounds, with either sign"
+    return total / count
+
+
+@pytest.mark.parametrize("ent_coef", [0.0, 0.03])
+@pytest.mark.parametrize("clip_value", [False, True])
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_loss_equals_the_formula_step_by_step(space, clip_value, ent_coef):
+    model, batch = make_batch(space)
+    algorithm = PPOClip(vf_coef=0.7, ent_coef=ent_coef, clip_value=clip_value, normalize_advantage=False)
+    with torch.no_grad():
+        expected = loss_by_hand(model, batch, 0.3, 0.7, ent_coef, clip_value)
+        assert float(algorithm.loss(model, batch, 0.3)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_gradient_is_that_of_the_clipped_minimum():
+    model, batch = make_batch()
+    algorithm = PPOClip(vf_coef=0.0, normalize_advantage=False)
+    ratio = torch.exp(model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
+    clipped = torch.minimum(ratio * batch.advantage, ratio.clamp(0.7, 1.3) * batch.advantage)
+    policy = model.policy_parameters()
+    expected = torch.autograd.grad(-clipped[batch.mask].mean(), policy)
+    for mine, theirs in zip(torch.autograd.grad(algorithm.loss(model, batch, 0.3), policy), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_advantages_are_whitened_in_each_minibatch():
+    model, batch = make_batch()
+    white = batch.replace(advantage=batch.whiten(batch.advantage))
+    plain = PPOClip(normalize_advantage=False)
+    torch.testing.assert_close(PPOClip().loss(model, batch, 0.2), plain.loss(model, white, 0.2))
+
+
+def test_clip_fraction_is_the_share_of_unmasked_steps_out_of_bounds():
+    model, batch = make_batch()
+    with torch.no_grad():
+        policy = model.distribution(batch.obs)
+        ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)[batch.mask]
+        outside = ((ratio < 0.7) | (ratio > 1.3)).double().mean()
+        assert 0 < outside < 1
+        assert clip_fraction(policy, batch, 0.3) == pytest.approx(float(outside))
+
+
+def test_nothing_is_clipped_at_ratio_one():
+    model = make_model()
+    batch = make_buffer(model).rows(1)
+    assert clip_fraction(model.distribution(batch.obs).detach(), batch, 1e-6) == 0
+
+
+def spy(state):
+    """Clip coefficient, learning rate and bound on the gradient of each step."""
+    calls, minimize = [], state.optimizers["all"].minimize
+
+    def recording(loss, model, batch, clip_coef, *, learning_rate, max_grad_norm):
+        calls.append((clip_coef, learning_rate, max_grad_norm))
+        return minimize(loss, model, batch, clip_coef, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+
+    state.optimizers["all"].minimize = recording
+    return calls
+
+
+@pytest.mark.parametrize(("anneal_lr", "anneal_clip"), [(False, False), (True, False), (False, True), (True, True)])
+def test_learning_rate_and_clip_are_annealed_where_asked(anneal_lr, anneal_clip):
+    model = make_model()
+    algorithm = PPOClip(
+        clip_coef=0.2, learning_rate=0.004, max_grad_norm=0.7, epochs=2, anneal_lr=anneal_lr, anneal_clip=anneal_clip
+    )
+    state = algorithm.init(model, np.random.default_rng(0))
+    state.progress = 0.75
+    calls = spy(state)
+    algorithm.update(model, state, make_buffer(model))
+    expected = (0.05 if anneal_clip else 0.2, 0.001 if anneal_lr else 0.004, 0.7)
+    assert calls == [pytest.approx(expected)] * 2
+
+
+def update(**settings):
+    model = make_model()
+    algorithm = PPOClip(learning_rate=0.01, **settings)
+    metrics = algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), make_buffer(model))
+    return parameters(model), metrics
+
+
+def test_every_epoch_takes_every_minibatch():
+    _, metrics = update(epochs=3, minibatch_size=10)
+    assert metrics["gradient_steps"] == 3 * 4
+
+
+def test_target_kl_stops_before_the_step_that_would_go_on():
+    one_step, _ = update(epochs=1, minibatch_size=32)
+    stopped, metrics = update(epochs=5, minibatch_size=32, target_kl=1e-9)
+    assert metrics["gradient_steps"] == 1
+    assert torch.equal(stopped, one_step)
+
+
+def test_target_kl_ends_all_epochs_once_it_is_passed():
+    _, free = update(epochs=30, minibatch_size=8)
+    _, held = update(epochs=30, minibatch_size=8, target_kl=0.01)
+    assert held["gradient_steps"] < free["gradient_steps"] == 120
+    assert held["kl"] < free["kl"]
+
+
+def test_target_kl_that_is_never_reached_changes_nothing():
+    free, _ = update(epochs=2, minibatch_size=8)
+    held, metrics = update(epochs=2, minibatch_size=8, target_kl=100.0)
+    assert metrics["gradient_steps"] == 8
+    assert torch.equal(held, free)

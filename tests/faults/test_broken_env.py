@@ -1,0 +1,123 @@
+"""Environments and updates that go wrong in the middle of a run."""
+
+import gymnasium
+import numpy as np
+import pytest
+import runs
+import torch
+from gymnasium import spaces
+
+from rlzoo.cli import main
+from rlzoo.errors import NonFiniteError, TrainingError
+from rlzoo.first_order import Adam
+from rlzoo.run import Run
+from rlzoo.train import resume
+
+
+class Trap(gymnasium.Env):
+    """Pays 1 a step for episodes of 5 steps; misbehaves at the step with the number `at`, counted over episodes."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+    taken = 0
+
+    def __init__(self, at=10**9, fault="raise"):
+        self.at, self.fault = at, fault
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.taken, self.length = self.taken + 1, self.length + 1
+        obs, reward = np.zeros(2, np.float32), 1.0
+        if self.taken == self.at:
+            if self.fault == "raise":
+                raise ZeroDivisionError("the simulator\nexploded")
+            if self.fault == "nan observation":
+                obs = obs * np.nan
+            if self.fault == "infinite reward":
+                reward = np.inf
+        return obs, reward, self.length == 5, False, {}
+
+
+@pytest.fixture(autouse=True)
+def trap():
+    gymnasium.register("Trap-v0", Trap)
+    yield
+    del gymnasium.registry["Trap-v0"]
+
+
+SETTINGS = {"env": "Trap-v0", "num_envs": 2, "checkpoint_interval": 100, "eval_interval": 10_000, "total_steps": 300}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raise", "copy 0 raised ZeroDivisionError: the simulator exploded"),
+        ("nan observation", r"copy 0 gave a non-finite observation: \[nan nan\]"),
+        ("infinite reward", r"copy 0 gave a non-finite reward: \[inf\]"),
+    ],
+)
+def test_run_stops_with_the_step_and_the_last_checkpoint(fault, words, tmp_path):
+    with pytest.raises(TrainingError, match=f"step [12]..: environment 'Trap-v0', step .*{words}") as error:
+        runs.quick_run(tmp_path, minibatch_size=25, env_kwargs={"at": 110, "fault": fault}, **SETTINGS)
+    step = Run(tmp_path).steps()[-1]
+    assert str(error.value).endswith(f"; the last checkpoint is at step {step}: rlzoo resume {tmp_path}")
+    assert "\n" not in str(error.value)
+    assert error.value.__cause__ is not None
+    Run(tmp_path).load()
+
+
+def test_fault_before_the_first_checkpoint(tmp_path, capsys):
+    arguments = ["train", "ppo", "Trap-v0", "--env-kwargs", "at=3", "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(arguments) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("rlzoo: step 0: environment 'Trap-v0', step 3: copy 0 raised ZeroDivisionError")
+    assert line.endswith("; there is no checkpoint yet\n")
+    assert line.count("\n") == 1
+
+
+def test_environment_without_a_state_starts_new_episodes_on_resume(tmp_path, capsys):
+    run = runs.quick_run(tmp_path, minibatch_size=25, **SETTINGS)
+    before = run.steps()[-1]
+    resume(run, total_steps=500, progress=True)
+    assert "Trap-v0 cannot give its state: episodes start afresh\n" in capsys.readouterr().out
+    assert run.steps()[-1] > before
+    assert run.metrics()[-1]["mean_length"] == 5
+
+
+def test_non_finite_gradient_stops_the_run(tmp_path, monkeypatch):
+    good = runs.quick_run(tmp_path / "good", checkpoint_interval=100)
+    minimize = Adam.minimize
+    calls = []
+
+    def poisoned(adam, *args, **kwargs):
+        calls.append(0)
+        if len(calls) == 4:
+            raise NonFiniteError("gradient of PPOClip.loss is not finite")
+        return minimize(adam, *args, **kwargs)
+
+    monkeypatch.setattr(Adam, "minimize", poisoned)
+    path = tmp_path / "bad"
+    with pytest.raises(TrainingError, match=r"step 2..: gradient of PPOClip.loss is not finite; the last"):
+        runs.quick_run(path, checkpoint_interval=100)
+    assert runs.outcome(resume(path)) == runs.outcome(good)
+
+
+def test_weights_that_become_nan_stop_the_run(tmp_path):
+    def poison(trainer, iteration):
+        with torch.no_grad():
+            next(trainer.model.value.parameters()).fill_(torch.nan)
+
+    with pytest.raises(TrainingError, match="not finite"):
+        runs.quick_run(tmp_path, on_iteration=poison)
+
+
+def test_out_of_memory(tmp_path):
+    def fail(trainer, iteration):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+
+    with pytest.raises(TrainingError, match=r"step \d+: CUDA out of memory. Tried to allocate; "):
+        runs.quick_run(tmp_path, on_iteration=fail)

@@ -1,0 +1,83 @@
+"""A disk that fills up: one line, and the checkpoints that were there are intact."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import runs
+
+from rlzoo.cli import main
+from rlzoo.errors import TrainingError
+from rlzoo.run import Run
+from rlzoo.train import resume
+
+
+class FullDisk:
+    """Lets so many bytes pass, then none. `Path.open` is what everything is written through."""
+
+    def __init__(self, monkeypatch, room):
+        self.room = room
+        self.open = Path.open
+        monkeypatch.setattr(Path, "open", lambda path, *args, **kwargs: self.wrap(path, *args, **kwargs))
+
+    def wrap(self, path, mode="r", *args, **kwargs):
+        file = self.open(path, mode, *args, **kwargs)
+        if mode in ("wb", "ab", "a"):
+            write = file.write
+
+            def limited(data):
+                self.room -= len(data)
+                if self.room < 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                return write(data)
+
+            file = _Proxy(file, limited)
+        return file
+
+
+class _Proxy:
+    def __init__(self, file, write):
+        self.file, self.write = file, write
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+@pytest.mark.parametrize("room", [8_000, 14_000, 20_000, 26_000, 32_000])
+def test_full_disk_stops_the_run_and_spares_its_checkpoints(room, tmp_path):
+    settings = {"checkpoint_interval": 100, "eval_interval": 100}
+    reference = runs.outcome(runs.quick_run(tmp_path / "whole", **settings))
+    path = tmp_path / "full"
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(patch, room)
+        with pytest.raises(TrainingError, match=r"step [\d,]+: cannot write .*: No space left on device; ") as error:
+            runs.quick_run(path, **settings)
+    run = Run(path)
+    steps = run.steps()
+    named = f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {path}" if steps else "there is no checkpoint"
+    assert named in str(error.value)
+    assert isinstance(error.value.__cause__, OSError)
+    assert not list(run.checkpoints.glob(".*.tmp"))
+    for step in steps:
+        run.load(step)
+    assert runs.outcome(resume(path)) == reference
+
+
+def test_command_prints_one_line_and_exits_1(tmp_path, monkeypatch, capsys):
+    FullDisk(monkeypatch, 20_000)
+    settings = "--total-steps 600 --num-envs 4 --num-steps 25 --minibatch-size 50 --hidden 8 --quiet"
+    assert main(["train", "ppo", "CartPole-v1", *settings.split(), "--out", str(tmp_path / "run")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_directory_that_cannot_be_made(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["train", "ppo", "CartPole-v1", "--out", str(tmp_path / "file" / "run")]) == 1
+    assert capsys.readouterr().err == f"rlzoo: {tmp_path / 'file' / 'run'}: Not a directory\n"

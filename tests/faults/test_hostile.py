@@ -1,0 +1,244 @@
+"""Run directories that were damaged, or made by someone with bad intentions: one clear error, nothing executed."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+
+import pytest
+import runs
+import torch
+
+import rlzoo
+from rlzoo.cli import main
+from rlzoo.errors import RunError
+from rlzoo.run import Run
+from rlzoo.train import resume
+
+
+@pytest.fixture(scope="module")
+def good_run(tmp_path_factory):
+    return runs.quick_run(tmp_path_factory.mktemp("good") / "run")
+
+
+@pytest.fixture
+def run(good_run, tmp_path):
+    """A copy to spoil, unfinished so that it can be resumed."""
+    shutil.copytree(good_run.path, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    (run.path / "evaluations.jsonl").unlink()
+    return run
+
+
+def last(run):
+    return run.checkpoints / str(run.steps()[-1])
+
+
+class Bomb:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def sign(folder):
+    """A manifest that vouches for whatever is there."""
+    files = ("model.safetensors", "state.safetensors", "state.json")
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
+    (folder / "manifest.json").write_text(json.dumps(sums))
+
+
+def edit_state(folder, edit):
+    record = json.loads((folder / "state.json").read_text())
+    edit(record)
+    (folder / "state.json").write_text(json.dumps(record))
+    sign(folder)
+
+
+def truncate(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def flip_a_bit(folder):
+    data = bytearray((folder / "state.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "state.safetensors").write_bytes(data)
+
+
+def put_directory(folder):
+    (folder / "state.json").unlink()
+    (folder / "state.json").mkdir()
+
+
+def signed(spoil):
+    def spoil_and_sign(folder):
+        spoil(folder)
+        sign(folder)
+
+    return spoil_and_sign
+
+
+DAMAGE = {
+    "truncated weights": truncate,
+    "truncated weights, signed": signed(truncate),
+    "empty weights, signed": signed(lambda folder: (folder / "model.safetensors").write_bytes(b"")),
+    "flipped bit": flip_a_bit,
+    "no manifest": lambda folder: (folder / "manifest.json").unlink(),
+    "manifest of something else": lambda folder: (folder / "manifest.json").write_text("[1, 2]"),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "a directory for a file": put_directory,
+    "state is no JSON": signed(lambda folder: (folder / "state.json").write_text("{")),
+    "state is a list": signed(lambda folder: (folder / "state.json").write_text("[]")),
+    "state nests too deep": signed(lambda folder: (folder / "state.json").write_text("[" * 100_000)),
+    "state of another format": lambda folder: edit_state(folder, lambda r: r.update(format=99)),
+    "huge header": signed(lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64)),
+    "array that is not there": lambda folder: edit_state(
+        folder, lambda r: r["state"]["collector"].update(obs={"numpy": "../../etc/passwd"})
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_damaged_checkpoint_is_named_with_an_older_one(run, damage, capsys):
+    steps = run.steps()
+    damage(last(run))
+    with pytest.raises(
+        RunError, match=f"cannot read checkpoint .*{steps[-1]}: .*give --checkpoint {steps[-2]}"
+    ) as error:
+        resume(run)
+    assert "\n" not in str(error.value)
+    assert main(["eval", str(run.path)]) == 2
+    assert capsys.readouterr().err.startswith("rlzoo: cannot read checkpoint")
+    assert resume(run, checkpoint=steps[-2]).finished
+
+
+MISFITS = {
+    "no collector": lambda r: r["state"].pop("collector"),
+    "step is a word": lambda r: r["state"].update(step="far"),
+    "random generator of another kind": lambda r: r["state"]["algorithm"]["rng"].update(bit_generator="MT19937"),
+    "algorithm state is a number": lambda r: r["state"].update(algorithm=3),
+    "logger is a list": lambda r: r["state"].update(logger=[]),
+    "no logger": lambda r: r["state"].pop("logger"),
+}
+
+
+@pytest.mark.parametrize("edit", MISFITS.values(), ids=MISFITS.keys())
+def test_state_that_does_not_fit(run, edit):
+    edit_state(last(run), edit)
+    with pytest.raises(RunError, match=r"the checkpoint does not fit config.json: \w+Error: ") as error:
+        resume(run)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_of_another_network(run):
+    config = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps({**config, "hidden": [16]}))
+    with pytest.raises(RunError, match=r"does not fit config.json: RuntimeError: .* size mismatch"):
+        resume(run)
+    with pytest.raises(RunError, match=r"the weights do not fit the model: .* size mismatch"):
+        rlzoo.evaluate(run)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("writer", [pickle.dump, torch.save], ids=["pickle", "torch"])
+def test_pickle_in_disguise_is_not_executed(run, name, writer, tmp_path):
+    with (last(run) / name).open("wb") as file:
+        writer(Bomb(tmp_path / "executed"), file)
+    if name != "manifest.json":
+        sign(last(run))
+    with pytest.raises(RunError):
+        resume(run)
+    with pytest.raises(RunError):
+        rlzoo.evaluate(run)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "\x80",
+        "[" * 100_000,
+        "{}",
+        '{"format": 2}',
+        '{"format": 1}',
+        '{"format": 1, "algorithm": "ppo-clip"}',
+        '{"format": 1, "algorithm": 3, "env": "CartPole-v1"}',
+        '{"format": 1, "algorithm": ["ppo-clip"], "env": "CartPole-v1"}',
+        '{"format": 1, "algorithm": "os:system", "env": "CartPole-v1"}',
+        '{"format": 1, "algorithm": ":", "env": "CartPole-v1"}',
+        '{"format": 1, "algorithm": "ppo-clip", "env": 3}',
+        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "gamma": "high"}',
+        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "hidden": 5}',
+        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "estimator": "os:system"}',
+        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "gama": 0.9}',
+        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "env_kwargs": []}',
+        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "network": {}}',
+    ],
+)
+def test_damaged_configuration(run, text, capsys):
+    (run.path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(RunError, match=r"config\.json"):
+        resume(run)
+    assert main(["eval", str(run.path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["1e9", "-5", "../1", "latest", ".200.tmp", "200.bak"])
+def test_only_plain_numbers_are_checkpoints(tmp_path, name):
+    run = Run(tmp_path)
+    (run.checkpoints / name).mkdir(parents=True)
+    assert run.steps() == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step": "../../x"}', '{"step": 7}', '{"step": null}'])
+def test_best_that_names_nothing(run, text):
+    (run.checkpoints / "best.json").write_text(text)
+    with pytest.raises(RunError, match="has no best checkpoint"):
+        rlzoo.evaluate(run, checkpoint="best")
+    assert rlzoo.evaluate(run, 3).returns.size == 3
+
+
+@pytest.mark.parametrize("garbage", ["{", "\x00\x01", "[1]\n", '{"step": "x"}\n', '{"no": 1}\n', '{"step": 5}\n'])
+def test_garbage_in_the_records_is_left_out(good_run, tmp_path, garbage):
+    shutil.copytree(good_run.path, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    before = run.evaluations()
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
+        with (run.path / name).open("a") as file:
+            file.write(garbage)
+    assert run.evaluations() == before
+    assert resume(run, total_steps=800).finished
+
+
+def test_foreign_directory(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("ten years of work")
+    for arguments in (["resume", str(tmp_path)], ["eval", str(tmp_path)], ["play", str(tmp_path), "--video", "x.gif"]):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == f"rlzoo: {tmp_path} holds no run (no config.json)\n"
+    assert main(["train", "ppo", "CartPole-v1", "--out", str(tmp_path), "--overwrite"]) == 2
+    assert capsys.readouterr().err == f"rlzoo: {tmp_path} holds something other than a run\n"
+    assert (tmp_path / "thesis.tex").read_text() == "ten years of work"
+
+
+def test_overwriting_leaves_other_files_alone(run):
+    (run.path / "notes.txt").write_text("mine")
+    runs.quick_run(run.path, overwrite=True)
+    assert (run.path / "notes.txt").read_text() == "mine"
+
+
+def test_checkpoint_that_is_a_link_is_not_followed_when_it_is_let_go(run, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("x")
+    (run.checkpoints / "1").symlink_to(elsewhere)
+    resume(run)
+    assert (elsewhere / "precious").exists()
