@@ -55,13 +55,7 @@ class Trainer:
     def __init__(self, config: Config, model: ActorCritic | None = None) -> None:
         self.config = config
         env_seed, noise_seed, batch_seed, init_seed = np.random.SeedSequence(config.seed).spawn(4)
-        self.env = envs.make(
-            config.env,
-            config.num_envs,
-            int(env_seed.generate_state(1)[0]),
-            vectorized=config.vectorized,
-            **config.env_kwargs,
-        )
+        self.env = self._make_env(env_seed)
         self.model = model or config.network.build(
             self.env.observation_space,
             self.env.action_space,
@@ -80,8 +74,16 @@ class Trainer:
             np.random.default_rng(noise_seed),
             config.noise_correlation,
         )
-        self.collector = Collector(self.env, noise, config.num_steps, config.whole_episodes)
+        self.collector = self._make_collector(noise)
         self.step = 0
+
+    def _make_env(self, seed: np.random.SeedSequence) -> envs.VectorEnv:
+        config = self.config
+        number = int(seed.generate_state(1)[0])
+        return envs.make(config.env, config.num_envs, number, vectorized=config.vectorized, **config.env_kwargs)
+
+    def _make_collector(self, noise: ActionNoise) -> Collector:
+        return Collector(self.env, noise, self.config.num_steps, self.config.whole_episodes)
 
     @property
     def done(self) -> bool:
@@ -110,7 +112,12 @@ class Trainer:
         return Checkpoint(self.model.state_dict(), state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on where `checkpoint` was taken."""
+        """Goes on where `checkpoint` was taken; with new episodes if the environment cannot give its state."""
+        if checkpoint.state["collector"]["env"] is None:
+            self.env.close()
+            seed = np.random.SeedSequence(self.config.seed, spawn_key=(0, int(checkpoint.state["step"])))
+            self.env = self._make_env(seed)
+            self.collector = self._make_collector(self.collector.noise)
         self.model.load_state_dict(checkpoint.model)
         self.state.load_state_dict(checkpoint.state["algorithm"])
         self.collector.load_state_dict(checkpoint.state["collector"])

@@ -338,3 +338,16 @@ def test_lazy_names_are_those_that_type_checkers_see():
 def test_config_dataclass_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_config("ppo", "CartPole-v1").seed = 1
+
+
+def test_environment_without_state_starts_other_episodes_after_each_resume() -> None:
+    config = make_config("ppo-clip", "CartPole-v1", num_envs=2, num_steps=16, minibatch_size=32, vectorized=False)
+    first = Trainer(config)
+    start = first.collector.state_dict()["obs"].copy()
+    first.iterate()
+    second = Trainer(config)
+    second.restore(first.checkpoint())
+    assert not np.array_equal(second.collector.state_dict()["obs"], start)
+    again = Trainer(config)
+    again.restore(first.checkpoint())
+    np.testing.assert_array_equal(second.collector.state_dict()["obs"], again.collector.state_dict()["obs"])
