@@ -15,7 +15,6 @@ name is complete.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -23,15 +22,14 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
 
 import rlzoo
+from rlzoo.checkpoint import FILES, FORMAT, Checkpoint, pack, unpack
 from rlzoo.config import Config, make_config
 from rlzoo.errors import ConfigError, RunError
 
@@ -39,16 +37,6 @@ try:
     import fcntl
 except ImportError:  # Windows: nothing keeps two processes apart there
     fcntl = None  # type: ignore[assignment]
-
-FORMAT = 1
-"""Version of the directory's layout."""
-
-
-class Checkpoint(NamedTuple):
-    """What training needs to go on."""
-
-    model: dict[str, Tensor]
-    state: dict[str, Any]
 
 
 class Run:
@@ -256,16 +244,7 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            manifest = json.loads((folder / "manifest.json").read_text())
-            files = {name: (folder / name).read_bytes() for name in _FILES}
-            for name, data in files.items():
-                if hashlib.sha256(data).hexdigest() != manifest[name]:
-                    raise ValueError(f"{name} is damaged")
-            record = json.loads(files["state.json"])
-            if record["format"] != FORMAT:
-                raise ValueError(f"format {record['format']}; this rlzoo reads format {FORMAT}")
-            state = _join(record["state"], load(files["state.safetensors"]))
-            return Checkpoint(load(files["model.safetensors"]), state)
+            return unpack({name: (folder / name).read_bytes() for name in FILES})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
             remedy = f"; an older one is at step {older[-1]}: give --checkpoint {older[-1]}" if older else ""
@@ -320,21 +299,6 @@ class Run:
         self._prune()
 
 
-def pack(step: int, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The files of a checkpoint by their names: a snapshot of tensors that go on changing."""
-    arrays, rest = _split(checkpoint.state)
-    files = {
-        "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
-        "state.safetensors": save(arrays),
-        "state.json": json.dumps({"format": FORMAT, "step": step, "state": rest}).encode(),
-    }
-    manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    return files | {"manifest.json": json.dumps(manifest).encode()}
-
-
-_FILES = ("model.safetensors", "state.safetensors", "state.json")
-
-
 def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a JSON-lines file and what they hold; a half-written last line is left out."""
     with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
@@ -351,38 +315,6 @@ def _describe(error: BaseException) -> str:
     """One line, with the kind of error where its text says little."""
     text = " ".join(str(error).split())
     return text if isinstance(error, (ConfigError, OSError)) else f"{type(error).__name__}: {text}"
-
-
-def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
-    """Nested dicts and lists -> (tensors by path, the same structure with paths in their place)."""
-    arrays: dict[str, Tensor] = {}
-
-    def walk(x: Any, path: str) -> Any:
-        if isinstance(x, dict):
-            return {key: walk(value, f"{path}/{key}") for key, value in x.items()}
-        if isinstance(x, (list, tuple)):
-            return [walk(value, f"{path}/{i}") for i, value in enumerate(x)]
-        if isinstance(x, np.ndarray):
-            arrays[path] = torch.from_numpy(np.ascontiguousarray(x))
-            return {"numpy": path}
-        if isinstance(x, Tensor):
-            arrays[path] = x.detach().cpu().contiguous()
-            return {"tensor": path}
-        return x.item() if isinstance(x, np.generic) else x
-
-    return arrays, walk(state, "")
-
-
-def _join(structure: Any, arrays: dict[str, Tensor]) -> Any:
-    if isinstance(structure, dict):
-        if set(structure) == {"numpy"}:
-            return arrays[structure["numpy"]].numpy()
-        if set(structure) == {"tensor"}:
-            return arrays[structure["tensor"]]
-        return {key: _join(value, arrays) for key, value in structure.items()}
-    if isinstance(structure, list):
-        return [_join(value, arrays) for value in structure]
-    return structure
 
 
 def _write_and_sync(path: Path, data: bytes) -> None:

@@ -22,13 +22,14 @@ import torch
 from rlzoo import envs
 from rlzoo.actors import ActionNoise, make_actor
 from rlzoo.algorithms import Algorithm, Metrics
+from rlzoo.checkpoint import Checkpoint, pack
 from rlzoo.collect import Collector, Episode, evaluate
 from rlzoo.config import Config, make_config, with_preset
 from rlzoo.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, require
 from rlzoo.evaluate import Evaluation, check_model_given, describe, evaluate_model
 from rlzoo.logger import Display, Logger, make_display
 from rlzoo.models import ActorCritic, RewardScale
-from rlzoo.run import Checkpoint, Run, pack
+from rlzoo.run import Run
 
 FINAL_EPISODES = 100
 """Episodes of the evaluations at the end of a run."""

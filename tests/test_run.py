@@ -9,9 +9,10 @@ import runs
 import torch
 
 import rlzoo
+from rlzoo.checkpoint import Checkpoint
 from rlzoo.config import make_config
 from rlzoo.errors import ConfigError, RunError
-from rlzoo.run import Checkpoint, Run
+from rlzoo.run import Run
 
 CONFIG = make_config("trpo", "CartPole-v1", gamma=0.9, hidden=(3, 4), env_kwargs={"sutton_barto_reward": True})
 

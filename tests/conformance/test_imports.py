@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "envs": {"errors"},
     "actors": {"models", "networks", "fields", "errors"},
     "collect": {"actors", "buffer", "envs", "models", "errors"},
-    "run": {"config", "errors"},
+    "checkpoint": set(),
+    "run": {"checkpoint", "config", "errors"},
     "evaluate": {"actors", "envs", "models", "run", "errors"},
 }  # fmt: skip
 

@@ -1,0 +1,88 @@
+"""The bytes of a checkpoint: tensors as safetensors, the rest as JSON, and a manifest with their checksums.
+
+Nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+FORMAT = 1
+"""Version of the layout of a run directory and of its checkpoints."""
+
+FILES = ("model.safetensors", "state.safetensors", "state.json", "manifest.json")
+
+
+class Checkpoint(NamedTuple):
+    """What training needs to go on."""
+
+    model: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def pack(step: int, checkpoint: Checkpoint) -> dict[str, bytes]:
+    """The files of a checkpoint by their names: a snapshot of tensors that go on changing."""
+    arrays, rest = _split(checkpoint.state)
+    files = {
+        "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
+        "state.safetensors": save(arrays),
+        "state.json": json.dumps({"format": FORMAT, "step": step, "state": rest}).encode(),
+    }
+    manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    return files | {"manifest.json": json.dumps(manifest).encode()}
+
+
+def unpack(files: dict[str, bytes]) -> Checkpoint:
+    """What `pack` packed.
+
+    Raises:
+        ValueError, KeyError, TypeError, SafetensorError: the files are damaged or of another format.
+    """
+    manifest = json.loads(files["manifest.json"])
+    for name in FILES[:-1]:
+        if hashlib.sha256(files[name]).hexdigest() != manifest[name]:
+            raise ValueError(f"{name} is damaged")
+    record = json.loads(files["state.json"])
+    if record["format"] != FORMAT:
+        raise ValueError(f"format {record['format']}; this rlzoo reads format {FORMAT}")
+    state = _join(record["state"], load(files["state.safetensors"]))
+    return Checkpoint(load(files["model.safetensors"]), state)
+
+
+def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
+    """Nested dicts and lists -> (tensors by path, the same structure with paths in their place)."""
+    arrays: dict[str, Tensor] = {}
+
+    def walk(x: Any, path: str) -> Any:
+        if isinstance(x, dict):
+            return {key: walk(value, f"{path}/{key}") for key, value in x.items()}
+        if isinstance(x, (list, tuple)):
+            return [walk(value, f"{path}/{i}") for i, value in enumerate(x)]
+        if isinstance(x, np.ndarray):
+            arrays[path] = torch.from_numpy(np.ascontiguousarray(x))
+            return {"numpy": path}
+        if isinstance(x, Tensor):
+            arrays[path] = x.detach().cpu().contiguous()
+            return {"tensor": path}
+        return x.item() if isinstance(x, np.generic) else x
+
+    return arrays, walk(state, "")
+
+
+def _join(structure: Any, arrays: dict[str, Tensor]) -> Any:
+    if isinstance(structure, dict):
+        if set(structure) == {"numpy"}:
+            return arrays[structure["numpy"]].numpy()
+        if set(structure) == {"tensor"}:
+            return arrays[structure["tensor"]]
+        return {key: _join(value, arrays) for key, value in structure.items()}
+    if isinstance(structure, list):
+        return [_join(value, arrays) for value in structure]
+    return structure

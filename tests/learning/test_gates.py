@@ -1,0 +1,54 @@
+"""Every algorithm learns CartPole, and four of them Pendulum, within a small budget.
+
+The bounds come from seeds 100 to 109 of each case: `worst` is the lowest of their mean returns.
+"""
+
+from typing import NamedTuple
+
+import pytest
+
+from rlzoo.config import make_config
+from rlzoo.evaluate import evaluate_model
+from rlzoo.train import Trainer
+
+CARTPOLE = {"total_steps": 40_000, "gamma": 0.99}
+PENDULUM = {"total_steps": 50_000, "gamma": 0.9, "gae_lambda": 0.95, "normalize_reward": True}
+REINFORCE = CARTPOLE | {"learning_rate": 0.01, "vf_learning_rate": 0.005}
+LONG = CARTPOLE | {"num_steps": 256, "num_envs": 4, "gae_lambda": 0.98, "normalize_reward": True}
+NATURAL = LONG | {"anneal_kl": True, "vf_epochs": 20}
+PROXIMAL = LONG | {"num_steps": 128, "num_envs": 8, "minibatch_size": 256, "learning_rate": 2e-3, "anneal_lr": True}
+SWING_NATURAL = PENDULUM | {"max_kl": 0.01, "anneal_kl": True, "vf_learning_rate": 3e-3}
+SWING_PROXIMAL = PENDULUM | {
+    "num_envs": 4, "num_steps": 256, "minibatch_size": 128, "learning_rate": 1e-3, "anneal_lr": True,
+}  # fmt: skip
+
+
+class Gate(NamedTuple):
+    algorithm: str
+    env: str
+    worst: int
+    bound: int
+    settings: dict
+
+
+GATES = [
+    Gate("reinforce", "CartPole-v1", 432, 350, REINFORCE),
+    Gate("npg", "CartPole-v1", 500, 475, NATURAL | {"max_kl": 0.012}),
+    Gate("trpo", "CartPole-v1", 500, 475, NATURAL | {"max_kl": 0.02}),
+    Gate("ppo-penalty", "CartPole-v1", 500, 475, PROXIMAL),
+    Gate("ppo-clip", "CartPole-v1", 500, 475, PROXIMAL | {"anneal_clip": True}),
+    Gate("npg", "Pendulum-v1", -297, -500, SWING_NATURAL),
+    Gate("trpo", "Pendulum-v1", -262, -500, SWING_NATURAL | {"total_steps": 60_000}),
+    Gate("ppo-penalty", "Pendulum-v1", -231, -500, SWING_PROXIMAL),
+    Gate("ppo-clip", "Pendulum-v1", -334, -500, SWING_PROXIMAL),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", GATES, ids=lambda gate: f"{gate.algorithm}-{gate.env}")
+def test_algorithm_learns(gate):
+    trainer = Trainer(make_config(gate.algorithm, gate.env, seed=100, **gate.settings))
+    while not trainer.done:
+        trainer.iterate()
+    evaluation = evaluate_model(trainer.model, gate.env, 50, seed=100)
+    assert evaluation.mean_return > gate.bound, f"the worst of ten seeds was {gate.worst}"
