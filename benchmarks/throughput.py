@@ -131,7 +131,7 @@ def speed(rounds: int, steps: int, threads: int) -> str:
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f}) |"
         )
     title = f"CartPole-v1, {steps:,} steps, {rounds} rounds, {threads} PyTorch thread(s) each"
-    return "\n".join([f"## Training speed\n\n{title}.\n", *lines, ""])
+    return "\n".join([f"### Training speed\n\n{title}.\n", *lines, ""])
 
 
 def threshold(seeds: int, threads: int) -> str:
@@ -157,7 +157,7 @@ def threshold(seeds: int, threads: int) -> str:
         f"475; imports included, evaluation time left out; seeds 0 – {seeds - 1}; rlzoo with its preset, the peers "
         f"with the zoo's settings; {threads} PyTorch thread(s) each"
     )
-    return "\n".join([f"## Time to a solved CartPole\n\n{title}.\n", *lines, ""])
+    return "\n".join([f"### Time to a solved CartPole\n\n{title}.\n", *lines, ""])
 
 
 def threshold_rlzoo(algorithm: str, seed: int, threads: int) -> tuple[float, int]:
@@ -200,7 +200,7 @@ def environments(rounds: int) -> str:
             rates.append(64 * 2000 / (time.perf_counter() - start) / 1e6)
         lines.append(f"| {env_id} | {statistics.median(rates):.2f} ({min(rates):.2f} – {max(rates):.2f}) |")
         print(lines[-1], flush=True)
-    return "\n".join([f"## Environments\n\n64 copies on one core, {rounds} rounds of 128,000 steps.\n", *lines, ""])
+    return "\n".join([f"### Environments\n\n64 copies on one core, {rounds} rounds of 128,000 steps.\n", *lines, ""])
 
 
 def run_child(words: list[str]) -> None:
