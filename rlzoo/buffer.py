@@ -114,7 +114,8 @@ class Buffer:
         """
         rows = max(1, steps // self.mask.shape[1])
         if rows >= self.num_rows:
-            yield self
+            if self.mask.any():
+                yield self
             return
         order = torch.from_numpy(rng.permutation(self.num_rows)).to(self.mask.device)
         shuffled = self.map(lambda x: x[order])

@@ -45,9 +45,13 @@ def outcome(run):
         "model": (last / "model.safetensors").read_bytes(),
         "arrays": (last / "state.safetensors").read_bytes(),
         "state": state,
-        "evaluations": run.evaluations(),
-        "metrics": [{k: v for k, v in record.items() if k not in _TIMES} for record in run.metrics()],
+        "evaluations": [_timeless(record) for record in run.evaluations()],
+        "metrics": [_timeless(record) for record in run.metrics()],
     }
+
+
+def _timeless(record):
+    return {name: x for name, x in record.items() if name not in _TIMES}
 
 
 def weights(run):

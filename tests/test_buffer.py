@@ -151,3 +151,8 @@ def test_fields_of_unequal_shape_are_an_error():
     buffer = buffer_of([[1.0, 2.0]], [[True, True]])
     with pytest.raises(TypeCheckError, match="mask"):
         buffer.replace(mask=buffer.mask[:, :1])
+
+
+def test_buffer_without_an_unmasked_step_has_no_minibatches():
+    empty = buffer_of([[1, 2]], [[False, False]])
+    assert list(empty.minibatches(100, np.random.default_rng(0))) == []

@@ -4,6 +4,8 @@ import io
 import itertools
 import json
 import math
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -14,7 +16,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlzoo.collect import Episode
 from rlzoo.evaluate import Evaluation
 from rlzoo.logger import Display, LineDisplay, LiveDisplay, Logger, make_display
-from rlzoo.tfevents import EventFile
 from rlzoo.train import resume
 
 
@@ -77,12 +78,13 @@ def test_state_goes_on_where_it_was(tmp_path):
 def test_evaluation_is_written(tmp_path):
     logger = make_logger(tmp_path)
     evaluation = Evaluation(np.array([1.0, 3.0]), np.array([5, 7]), deterministic=True, seed=4)
-    logger.evaluation(100, evaluation, final=True)
+    logger.evaluation(100, 0.25, evaluation, final=True)
     logger.flush()
     (record,) = read(tmp_path, "evaluations")
     assert record["step"] == 100
     assert record["final"] is True
     assert (record["mean_return"], record["std_return"], record["seed"]) == (2.0, 1.0, 4)
+    assert record["seconds"] == 0.25
     assert tensorboard(tmp_path).Scalars("eval/return_deterministic")[0].value == 2.0
 
 
@@ -122,15 +124,39 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
     assert [(s.step, s.value) for s in tensorboard(tmp_path).Scalars("train/kl")] == [(100, 1), (200, 1), (250, 2)]
 
 
-def test_event_file_takes_any_number(tmp_path):
-    events = EventFile(tmp_path)
-    events.scalars(2**40, {"ä" * 200: 1e300, "b": -1e300, "c": None, "d": 0.1})
-    events.flush()
-    events.scalars(2**40 + 1, {"d": 0.2})
-    events.flush()
+def test_tensorboard_takes_any_number(tmp_path):
+    logger = make_logger(tmp_path, total_steps=1)
+    logger.iteration(2**40, 0.1, {"ä" * 200: 1e300, "b": -1e300, "c": math.nan, "d": 0.1}, [])
+    logger.flush()
+    logger.iteration(2**40 + 1, 0.1, {"d": 2}, [])
+    logger.flush()
     board = tensorboard(tmp_path)
-    assert board.Scalars("ä" * 200)[0].value == pytest.approx(3.4e38)
-    assert [(s.step, s.value) for s in board.Scalars("d")] == [(2**40, np.float32(0.1)), (2**40 + 1, np.float32(0.2))]
+    assert "train/c" not in board.Tags()["scalars"]
+    assert board.Scalars("train/" + "ä" * 200)[0].value == math.inf
+    assert [(s.step, s.value) for s in board.Scalars("train/d")] == [(2**40, np.float32(0.1)), (2**40 + 1, 2)]
+
+
+def test_tensorboard_waits_for_the_first_flush(tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from rlzoo.logger import Display, Logger
+logger = Logger(Path({str(tmp_path)!r}), 1, {{}}, Display())
+logger.iteration(1, 0.1, {{"kl": 0.5}}, [])
+assert "tensorboard" not in sys.modules
+logger.flush()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert tensorboard(tmp_path).Scalars("train/kl")[0].value == 0.5
+
+
+def test_events_that_cannot_be_written(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    logger = make_logger(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="tfevents"):
+        logger.flush()
 
 
 def test_records_of_a_run(tmp_path):
