@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "curves.jsonl"
 ASSETS = ROOT / "docs" / "assets"
 
+FIRST_SEED = 10
+"""Presets were chosen on seeds 0 to 3; results are shown for others."""
 ALGORITHMS = ("reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip")
 ENVIRONMENTS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 EVALUATIONS = 20
@@ -112,7 +114,9 @@ def run(options: argparse.Namespace) -> int:
     """Trains what is missing and keeps what is there; returns how many runs failed."""
     kept = {(r["algorithm"], r["env"], r["seed"]): r for r in read(options.out)}
     todo = []
-    for seed in range(options.seeds):  # seed by seed, so that a run cut short still has every pair
+    for seed in range(
+        FIRST_SEED, FIRST_SEED + options.seeds
+    ):  # seed by seed, so that a run cut short still has every pair
         for env in options.environments:
             for algorithm in options.algorithms:
                 settings = dict(find_preset(algorithm, env) or {})
@@ -294,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     running = commands.add_parser("run", help="train what is missing")
     running.set_defaults(command=run)
-    running.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 [3]")
+    running.add_argument("--seeds", type=int, default=3, metavar="N", help=f"seeds from {FIRST_SEED} on [3]")
     running.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time [1]")
     running.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS, metavar="NAME")
     running.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=ENVIRONMENTS, metavar="ID")

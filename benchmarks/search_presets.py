@@ -1,34 +1,38 @@
-"""The search behind rlzoo/presets: random and TPE trials around the present preset of a pair.
+"""How rlzoo/presets were found: variants of a preset side by side, by hand or by TPE.
 
+    python benchmarks/search_presets.py compare trpo Pendulum-v1 "" "gamma=0.95 num_envs=4" "anneal_kl=true"
     pip install -e '.[search]'
-    python benchmarks/search_presets.py trpo Pendulum-v1 --trials 30 --jobs 2
+    python benchmarks/search_presets.py search trpo Pendulum-v1 --trials 30
 
-A trial trains three seeds, one after the other. Its score is the mean return of the stochastic evaluations in the
-last third of the budget, averaged over seeds, less half their standard deviation over seeds; a trial whose first
-seeds already fall behind the median of the others is pruned. The study is kept in `--study` (a journal file) and
-goes on from there. The best settings are printed as TOML, to be read, shortened and put into the preset.
+`compare` trains every variant (settings on top of the present preset; "" is the preset itself) on seeds 0 to 3 and
+prints ten evaluations of each run. The presets started from rl-baselines3-zoo's public values and were improved in
+this way. `search` does the same without a hand: a trial trains the seeds one after the other, its score is the mean
+return over the last four of the ten evaluations, less half the standard deviation over seeds, and a trial that falls
+behind the median of the others is pruned. The study is kept in `--study`, a journal file, and goes on from there; the
+best settings are printed as TOML.
 """
 
 from __future__ import annotations
 
 import argparse
+import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import optuna
 import torch
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
 
 from rlzoo import Trainer, make_config
 from rlzoo.evaluate import evaluate_model
 from rlzoo.presets import find_preset
 
-SEEDS = (101, 102, 103)
-"""Seeds of the search; those that results are reported for are others."""
+if TYPE_CHECKING:
+    import optuna
+
+SEEDS = (0, 1, 2, 3)
+"""Results are reported for others: see curves.py."""
 SHARED = {
     "gamma": (0.9, 0.95, 0.98, 0.99, 0.995),
     "num_envs": (4, 8, 16),
@@ -56,8 +60,8 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def train(algorithm: str, env: str, settings: dict[str, Any], seed: int) -> float:
-    """Mean return over the last third of ten stochastic evaluations."""
+def train(algorithm: str, env: str, settings: dict[str, Any], seed: int) -> list[float]:
+    """Mean returns of ten stochastic evaluations of 64 episodes, spread over the run."""
     torch.set_num_threads(1)
     trainer = Trainer(make_config(algorithm, env, **settings, seed=seed))
     interval = trainer.config.total_steps / 10
@@ -66,66 +70,83 @@ def train(algorithm: str, env: str, settings: dict[str, Any], seed: int) -> floa
         trainer.iterate()
         if trainer.step >= interval * (len(returns) + 1):
             returns.append(evaluate_model(trainer.model, env, 64, seed=len(returns)).mean_return)
-    return float(np.mean(returns[-4:]))
+    return returns
 
 
-def score(returns: list[float]) -> float:
-    return float(np.mean(returns) - 0.5 * np.std(returns))
+def compare(algorithm: str, env: str, variants: list[str], jobs: int) -> None:
+    preset = find_preset(algorithm, env) or {}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        runs = {
+            variant: [pool.submit(train, algorithm, env, preset | parse(variant), seed) for seed in SEEDS]
+            for variant in variants
+        }
+        for variant, seeds in runs.items():
+            print(f"{algorithm} {env} {variant or '(the preset)'}")
+            for seed, run in zip(SEEDS, seeds, strict=True):
+                print(f"  seed {seed}  " + "".join(f"{x:9.1f}" for x in run.result()), flush=True)
 
 
-def search(algorithm: str, env: str, trials: int, study: Path) -> None:
-    """One worker's share of the trials of a study that others may work on too."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = JournalStorage(JournalFileBackend(str(study)))
-    start = find_preset(algorithm, env) or {}
-    space = SPACES[algorithm]
-    work = optuna.load_study(
+def parse(variant: str) -> dict[str, Any]:
+    """`gamma=0.95 num_envs=4`, with values as in a preset's TOML."""
+    return tomllib.loads("\n".join(variant.split()))
+
+
+def score(runs: list[list[float]]) -> float:
+    ends = [np.mean(returns[-4:]) for returns in runs]
+    return float(np.mean(ends) - 0.5 * np.std(ends))
+
+
+def objective(trial: optuna.Trial, algorithm: str, env: str) -> float:
+    import optuna
+
+    choices = SPACES[algorithm]
+    settings = {name: trial.suggest_categorical(name, values) for name, values in choices.items()}
+    settings = (find_preset(algorithm, env) or {}) | settings
+    if not 256 <= settings["num_envs"] * settings.get("num_steps", 1024) <= 4096:
+        raise optuna.TrialPruned
+    runs: list[list[float]] = []
+    for seed in SEEDS:
+        runs.append(train(algorithm, env, settings, seed))
+        trial.report(score(runs), len(runs))
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    print(f"{score(runs):10.1f}  {trial.params}", flush=True)
+    return score(runs)
+
+
+def search(algorithm: str, env: str, trials: int, path: Path) -> None:
+    import optuna
+
+    study = optuna.create_study(
         study_name=f"{algorithm}/{env}",
-        storage=storage,
+        storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path))),
         sampler=optuna.samplers.TPESampler(multivariate=True, n_startup_trials=8),
         pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+        direction="maximize",
+        load_if_exists=True,
     )
-
-    def objective(trial: optuna.Trial) -> float:
-        settings = start | {name: trial.suggest_categorical(name, choices) for name, choices in space.items()}
-        steps = settings["num_envs"] * settings.get("num_steps", 1024)
-        if not 256 <= steps <= 4096:
-            raise optuna.TrialPruned
-        returns: list[float] = []
-        for seed in SEEDS:
-            returns.append(train(algorithm, env, settings, seed))
-            trial.report(score(returns), len(returns))
-            if trial.should_prune():
-                raise optuna.TrialPruned
-        print(f"{score(returns):10.1f}  {trial.params}", flush=True)
-        return score(returns)
-
-    work.optimize(objective, n_trials=trials)
+    study.optimize(lambda trial: objective(trial, algorithm, env), n_trials=trials)
+    print(f"\n# {study.best_value:.1f}\n[{env}]")
+    for name, value in study.best_params.items():
+        print(f"{name} = {str(value).lower() if isinstance(value, bool) else value}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithm", choices=SPACES)
-    parser.add_argument("env")
-    parser.add_argument("--trials", type=int, default=30)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--study", type=Path, default=Path("presets-study.log"))
+    commands = parser.add_subparsers(dest="command", required=True)
+    comparing, searching = commands.add_parser("compare"), commands.add_parser("search")
+    for command in (comparing, searching):
+        command.add_argument("algorithm", choices=SPACES)
+        command.add_argument("env")
+    comparing.add_argument("variants", nargs="+", metavar="SETTINGS")
+    comparing.add_argument("--jobs", type=int, default=2)
+    searching.add_argument("--trials", type=int, default=30)
+    searching.add_argument("--study", type=Path, default=Path("presets-study.log"))
     options = parser.parse_args()
-    storage = JournalStorage(JournalFileBackend(str(options.study)))
-    study = optuna.create_study(
-        study_name=f"{options.algorithm}/{options.env}", storage=storage, direction="maximize", load_if_exists=True
-    )
-    space, present = SPACES[options.algorithm], find_preset(options.algorithm, options.env) or {}
-    if not study.trials and all(present.get(name, choices[0]) in choices for name, choices in space.items()):
-        study.enqueue_trial({name: present.get(name, choices[0]) for name, choices in space.items()})
-    share = -(-options.trials // options.jobs)
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(search, options.algorithm, options.env, share, options.study) for _ in range(options.jobs)]
-        for job in jobs:
-            job.result()
-    print(f"\n# {study.best_value:.1f}\n[{options.env}]")
-    for name, value in study.best_params.items():
-        print(f"{name} = {str(value).lower() if isinstance(value, bool) else value}")
+    if options.command == "compare":
+        compare(options.algorithm, options.env, options.variants, options.jobs)
+    else:
+        search(options.algorithm, options.env, options.trials, options.study)
 
 
 if __name__ == "__main__":
