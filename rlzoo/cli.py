@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
 import gc
-import inspect
 import itertools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import rlzoo
 from rlzoo.errors import ConfigError, Interrupted, RunError, TrainingError, no_such
-from rlzoo.options import Parser, add_fields, integer, normalize
+from rlzoo.options import Switch, parse
 
 if TYPE_CHECKING:
+    from rlzoo.config import Config
     from rlzoo.logger import Display
     from rlzoo.run import Run
 
@@ -34,11 +35,13 @@ ALGORITHMS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code. What a user can mend becomes one line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "" not in sys.path and not sys.flags.safe_path:
+        sys.path.insert(0, "")  # module:Class may be in the current directory
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as done:  # argparse, after --help
+    except SystemExit as done:  # after --help
         return int(done.code or 0)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -65,19 +68,23 @@ def _complain(line: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = Parser(prog="rlzoo", usage="rlzoo COMMAND ...", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("--version", action="version", version=f"rlzoo {rlzoo.__version__}")
-    if not arguments or arguments[0].startswith("-"):
-        parser.parse(arguments)
-        parser.print_help()
-        return 0 if arguments else 2
-    command, *rest = arguments
-    if command not in _COMMANDS:
+    command, *rest = arguments or ["--help"]
+    if command == "--version":
+        print(f"rlzoo {rlzoo.__version__}")
+    elif command in ("-h", "--help"):
+        print(_HELP)
+    elif command.startswith("-"):
+        raise ConfigError(no_such("option", command, ("--help", "--version")))
+    elif command not in _COMMANDS:
         raise ConfigError(no_such("command", command, _COMMANDS))
-    return _COMMANDS[command](rest)
+    else:
+        return _COMMANDS[command](rest)
+    return 0 if arguments else 2
 
 
-_DESCRIPTION = """\
+_HELP = """\
+usage: rlzoo COMMAND ...
+
 On-policy policy gradients, from REINFORCE to PPO.
 
 commands:
@@ -85,69 +92,130 @@ commands:
   resume RUN            go on with a run that was stopped
   eval RUN              play episodes and print their mean return
   play RUN              watch episodes, or record them as a video
-  list                  algorithms and environments"""
+  list                  algorithms and environments
 
-_EPILOG = "rlzoo COMMAND --help says more, rlzoo train ALGORITHM ENV --help most."
+options:
+  -h, --help            show this and stop
+  --version             show the version and stop
+
+rlzoo COMMAND --help says more, rlzoo train ALGORITHM ENV --help most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Threads:
+    threads: int = 1
+    """Of PyTorch and NumPy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Output(_Threads):
+    quiet: Switch = False
+    """Print nothing but the final evaluation."""
+    json: Switch = False
+    """Print the final evaluation as one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train(_Output):
+    out: str | None = None
+    """The run directory; runs/<algorithm>-<env>-s<seed>-<time> if not given."""
+    overwrite: Switch = False
+    """Replace a run that is there already."""
+    no_preset: Switch = False
+    """Start from the class defaults."""
+    estimator: str | None = None
+    """gae, monte-carlo or module:Class; the algorithm's own if not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Resume(_Output):
+    run: str
+    """The run directory."""
+    total_steps: int | None = None
+    """A new end for the run."""
+    checkpoint: int | None = None
+    """The step to go back to; later checkpoints are deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Policy:
+    run: str
+    """The run directory."""
+    deterministic: Switch = False
+    """The policy's modes, not samples of it."""
+    seed: int = 0
+    """Of environments and actions."""
+    checkpoint: int | Literal["best"] | None = None
+    """A step; the last one if not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Eval(_Policy, _Threads):
+    episodes: int = 100
+    """How many."""
+    json: Switch = False
+    """Print one JSON object."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Play(_Policy):
+    episodes: int = 1
+    """How many."""
+    video: str | None = None
+    """Write this file, .mp4 or .gif, instead of opening a window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _List:
+    json: Switch = False
+    """Print one JSON object."""
 
 
 def _train(arguments: list[str]) -> int:
     names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[:2]))
-    rest = normalize(arguments[len(names) :])
+    rest = arguments[len(names) :]
     algorithm, env = (*names, *("ppo-clip", "ENV")[len(names) :])
     if algorithm not in (*ALGORITHMS, "ppo") and ":" not in algorithm:
         raise ConfigError(no_such("algorithm", algorithm, (*ALGORITHMS, "ppo")))
-    parser = _train_parser(named=bool(names))
-    first = parser.parse_known_args(rest)[0]
-    if len(names) < 2 and not first.help:
+    options = parse(_Train, rest, partly=True)
+    if len(names) < 2 and not {"-h", "--help"} & {*rest}:
         raise ConfigError("an algorithm and an environment come first: rlzoo train ALGORITHM ENV [--option value ...]")
-    with _importing(first.threads):
+    with _importing(options.threads):
         from rlzoo.config import make_config, with_preset
         from rlzoo.train import train
 
-    chosen = {} if first.estimator is None else {"estimator": first.estimator}
-    start = make_config(algorithm, env, **(with_preset(algorithm, env, chosen)[0] if first.preset else chosen))
-    fields = add_fields(parser, "run", start, leave_out=("env",))
-    if names:
-        fields += add_fields(parser, algorithm, start.algorithm, description=inspect.getdoc(start.algorithm))
-        estimator = start.algorithm.estimator
-        fields += add_fields(parser, f"estimator {type(estimator).__name__}", estimator)
-    fields += add_fields(parser, "network", start.network)
-    options = parser.parse(rest)
-    if options.help:
-        parser.print_help()
-        return 0
-    settings = chosen | {name: value for name, value in vars(options).items() if name in fields}
+    preset = not options.no_preset
+    settings: dict[str, Any] = {} if options.estimator is None else {"estimator": options.estimator}
+    start = make_config(algorithm, env, **(with_preset(algorithm, env, settings)[0] if preset else settings))
+    description = "Train a policy, in a new run directory. The preset of the pair gives the defaults, if there is one."
+    if not names:
+        description += (
+            f"\n{_algorithms()}\n\nENV is a Gymnasium id, or module:Id. Below are the options of {algorithm}.\n\n"
+            "rlzoo train ALGORITHM ENV --help has another algorithm's, with the preset's values."
+        )
+    both = _with_config(start)
+    config = parse(type(both), rest, f"rlzoo train {algorithm} {env}", description, both).run
+    before = start.to_dict()
+    settings |= {name: x for name, x in config.to_dict().items() if x != before[name]}
     run = train(
         algorithm,
         env,
         out=options.out,
         overwrite=options.overwrite,
-        preset=options.preset,
+        preset=preset,
         progress=_display(options),
         **settings,
     )
     return _report(run, options)
 
 
-def _train_parser(named: bool) -> Parser:
-    """The options that do not come from the fields of a configuration."""
-    description = (
-        "Train a policy, in a new run directory. The preset of the pair gives the defaults, where there is one."
-    )
-    if not named:
-        description += (
-            f"\n\n{_algorithms()}\n\nENV is a Gymnasium id, or module:Id.\n"
-            "rlzoo train ALGORITHM ENV --help also lists the algorithm's options, with the preset's values."
-        )
-    usage = "rlzoo train ALGORITHM ENV [--option value ...]"
-    parser = Parser(prog="rlzoo train", usage=usage, description=description, add_help=False)
-    parser.add_argument("-h", "--help", action="store_true", help="Show this and stop")
-    parser.add_argument("--out", metavar="DIR", help="The run directory [runs/<algorithm>-<env>-s<seed>-<time>]")
-    parser.add_argument("--overwrite", action="store_true", help="Replace a run that is there already")
-    parser.add_argument("--no-preset", dest="preset", action="store_false", help="Start from the class defaults")
-    parser.add_argument("--estimator", metavar="NAME", help="gae, monte-carlo or module:Class [the algorithm's own]")
-    _add_output_options(parser)
-    return parser
+def _with_config(config: Config) -> Any:
+    """The defaults of the command's options, and of the run's without its environment, as one dataclass."""
+    import tyro
+
+    fields: list[Any] = [("env", tyro.conf.Suppress[str])]
+    run = dataclasses.make_dataclass("Config", fields, bases=(type(config),), frozen=True)(**vars(config))
+    return dataclasses.make_dataclass("Train", [("command", _Train), ("run", type(run))])(_Train(), run)
 
 
 def _algorithms() -> str:
@@ -155,14 +223,7 @@ def _algorithms() -> str:
 
 
 def _resume(arguments: list[str]) -> int:
-    parser = Parser(prog="rlzoo resume", description="Go on with a run where its last checkpoint was taken.")
-    parser.add_argument("run", metavar="RUN", help="The run directory")
-    parser.add_argument("--total-steps", type=integer, metavar="N", help="A new end for the run")
-    parser.add_argument(
-        "--checkpoint", type=integer, metavar="STEP", help="Go back to this one; later ones are deleted"
-    )
-    _add_output_options(parser)
-    options = parser.parse(arguments)
+    options = parse(_Resume, arguments, "rlzoo resume", "Go on with a run where its last checkpoint was taken.")
     with _importing(options.threads):
         from rlzoo.train import resume
 
@@ -172,12 +233,7 @@ def _resume(arguments: list[str]) -> int:
 
 
 def _eval(arguments: list[str]) -> int:
-    parser = Parser(prog="rlzoo eval", description="Play complete episodes and print their mean return.")
-    parser.add_argument("run", metavar="RUN", help="The run directory")
-    _add_policy_options(parser, episodes=100)
-    parser.add_argument("--json", action="store_true", help="Print one JSON object")
-    _add_threads(parser)
-    options = parser.parse(arguments)
+    options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
     with _importing(options.threads):
         from rlzoo.evaluate import describe, evaluate
         from rlzoo.run import Run
@@ -192,11 +248,7 @@ def _eval(arguments: list[str]) -> int:
 
 
 def _play(arguments: list[str]) -> int:
-    parser = Parser(prog="rlzoo play", description="Watch episodes in a window, or record them as a video.")
-    parser.add_argument("run", metavar="RUN", help="The run directory")
-    parser.add_argument("--video", metavar="FILE", help="Write FILE, .mp4 or .gif, instead of opening a window")
-    _add_policy_options(parser, episodes=1)
-    options = parser.parse(arguments)
+    options = parse(_Play, arguments, "rlzoo play", "Watch episodes in a window, or record them as a video.")
     with _importing():
         from rlzoo.play import play
 
@@ -216,9 +268,7 @@ def _play(arguments: list[str]) -> int:
 
 
 def _list(arguments: list[str]) -> int:
-    parser = Parser(prog="rlzoo list", description="Algorithms, and environments with presets or built in.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object")
-    options = parser.parse(arguments)
+    options = parse(_List, arguments, "rlzoo list", "Algorithms, and environments with presets or built in.")
 
     from rlzoo.envs import builtin_ids
     from rlzoo.presets import environments
@@ -249,29 +299,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-def _add_output_options(parser: Parser) -> None:
-    parser.add_argument("--quiet", action="store_true", help="Print nothing but the final evaluation")
-    parser.add_argument("--json", action="store_true", help="Print the final evaluation as one JSON object")
-    _add_threads(parser)
-
-
-def _add_policy_options(parser: Parser, episodes: int) -> None:
-    parser.add_argument("--episodes", type=integer, default=episodes, metavar="N", help=f"How many [{episodes}]")
-    parser.add_argument("--deterministic", action="store_true", help="The policy's modes, not samples of it")
-    parser.add_argument("--seed", type=integer, default=0, metavar="N", help="Of environments and actions [0]")
-    parser.add_argument("--checkpoint", type=_checkpoint, metavar="STEP", help="A step, or best [the last]")
-
-
-def _add_threads(parser: Parser) -> None:
-    parser.add_argument("--threads", type=integer, default=1, metavar="N", help="Of PyTorch and NumPy [1]")
-
-
-def _checkpoint(text: str) -> int | str:
-    if text == "best" or text.isdecimal():
-        return text if text == "best" else int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor best")
-
-
 @contextlib.contextmanager
 def _importing(threads: int = 1) -> Iterator[None]:
     """Around the imports of PyTorch and what needs it.
@@ -294,13 +321,13 @@ def _importing(threads: int = 1) -> Iterator[None]:
         gc.enable()
 
 
-def _display(options: argparse.Namespace) -> Display:
+def _display(options: _Output) -> Display:
     from rlzoo.logger import Display, make_display
 
     return Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)
 
 
-def _report(run: Run, options: argparse.Namespace) -> int:
+def _report(run: Run, options: _Output) -> int:
     """The final evaluations, where the display has not shown them."""
     sampled, modes = run.evaluations()[-2:]
     if options.json:

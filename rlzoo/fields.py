@@ -76,7 +76,7 @@ def _fault(x: Any, hint: Any) -> str | None:
         faults = [_fault(item, args[0]) for item in x] if isinstance(x, tuple) else [_fault(None, args[0])]
         return next((f"a tuple, each {fault}" for fault in faults if fault), None)
     hint = origin or hint
-    if not isinstance(hint, type):
+    if hint is Any or not isinstance(hint, type):
         return None
     accepted = (int, float) if hint is float else hint
     if isinstance(x, accepted) and (hint is bool or not isinstance(x, bool)):

@@ -6,14 +6,13 @@ import contextlib
 import json
 import math
 import os
+import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
-
-from rlzoo.tfevents import EventFile
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -51,8 +50,7 @@ class Logger:
         self.display = display
         self._metrics = _Lines(folder / "metrics.jsonl")
         self._evaluations = _Lines(folder / "evaluations.jsonl")
-        self._events = EventFile(folder, None if resumed_at is None else resumed_at + 1)
-        self._events.text(resumed_at or 0, "config", _table(settings))
+        self._events = _Events(folder, _table(settings), resumed_at)
         self._stride = max(1, total_steps // _POINTS)
         self._step = resumed_at or 0
         self._seconds = 0.0
@@ -86,10 +84,10 @@ class Logger:
             self.flush()
         return record
 
-    def evaluation(self, step: int, evaluation: Evaluation, final: bool = False) -> None:
-        """Records an evaluation of the model at `step`."""
+    def evaluation(self, step: int, seconds: float, evaluation: Evaluation, final: bool = False) -> None:
+        """Records an evaluation of the model at `step` that took `seconds`."""
         summary = evaluation.summary()
-        self._evaluations.add({"step": step, "final": final, **summary})
+        self._evaluations.add({"step": step, "final": final, **summary, "seconds": round(seconds, 4)})
         mode = "_deterministic" if evaluation.deterministic else ""
         self._events.scalars(
             step, {f"eval/return{mode}": summary["mean_return"], f"eval/length{mode}": summary["mean_length"]}
@@ -130,6 +128,40 @@ class _Lines:
             text = "".join([json.dumps(record) + "\n" for record in self._pending])
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
+            self._pending.clear()
+
+
+class _Events:
+    """A new TensorBoard file, with the configuration on the text page. TensorBoard is imported at the first flush."""
+
+    def __init__(self, folder: Path, config: str, resumed_at: int | None) -> None:
+        # TensorBoard reads the files of a folder in the order of their names.
+        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._pending: list[dict[str, Any]] = []
+        self._add(0, file_version="brain.Event:2")
+        if resumed_at is not None:  # what earlier files say of later steps is dropped
+            self._add(resumed_at + 1, session_log={"status": "START"})
+        text = {"dtype": "DT_STRING", "string_val": [config.encode()]}
+        metadata = {"plugin_data": {"plugin_name": "text"}}
+        self._add(resumed_at or 0, summary={"value": [{"tag": "config", "metadata": metadata, "tensor": text}]})
+
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """One event with a scalar for each tag; None is left out."""
+        scalars = [{"tag": tag, "simple_value": x} for tag, x in values.items() if x is not None]
+        self._add(step, summary={"value": scalars})
+
+    def _add(self, step: int, **what: Any) -> None:
+        self._pending.append({"wall_time": time.time(), "step": step, **what})
+
+    def flush(self) -> None:
+        if self._pending:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+
+            with self._path.open("ab") as file:
+                writer = RecordWriter(file)
+                for event in self._pending:
+                    writer.write(Event(**event).SerializeToString())
             self._pending.clear()
 
 

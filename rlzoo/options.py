@@ -1,180 +1,124 @@
-"""Command-line options derived from dataclass fields: name, type, default and docstring of each."""
+"""Command-line options from the fields of dataclasses, by tyro; wrong use in one line."""
 
 from __future__ import annotations
 
-import argparse
-import ast
-import dataclasses
-import inspect
+import contextlib
+import io
 import json
 import re
-import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rlzoo.errors import ConfigError, no_such
 
+T = TypeVar("T")
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises `ConfigError` and suggests the nearest option for one that it does not know."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The parsed arguments.
-
-        Raises:
-            ConfigError: they make no sense; one line says why.
-        """
-        namespace, unknown = self.parse_known_args(normalize(arguments))
-        if unknown:
-            name = next((x for x in unknown if x.startswith("-")), unknown[0])
-            if name.startswith("-"):
-                self.error(no_such("option", name.split("=")[0], self._option_string_actions))
-            self.error(f"unexpected argument {name!r}")
-        return namespace
+Switch = tyro.conf.FlagCreatePairsOff[bool]
+"""An option without a value, and without a `--no-` to take it back."""
 
 
-def normalize(arguments: Sequence[str]) -> list[str]:
-    """`--num_envs` as `--num-envs`, and a negative number joined to its option: `--stop-return=-1e2`."""
-    result: list[str] = []
-    for argument in arguments:
-        if argument.startswith("--"):
-            name, equals, value = argument.partition("=")
-            argument = name.replace("_", "-") + equals + value
-        elif _NEGATIVE.fullmatch(argument) and result and result[-1].startswith("--") and "=" not in result[-1]:
-            argument = f"{result.pop()}={argument}"
-        result.append(argument)
-    return result
-
-
-_NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-inf")
-
-
-def add_fields(
-    parser: argparse.ArgumentParser,
-    title: str,
-    part: Any,
-    leave_out: Collection[str] = (),
+def parse(
+    cls: type[T],
+    arguments: Sequence[str],
+    prog: str | None = None,
     description: str | None = None,
-) -> list[str]:
-    """Adds an option for each field of a dataclass instance, which gives the defaults; returns the fields' names.
+    default: T | None = None,
+    partly: bool = False,
+) -> T:
+    """An instance of a dataclass: `default`, or its own, changed by the arguments. Fields without one are positional.
 
-    An option that is not given leaves nothing in the namespace. Fields of types that do not fit on a command
-    line are left out.
+    With `partly`, there may be arguments that are not for it.
+
+    Raises:
+        ConfigError: the arguments make no sense; one line says why.
+        SystemExit: they ask for help, which was printed.
     """
-    hints = get_type_hints(type(part))
-    docs = field_docs(type(part))
-    group = parser.add_argument_group(title, description)
-    added = []
-    for field in dataclasses.fields(part):
-        how = None if field.name in leave_out else _argument(hints[field.name])
-        if how is not None:
-            text = f"{docs.get(field.name, '').rstrip('.')} [{_shown(getattr(part, field.name))}]"
-            group.add_argument(
-                "--" + field.name.replace("_", "-"),
-                dest=field.name,
-                default=argparse.SUPPRESS,
-                help=text.strip().replace("%", "%%"),
-                **how,
-            )
-            added.append(field.name)
-    return added
+    fields: dict[str, Any] = {
+        "default": tyro.MISSING_NONPROP if default is None else default,
+        "config": _STYLE,
+        "registry": _REGISTRY,
+    }
+    texts: dict[str, Any] = {"prog": prog, "description": description}
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            made, left = tyro.cli(cls, args=arguments, return_unknown_args=True, add_help=not partly, **texts, **fields)
+    except SystemExit as done:
+        if not done.code:
+            raise
+        raise ConfigError(_reason(done, box.getvalue())) from None
+    if left and not partly:
+        name = next((x.split("=")[0].replace("_", "-") for x in left if x.startswith("-")), None)
+        parser: Any = tyro.extras.get_parser(cls, **fields)
+        known = re.findall(r"--[\w-]+", parser.format_help())
+        raise ConfigError(no_such("option", name, known) if name else f"unexpected argument {left[0]!r}")
+    return made
 
 
-def field_docs(cls: type) -> dict[str, str]:
-    """The string below each field of a dataclass, inherited ones included."""
-    docs: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not dataclasses.is_dataclass(base):
-            continue
-        try:
-            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError, SyntaxError, ValueError):
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for field, doc in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr):
-                value = doc.value
-                if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                    docs[field.target.id] = " ".join(value.value.split())
-    return docs
+def _reason(cause: BaseException | None, box: str) -> str:
+    """What the check of a field said, else the first paragraph of the box that tyro draws."""
+    while cause is not None:
+        if isinstance(cause, ConfigError):
+            return str(cause)
+        cause = cause.__context__
+    paragraph = re.split(r"[-─]{9,}[╮\s│]*|\n[\s│]*\n", re.sub(r"\x1b\[[\d;]*m", "", box))[:2][-1]
+    return " ".join(paragraph.replace("│", "").replace("Error parsing", "").split())
 
 
-def _argument(hint: Any) -> dict[str, Any] | None:
-    """How argparse takes a value of this type; None if it cannot."""
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
-    if NoneType in get_args(hint) and len(kinds) == 1:
-        inner = _argument(kinds[0])
-        if inner is not None and "choices" in inner:
-            inner["choices"] = (*inner["choices"], None)
-        return inner and inner | {"type": _or_none(inner.get("type", str))}
-    if hint is bool:
-        return {"action": argparse.BooleanOptionalAction}
-    if hint in _SCALARS:
-        return {"type": _SCALARS[hint], "metavar": hint.__name__.upper()}
-    if get_origin(hint) is Literal:
-        return {"choices": get_args(hint)}
-    if get_origin(hint) is tuple and kinds and kinds[0] in _SCALARS:
-        return {"type": _SCALARS[kinds[0]], "nargs": "*", "metavar": kinds[0].__name__.upper()}
-    if get_origin(hint) is dict:
-        return {"nargs": "+", "metavar": "KEY=VALUE", "action": _Pairs}
+_STYLE = (
+    tyro.conf.OmitArgPrefixes,
+    tyro.conf.AvoidSubcommands,
+    tyro.conf.PositionalRequiredArgs,
+    tyro.conf.PositionalMetavarFromFieldName,
+    tyro.conf.SuppressFixed,
+)
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """Integers such as 1e6, `none`, and KEY=VALUE pairs."""
+    if info.type is int:
+        return PrimitiveConstructorSpec(1, "INT", _integer, _is(int), lambda x: [str(x)])
+    if info.type is NoneType:
+        return PrimitiveConstructorSpec(1, "none", _none, _is(NoneType), lambda _: ["none"])
+    if info.type_origin is dict:
+        return PrimitiveConstructorSpec("*", "KEY=VALUE", _pairs, _is(dict), lambda x: [f"{k}={x[k]}" for k in x])
     return None
 
 
-def integer(text: str) -> int:
-    """An integer; also `1e6` and `100_000`."""
+def _is(cls: type) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, cls)
+
+
+def _integer(texts: list[str]) -> int:
     try:
-        return int(text)
+        return int(texts[0])
     except ValueError:
-        pass
-    try:
-        x = float(text)
-    except ValueError:
-        x = 0.5
+        x = float(texts[0])
     if not x.is_integer():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer")
+        raise ValueError(f"{texts[0]!r} is not an integer")
     return int(x)
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+def _none(texts: list[str]) -> None:
+    if texts[0].lower() != "none":
+        raise ValueError(f"{texts[0]!r} is not none")
 
 
-_SCALARS: dict[Any, Any] = {int: integer, float: _number, str: str}
-
-
-def _or_none(parse: Any) -> Any:
-    return lambda text: None if text.lower() == "none" else parse(text)
-
-
-class _Pairs(argparse.Action):
-    """`key=value` arguments as a dict; values are JSON where they can be, else strings."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        pairs = dict(getattr(namespace, self.dest, {}))
-        for pair in values:
-            key, equals, text = pair.partition("=")
-            if not equals:
-                raise argparse.ArgumentError(self, f"{pair!r} is not of the form key=value")
-            try:
-                pairs[key] = json.loads(text)
-            except ValueError:
-                pairs[key] = text
-        setattr(namespace, self.dest, pairs)
-
-
-def _shown(default: Any) -> str:
-    if isinstance(default, tuple):
-        return "\N{NO-BREAK SPACE}".join(map(str, default))
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return "none" if default is None else str(default)
+def _pairs(texts: list[str]) -> dict[str, Any]:
+    """Values are JSON where they can be, else strings."""
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r} is not of the form key=value")
+        try:
+            pairs[key] = json.loads(value)
+        except ValueError:
+            pairs[key] = value
+    return pairs

@@ -362,7 +362,7 @@ class _Session:
         self.logger.display.say(describe(self.trainer.step, sampled.summary(), modes.summary()))
 
     def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> Evaluation:
-        config, step = self.config, self.trainer.step
+        config, step, start = self.config, self.trainer.step, time.perf_counter()
         evaluation = evaluate_model(
             self.trainer.model,
             config.env,
@@ -372,7 +372,7 @@ class _Session:
             vectorized=config.vectorized,
             **config.env_kwargs,
         )
-        self.logger.evaluation(step, evaluation, final)
+        self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
         return evaluation
 
     def _is_enough(self, mean_return: float) -> bool:

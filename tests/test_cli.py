@@ -11,7 +11,6 @@ import pytest
 import runs
 
 from rlzoo.cli import main
-from rlzoo.options import normalize
 from rlzoo.run import Run
 
 SMALL = [
@@ -103,23 +102,23 @@ def test_preset_gives_the_defaults_of_the_help_page(monkeypatch, capsys):
     monkeypatch.setattr("rlzoo.config.find_preset", lambda *pair: {"gamma": 0.123, "hidden": [7, 7]})
     assert main(["train", "ppo", "CartPole-v1", "--help"]) == 0
     page = capsys.readouterr().out
-    assert "Discount factor, in [0, 1] [0.123]" in page
-    assert "[7\N{NO-BREAK SPACE}7]" in page
-    assert "ppo:\n  Maximise E[min(" in page
+    assert "Discount factor, in [0, 1]. (default: 0.123)" in page
+    assert "(default: 7 7)" in page
+    assert "Maximise E[min(" in page
     assert main(["train", "ppo", "CartPole-v1", "--no-preset", "--help"]) == 0
-    assert "[0.123]" not in capsys.readouterr().out
+    assert "0.123" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--help"], ["commands:", "resume RUN"]),
-        (["train", "--help"], ["trust region policy optimisation", "--total-steps", "--hidden", "--out DIR"]),
+        (["train", "--help"], ["trust region policy optimisation", "--total-steps", "--hidden", "--out none|STR"]),
         (["train", "trpo", "--help"], ["--max-kl", "--gae-lambda", "E[KL(π_old ‖ π_θ)] ≤ δ"]),
-        (["train", "reinforce", "CartPole-v1", "-h"], ["--no-baseline", "estimator MonteCarlo"]),
-        (["resume", "--help"], ["--total-steps", "--checkpoint STEP"]),
-        (["eval", "-h"], ["--episodes N", "--json"]),
-        (["play", "--help"], ["--video FILE"]),
+        (["train", "reinforce", "CartPole-v1", "-h"], ["--no-baseline", "--gamma FLOAT"]),
+        (["resume", "--help"], ["--total-steps", "--checkpoint none|INT"]),
+        (["eval", "-h"], ["--episodes INT", "--json", "RUN"]),
+        (["play", "--help"], ["--video none|STR"]),
         (["list", "--help"], ["--json"]),
         (["--version"], ["rlzoo 0."]),
     ],
@@ -149,11 +148,21 @@ def test_list(capsys):
     ).items()
 
 
-def test_arguments_are_put_in_order():
-    given = ["--num_envs", "4", "--stop_return", "-1.5e3", "--a_b=c_d", "--log-std-init", "-.5", "x_y", "-h", "-3"]
-    assert normalize(given) == [
-        *("--num-envs", "4", "--stop-return=-1.5e3", "--a-b=c_d", "--log-std-init=-.5", "x_y", "-h", "-3"),
-    ]
+def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_algorithm.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from rlzoo.algorithms.reinforce import Reinforce\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Reinforce):\n"
+        "    what: type = int\n"
+        "    n: int = 5\n"
+        '    """Of my own."""\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert main(["train", "own_algorithm:Mine", "CartPole-v1", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "Of my own. (default: 5)" in page
 
 
 # What does not
@@ -182,33 +191,38 @@ NO_SCREEN = "there is no screen to open a window on: give --video FILE.mp4"
         ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--target-kl'?"),
         ("train ppo CartPole-v1 --preset", "no option '--preset'; did you mean '--no-preset'?"),
         ("train ppo CartPole-v1 extra", "unexpected argument 'extra'"),
-        ("train ppo CartPole-v1 --gamma", "argument --gamma: expected one argument"),
-        ("train ppo CartPole-v1 --gamma x", "argument --gamma: 'x' is not a number"),
+        ("train ppo CartPole-v1 --gamma", "Missing value for argument '--gamma'. Expected 1 values."),
+        ("train ppo CartPole-v1 --gamma x", "--gamma: could not convert string to float: 'x'"),
         ("train ppo CartPole-v1 --gamma 1.5", "gamma must be in [0, 1], got 1.5"),
         ("train ppo CartPole-v1 --gamma nan", "gamma must be in [0, 1], got nan"),
         ("train ppo CartPole-v1 --seed -1", "seed must be at least 0, got -1"),
-        ("train ppo CartPole-v1 --seed 1.5", "argument --seed: '1.5' is not an integer"),
+        ("train ppo CartPole-v1 --seed 1.5", "--seed: '1.5' is not an integer"),
         ("train ppo CartPole-v1 --total-steps 0", "total_steps must be at least 1, got 0"),
         ("train ppo CartPole-v1 --hidden 0", "hidden sizes must be at least 1, got (0,)"),
-        ("train ppo CartPole-v1 --hidden 8 x", "argument --hidden: 'x' is not an integer"),
+        ("train ppo CartPole-v1 --hidden 8 x", "--hidden: Could not find valid parse for arguments: ['8', 'x']"),
         (
             "train ppo CartPole-v1 --activation tan",
-            "argument --activation: invalid choice: 'tan' (choose from 'tanh', 'relu')",
+            "invalid choice 'tan' for argument '--activation'. Expected one of ('tanh', 'relu').",
         ),
-        ("train ppo CartPole-v1 --env-kwargs a", "argument --env-kwargs: 'a' is not of the form key=value"),
+        ("train ppo CartPole-v1 --env-kwargs a", "--env-kwargs: 'a' is not of the form key=value"),
         ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N, mps or the like, got 'abacus'"),
         ("train ppo CartPole-v1 --estimator gea", "no estimator 'gea'; did you mean 'gae'?"),
         ("train ppo CartPole-v1 --threads 0", "threads must be at least 1, got 0"),
-        ("resume", "the following arguments are required: RUN"),
+        ("resume", "Missing from rlzoo resume: RUN The run directory. (required)"),
+        ("resume RUN --total-steps", "Missing value for argument '--total-steps'. Expected 1 values."),
+        ("train ppo CartPole-v1 --env Pendulum-v1", "no option '--env'; did you mean '--num-envs'?"),
         ("resume nowhere", "nowhere holds no run (no config.json)"),
         ("resume RUN --checkpoint 5", "RUN has no checkpoint 5; it has STEPS"),
         ("resume RUN --total-steps 0", "total_steps must be at least 1, got 0"),
         ("eval nowhere", "nowhere holds no run (no config.json)"),
         ("eval RUN --episodes 0", "episodes must be at least 1, got 0"),
-        ("eval RUN --episodes many", "argument --episodes: 'many' is not an integer"),
+        ("eval RUN --episodes many", "--episodes: could not convert string to float: 'many'"),
         ("eval RUN --seed -1", "seed must be at least 0, got -1"),
         ("eval RUN --checkpoint 5", "RUN has no checkpoint 5; it has STEPS"),
-        ("eval RUN --checkpoint bst", "argument --checkpoint: 'bst' is neither a step nor best"),
+        (
+            "eval RUN --checkpoint bst",
+            "--checkpoint: no type matching none|INT|{best} could be instantiated from ['bst'].",
+        ),
         ("eval RUN --epsodes 3", "no option '--epsodes'; did you mean '--episodes'?"),
         ("play RUN", NO_SCREEN),
         ("play RUN --video x.avi", "video must end in .mp4 or .gif, got 'x.avi'"),
@@ -292,7 +306,7 @@ def test_memory_of_a_run(tmp_path):
 import resource, sys
 from rlzoo.cli import main
 assert main(["train", "ppo", "CartPole-v1", "--total-steps", "20000", "--out", {str(tmp_path / "run")!r}]) == 0
-assert "transformers" not in sys.modules and "tensorboard" not in sys.modules
+assert "transformers" not in sys.modules and "tensorflow" not in sys.modules
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

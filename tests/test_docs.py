@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 
 import rlzoo
-from rlzoo import cli, options
+from rlzoo import cli
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.config import make_config
 
@@ -95,13 +95,18 @@ class Parsed(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name_of)
 def test_commands_parse(page, workplace, monkeypatch, capsys):
-    parse = options.Parser.parse
+    parse = cli.parse
 
-    def parse_and_stop(parser, arguments):
-        parse(parser, arguments)
+    def parse_and_stop(*arguments, partly=False):
+        try:
+            made = parse(*arguments, partly=partly)
+        except SystemExit as done:
+            raise Parsed from done
+        if partly:
+            return made
         raise Parsed
 
-    monkeypatch.setattr(options.Parser, "parse", parse_and_stop)
+    monkeypatch.setattr(cli, "parse", parse_and_stop)
     for language, title, text in blocks(page):
         if title:
             (workplace / title).write_text(text)
@@ -123,7 +128,7 @@ def settings_tables(page):
 
 
 def shown(default):
-    """As `--help` shows it."""
+    """As the pages write it."""
     if isinstance(default, bool):
         return "on" if default else "off"
     if isinstance(default, tuple):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -33,6 +33,7 @@ class Settings:
     name: str = ""
     kind: Literal["a", "b"] = "a"
     sizes: tuple[int, ...] = ()
+    anything: Any = None
 
 
 def check(**settings):
@@ -73,7 +74,7 @@ def test_range_reads_as_text(bounds, text):
         {},
         {"positive": 1e-9, "non_negative": 0, "unit": 0, "count": 5},
         {"unit": 1, "optional": 2.0, "free": -1e9},
-        {"switch": True, "name": "x", "kind": "b", "sizes": (3, 4)},
+        {"switch": True, "name": "x", "kind": "b", "sizes": (3, 4), "anything": object()},
     ],
 )
 def test_fields_of_their_type_and_range_pass(settings):

@@ -5,9 +5,11 @@ import pytest
 import torch
 from builders import make_buffer, make_model, parameters
 
-from rlzoo.errors import NonFiniteError
+from rlzoo.config import make_config
+from rlzoo.errors import ConfigError, NonFiniteError
 from rlzoo.estimators import GAE
 from rlzoo.first_order import Adam, fit_value, value_loss
+from rlzoo.train import Trainer
 
 
 def policy_loss(model, batch, scale):
@@ -106,3 +108,23 @@ def test_fit_value_lowers_the_loss_and_leaves_the_policy_alone(shared_trunk):
     assert optimizer.count == 20 * 4
     for p, old in zip(model.policy_parameters(), policy, strict=True):
         assert torch.equal(p, old)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "env"), [("ppo-penalty", "Pendulum-v1"), ("trpo", "CartPole-v1")])
+def test_compiled_steps_equal_eager_ones_to_rounding(algorithm, env, tmp_path, monkeypatch):
+    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
+    size = "minibatch_size" if algorithm == "ppo-penalty" else "vf_minibatch_size"
+    settings = {"num_envs": 4, "num_steps": 16, size: 32, "hidden": (8,), "normalize_obs": True}
+    weights = []
+    for compiled in (False, True):
+        trainer = Trainer(make_config(algorithm, env, compile=compiled, **settings))
+        trainer.iterate()  # one: from there on Adam and conjugate gradient amplify what rounding left
+        weights.append(torch.cat([p.detach().reshape(-1) for p in trainer.model.parameters()]))
+    assert list((tmp_path / "cache").glob("*.pt2")), "nothing was compiled"
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-5)
+
+
+def test_whole_episodes_refuse_compilation():
+    with pytest.raises(ConfigError, match="compile"):
+        make_config("reinforce", "CartPole-v1", compile=True)
