@@ -60,11 +60,12 @@ class Config:
             not (self.compile and self.whole_episodes),
             f"compile has no use for {self.algorithm.name}: buffers of whole episodes have a shape of their own each",
         )
-        size = getattr(self.algorithm, "minibatch_size", 0)
-        if not self.whole_episodes:
+        buffer = self.num_envs * self.num_steps
+        for name in ("minibatch_size", "vf_minibatch_size"):
+            size = getattr(self.algorithm, name, 0)
             require(
-                size <= self.num_envs * self.num_steps,
-                f"minibatch_size must be at most num_envs * num_steps = {self.num_envs * self.num_steps}, got {size}",
+                self.whole_episodes or size <= buffer,
+                f"{name} must be at most num_envs * num_steps = {buffer}, got {size}",
             )
 
     @property

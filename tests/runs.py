@@ -24,7 +24,7 @@ PPO = {
     "normalize_reward": True,
     "noise_correlation": 0.5,
 }
-TRPO = {**QUICK, "algorithm": "trpo", "total_steps": 300, "cg_iters": 2, "vf_epochs": 2}
+TRPO = {**QUICK, "algorithm": "trpo", "total_steps": 300, "cg_iters": 2, "vf_epochs": 2, "vf_minibatch_size": 50}
 
 _TIMES = ("seconds", "steps_per_second")
 

@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import runs
@@ -63,7 +64,8 @@ def test_train_eval_resume(tmp_path, capsys):
 
 
 def test_json_of_train_is_alone_on_standard_output(tmp_path, capsys):
-    assert main(["train", "trpo", "CartPole-v1", "--out", str(tmp_path / "run"), "--json", *SMALL]) == 0
+    trpo = ["train", "trpo", "CartPole-v1", "--vf-minibatch-size", "100"]
+    assert main([*trpo, "--out", str(tmp_path / "run"), "--json", *SMALL]) == 0
     (out,), err = lines(capsys)
     answer = json.loads(out)
     assert answer["run"] == str(tmp_path / "run")
@@ -301,13 +303,14 @@ def test_reader_that_goes_away():
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one process is read from /proc")
 def test_memory_of_a_run(tmp_path):
     code = f"""
-import resource, sys
+import sys
 from rlzoo.cli import main
 assert main(["train", "ppo", "CartPole-v1", "--total-steps", "20000", "--out", {str(tmp_path / "run")!r}]) == 0
 assert "transformers" not in sys.modules and "tensorflow" not in sys.modules
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(process.stdout.splitlines()[-1]) < 500
+    assert int(process.stdout.splitlines()[-1]) < 500_000

@@ -137,3 +137,9 @@ def test_command_line_knows_the_algorithms():
 def test_changing_a_field_checks_it_again():
     with pytest.raises(ConfigError, match="total_steps must be at least 1"):
         replace(make_config("trpo", "CartPole-v1"), total_steps=0)
+
+
+def test_minibatches_of_the_value_fit_into_the_buffer_too():
+    with pytest.raises(ConfigError, match=r"vf_minibatch_size must be at most num_envs \* num_steps = 64, got 128"):
+        make_config("trpo", "CartPole-v1", num_envs=2, num_steps=32)
+    make_config("reinforce", "CartPole-v1", num_envs=2, num_steps=32)

@@ -191,8 +191,8 @@ def test_resume_without_a_checkpoint_starts_again(tmp_path):
 
 
 def test_settings_by_name_config_and_instance(tmp_path):
-    by_name = train("trpo", out=tmp_path / "a", preset=False, max_kl=0.02, gamma=0.9, **runs.QUICK)
-    settings = {**runs.QUICK, "env": "CartPole-v1"}
+    settings = {**runs.QUICK, "env": "CartPole-v1", "vf_minibatch_size": 50}
+    by_name = train("trpo", out=tmp_path / "a", preset=False, max_kl=0.02, gamma=0.9, **settings)
     env = settings.pop("env")
     by_instance = train(TRPO(max_kl=0.02), env, out=tmp_path / "b", gamma=0.9, **settings)
     by_config = train(make_config("trpo", env, max_kl=0.02, gamma=0.9, **settings), out=tmp_path / "c")
@@ -205,7 +205,7 @@ def test_settings_by_name_config_and_instance(tmp_path):
 
 def test_preset_is_the_default_and_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("rlzoo.config.find_preset", lambda *pair: {"gamma": 0.9, "max_kl": 0.02, "hidden": [5]})
-    settings = {name: x for name, x in runs.QUICK.items() if name != "hidden"}
+    settings = {name: x for name, x in runs.TRPO.items() if name not in ("hidden", "algorithm")}
     config = train("trpo", out=tmp_path / "a", gamma=0.8, progress=True, **settings).read_config()
     assert (config.algorithm.max_kl, config.algorithm.estimator.gamma, config.network.hidden) == (0.02, 0.8, (5,))
     assert capsys.readouterr().out.startswith("preset trpo/CartPole-v1: max_kl=0.02, hidden=[5]\n")
