@@ -76,10 +76,7 @@ class PPOClip(Algorithm):
 
         steps, grad_norm = 0, 0.0
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
-            if (
-                self.target_kl is not None
-                and measure(model.distribution(minibatch.obs), minibatch)["kl"] > 1.5 * self.target_kl
-            ):
+            if self.target_kl is not None and k3(model, minibatch) > 1.5 * self.target_kl:
                 break
             grad_norm = state.optimizers["all"].minimize(
                 self.loss,
@@ -98,6 +95,12 @@ class PPOClip(Algorithm):
             "gradient_steps": steps,
             "grad_norm": grad_norm,
         }
+
+
+@torch.no_grad()
+def k3(model: ActorCritic, batch: Buffer) -> float:
+    """E[r − 1 − log r], an estimate of KL(π_old ‖ π_θ) that is never negative."""
+    return measure(model.distribution(batch.obs), batch)["kl"]
 
 
 @torch.no_grad()
