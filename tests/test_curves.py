@@ -64,6 +64,7 @@ def test_records_are_written_in_order_and_read_back(tmp_path):
     assert curves.read(tmp_path / "none.jsonl") == []
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_even_where_runs_are_missing(tmp_path, capsys):
     results = tmp_path / "curves.jsonl"
     assert curves.main(["plot", "--results", str(results), "--assets", str(tmp_path)]) == 1

@@ -35,6 +35,7 @@ def weights_of(trainer):
 # The same seed is the same run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [runs.PPO, runs.TRPO, {**runs.QUICK, "algorithm": "reinforce"}])
 def test_same_seed_same_bytes(settings, tmp_path):
     first, second = (train(**settings, seed=5, out=tmp_path / name) for name in "ab")
@@ -313,6 +314,7 @@ def test_public_names():
         _ = rlzoo.trian
 
 
+@pytest.mark.slow
 def test_modules_do_not_hide_the_functions_of_the_same_name():
     code = """
 import sys, rlzoo

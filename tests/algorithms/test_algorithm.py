@@ -67,7 +67,7 @@ def test_every_algorithm_is_registered_by_its_name():
     assert all(ALGORITHMS[name] is type(algorithm) for name, algorithm in SMALL.items())
 
 
-@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize("shared_trunk", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("space", SPACES)
 @ALL
 def test_update_moves_policy_and_value_and_reports_finite_metrics(algorithm, space, shared_trunk):

@@ -64,7 +64,10 @@ FAST = {
     "ppo-penalty": {"target_kl": 0.05, "learning_rate": 0.03, "max_grad_norm": 5.0, "minibatch_size": 128},
     "ppo-clip": {"learning_rate": 0.03, "max_grad_norm": 5.0, "minibatch_size": 128},
 }
-ALL = pytest.mark.parametrize("algorithm", FAST)
+QUICK = ("trpo", "ppo-clip")
+ALL = pytest.mark.parametrize(
+    "algorithm", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAST]
+)
 
 
 @pytest.fixture(autouse=True)

@@ -233,6 +233,7 @@ def test_broken_reset_is_an_error():
 
 
 # Gymnasium warns while it closes, and what it leaves to the garbage collector complains once more.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_dead_worker_process_is_an_error_and_can_be_closed():
     env = make(fault=lambda *_: os._exit(1), faulty_seed=11, asynchronous=True)

@@ -27,6 +27,7 @@ def go_on(path, settings):
         train(**settings, out=path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [runs.PPO, runs.TRPO], ids=["ppo-clip", "trpo"])
 def test_killed_at_ten_random_instants(settings, tmp_path):
     start = time.perf_counter()
@@ -72,6 +73,7 @@ def test_killed_before_each_of_its_file_operations(tmp_path):
     assert number > 60
 
 
+@pytest.mark.slow
 def test_killed_while_it_is_resumed(tmp_path):
     settings = {**runs.PPO, "total_steps": 300, "checkpoint_interval": 100}
     reference = runs.outcome(train(**settings, out=tmp_path / "whole"))
