@@ -34,7 +34,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "curves.jsonl"
 ASSETS = ROOT / "docs" / "assets"
 
 FIRST_SEED = 10
-"""Presets were chosen on seeds 0 to 3; results are shown for others."""
+"""Presets were chosen on lower seeds; results are shown for others."""
 ALGORITHMS = ("reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip")
 ENVIRONMENTS = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1")
 EVALUATIONS = 20

@@ -73,16 +73,16 @@ def train(algorithm: str, env: str, settings: dict[str, Any], seed: int) -> list
     return returns
 
 
-def compare(algorithm: str, env: str, variants: list[str], jobs: int) -> None:
+def compare(algorithm: str, env: str, variants: list[str], seeds: int, jobs: int) -> None:
     preset = find_preset(algorithm, env) or {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         runs = {
-            variant: [pool.submit(train, algorithm, env, preset | parse(variant), seed) for seed in SEEDS]
+            variant: [pool.submit(train, algorithm, env, preset | parse(variant), seed) for seed in range(seeds)]
             for variant in variants
         }
-        for variant, seeds in runs.items():
+        for variant, trained in runs.items():
             print(f"{algorithm} {env} {variant or '(the preset)'}")
-            for seed, run in zip(SEEDS, seeds, strict=True):
+            for seed, run in enumerate(trained):
                 print(f"  seed {seed}  " + "".join(f"{x:9.1f}" for x in run.result()), flush=True)
 
 
@@ -139,12 +139,13 @@ def main() -> None:
         command.add_argument("algorithm", choices=SPACES)
         command.add_argument("env")
     comparing.add_argument("variants", nargs="+", metavar="SETTINGS")
+    comparing.add_argument("--seeds", type=int, default=len(SEEDS))
     comparing.add_argument("--jobs", type=int, default=2)
     searching.add_argument("--trials", type=int, default=30)
     searching.add_argument("--study", type=Path, default=Path("presets-study.log"))
     options = parser.parse_args()
     if options.command == "compare":
-        compare(options.algorithm, options.env, options.variants, options.jobs)
+        compare(options.algorithm, options.env, options.variants, options.seeds, options.jobs)
     else:
         search(options.algorithm, options.env, options.trials, options.study)
 

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from rlzoo.networks import Network as Network
     from rlzoo.play import play as play
     from rlzoo.run import Run as Run
-    from rlzoo.train import Iteration as Iteration
-    from rlzoo.train import Trainer as Trainer
     from rlzoo.train import resume as resume
     from rlzoo.train import train as train
+    from rlzoo.trainer import Iteration as Iteration
+    from rlzoo.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,8 @@ _PUBLIC = {
     "networks": ["Network"],
     "play": ["play"],
     "run": ["Run"],
-    "train": ["Iteration", "Trainer", "resume", "train"],
+    "train": ["resume", "train"],
+    "trainer": ["Iteration", "Trainer"],
 }
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -18,12 +18,12 @@ class Distribution(abc.ABC):
     """What a policy returns for each state.
 
     Sampling is a deterministic function of noise that does not depend on the parameters, so that whoever
-    collects experience owns the randomness: `noise_kind` says which noise, `noise_size` how much per action.
+    collects experience owns the randomness. Noise of zeros gives the mode.
     """
 
     @abc.abstractmethod
     def from_noise(self, noise: Float[Tensor, "*batch Z"]) -> Tensor:
-        """A sample made of standard noise (Z = `noise_size`): Gumbel for categories, normal for Gaussians."""
+        """A sample made of standard noise: a Gumbel for each category, a normal for each component of a Gaussian."""
 
     @abc.abstractmethod
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "*batch Z"]:

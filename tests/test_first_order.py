@@ -9,7 +9,7 @@ from rlzoo.config import make_config
 from rlzoo.errors import ConfigError, NonFiniteError
 from rlzoo.estimators import GAE
 from rlzoo.first_order import Adam, fit_value, value_loss
-from rlzoo.train import Trainer
+from rlzoo.trainer import Trainer
 
 
 def policy_loss(model, batch, scale):

@@ -25,7 +25,8 @@ from rlzoo.logger import LineDisplay
 from rlzoo.models import ActorCritic
 from rlzoo.networks import Network
 from rlzoo.run import Run
-from rlzoo.train import Trainer, default_directory, resume, train
+from rlzoo.train import default_directory, resume, train
+from rlzoo.trainer import Trainer
 
 
 def weights_of(trainer):
@@ -319,7 +320,7 @@ def test_modules_do_not_hide_the_functions_of_the_same_name():
     code = """
 import sys, rlzoo
 assert "torch" not in sys.modules
-from rlzoo.train import Trainer
+from rlzoo.trainer import Trainer
 from rlzoo.evaluate import Evaluation
 import rlzoo.play
 assert all(callable(f) for f in (rlzoo.train, rlzoo.evaluate, rlzoo.play))

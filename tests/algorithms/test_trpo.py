@@ -13,7 +13,7 @@ from rlzoo.actors import make_actor
 from rlzoo.algorithms import TRPO, trpo
 from rlzoo.collect import evaluate
 from rlzoo.config import make_config
-from rlzoo.train import Trainer
+from rlzoo.trainer import Trainer
 
 
 def reference(policy):

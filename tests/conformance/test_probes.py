@@ -8,7 +8,7 @@ from gymnasium import spaces
 
 from rlzoo.config import make_config
 from rlzoo.evaluate import evaluate_model
-from rlzoo.train import Trainer
+from rlzoo.trainer import Trainer
 
 
 class Probe(gymnasium.Env):
