@@ -52,7 +52,6 @@ def train(algorithm: str, env: str, seed: int, settings: dict[str, Any]) -> Reco
     import torch
 
     from rlzoo import Trainer, make_config
-    from rlzoo.evaluate import evaluate_model
 
     torch.set_num_threads(1)
     trainer = Trainer(make_config(algorithm, env, seed=seed, **settings))
@@ -60,15 +59,7 @@ def train(algorithm: str, env: str, seed: int, settings: dict[str, Any]) -> Reco
 
     def mean_return(episodes: int, deterministic: bool = False, final: bool = False) -> float:
         evaluation_seed = np.random.SeedSequence(seed, spawn_key=(4, trainer.step, final)).generate_state(1)[0]
-        evaluation = evaluate_model(
-            trainer.model,
-            env,
-            episodes,
-            seed=int(evaluation_seed),
-            deterministic=deterministic,
-            vectorized=trainer.config.vectorized,
-            **trainer.config.env_kwargs,
-        )
+        evaluation = trainer.task.evaluate(episodes, seed=int(evaluation_seed), deterministic=deterministic)
         return round(evaluation.mean_return, 2)
 
     steps, returns, seconds = [0], [mean_return(EPISODES)], 0.0
@@ -90,7 +81,7 @@ def train(algorithm: str, env: str, seed: int, settings: dict[str, Any]) -> Reco
         "final_deterministic": mean_return(FINAL_EPISODES, final=True, deterministic=True),
         "seconds": round(seconds, 2),
     }
-    trainer.env.close()
+    trainer.task.close()
     return record
 
 

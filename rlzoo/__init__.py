@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from rlzoo.errors import TrainingError as TrainingError
     from rlzoo.estimators import GAE as GAE
     from rlzoo.estimators import Estimator as Estimator
+    from rlzoo.estimators import GroupNorm as GroupNorm
+    from rlzoo.estimators import LeaveOneOut as LeaveOneOut
     from rlzoo.estimators import MonteCarlo as MonteCarlo
     from rlzoo.evaluate import Evaluation as Evaluation
     from rlzoo.evaluate import evaluate as evaluate
@@ -62,7 +64,7 @@ _PUBLIC = {
     "distributions": ["Categorical", "DiagGaussian", "Distribution", "MultiCategorical"],
     "envs": ["envs"],
     "errors": ["ConfigError", "Interrupted", "NonFiniteError", "RunError", "TrainingError"],
-    "estimators": ["GAE", "Estimator", "MonteCarlo"],
+    "estimators": ["GAE", "Estimator", "GroupNorm", "LeaveOneOut", "MonteCarlo"],
     "evaluate": ["Evaluation", "evaluate", "load_model"],
     "models": ["ActorCritic", "Policy", "Value"],
     "networks": ["Network"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -48,21 +48,27 @@ class Buffer:
     """(N, T), the critic's target."""
     old: Distribution | None = None
     """π_old(·|s) over the steps, for the algorithms whose KL is exact."""
+    demo: Tensor = _ABSENT
+    """(N, T) γ at the steps of a demonstration, whose log π(a|s) is to rise; 0 elsewhere. Such steps are masked."""
+    group_size: int = 0
+    """Rows that began in the same state, one after the other; 0 stands for all rows."""
+    part_of: tuple[Buffer, slice] | None = field(default=None, repr=False)
+    """The buffer that this one is a part of, and its rows there (see `parts`)."""
 
     def replace(self, **changes: Any) -> Buffer:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
-        """`fn` applied to every tensor that is present."""
+        """`fn` applied to every tensor that is present. What comes out is a whole, not a part."""
         changes: dict[str, Any] = {}
         for name in _FIELDS:
-            field = getattr(self, name)
-            if isinstance(field, Tensor):
-                changes[name] = field if field is _ABSENT else fn(field)
+            x = getattr(self, name)
+            if isinstance(x, Tensor):
+                changes[name] = x if x is _ABSENT else fn(x)
             else:
-                changes[name] = None if field is None else field.map(fn)
-        return Buffer(**changes)
+                changes[name] = None if x is None else x.map(fn)
+        return Buffer(**changes, group_size=self.group_size)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that is present."""
@@ -110,28 +116,66 @@ class Buffer:
         """One epoch: the rows in random order, cut into minibatches of about `steps` steps.
 
         The rows that are left over form a last, smaller minibatch. A minibatch without a single unmasked step
-        is left out. A minibatch that would hold every row is the buffer itself.
+        is left out. A minibatch that would hold every row is the buffer itself. Rows of demonstrations come on
+        top, dealt out evenly.
         """
         rows = max(1, steps // self.mask.shape[1])
+        shown = None if self.demo is _ABSENT else self.demo.any(1).cpu().numpy()
+        if shown is not None:
+            rows = -(-rows * self.num_rows // max(self.num_rows - int(shown.sum()), 1))
         if rows >= self.num_rows:
             if self.mask.any():
                 yield self
             return
-        order = torch.from_numpy(rng.permutation(self.num_rows)).to(self.mask.device)
+        permutation = rng.permutation(self.num_rows)
+        if shown is not None:
+            permutation = _deal(permutation, shown[permutation])
+        order = torch.from_numpy(permutation).to(self.mask.device)
         shuffled = self.map(lambda x: x[order])
         has_steps = shuffled.mask.any(1)
         for start in range(0, self.num_rows, rows):
             if has_steps[start : start + rows].any():
                 yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
 
+    def parts(self, steps: int | None) -> Iterator[Buffer]:
+        """The rows in parts of at most `steps` steps (one row at least), in order; in one part if None.
+
+        `mean` weighs a step of a part as the whole does, so that the means of the parts add up to the mean of
+        the whole, and `whitened_advantage` is the whole's: gradients accumulate over parts, however they are cut.
+        """
+        rows = self.num_rows if steps is None else max(1, steps // self.mask.shape[1])
+        if rows >= self.num_rows:
+            yield self
+            return
+        for start in range(0, self.num_rows, rows):
+            cut = slice(start, start + rows)
+            yield self.map(lambda x, cut=cut: x[cut]).replace(part_of=(self, cut))  # type: ignore[misc]
+
     @cached_property
     def weight(self) -> Float[Tensor, "N T"]:
         """1 / (number of unmasked steps) where the mask is True, 0 elsewhere; all 0 for an empty mask."""
+        if self.part_of is not None:
+            whole, rows = self.part_of
+            return whole.weight[rows]
         return self.mask.to(self.reward.dtype) / self.mask.sum().clamp(min=1)
 
     def mean(self, x: Float[Tensor, "N T"]) -> Float[Tensor, ""]:
         """Mean of `x` over the unmasked steps; 0 if there are none. `x` must be finite everywhere."""
         return torch.dot(x.reshape(-1), self.weight.reshape(-1))
+
+    @cached_property
+    def demo_weight(self) -> Float[Tensor, "N T"]:
+        """`demo` / (number of demonstrated steps)."""
+        if self.part_of is not None:
+            whole, rows = self.part_of
+            return whole.demo_weight[rows]
+        return self.demo / self.demo.count_nonzero().clamp(min=1)
+
+    def demonstrated(self, logp: Float[Tensor, "N T"]) -> Float[Tensor, ""] | float:
+        """γ·E[log π(a|s)] over the demonstrated steps; 0 if there are none."""
+        if self.demo is _ABSENT:
+            return 0.0
+        return torch.dot(logp.reshape(-1), self.demo_weight.reshape(-1))
 
     def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """`x` shifted and scaled to mean 0 and (biased) standard deviation 1 over the unmasked steps.
@@ -144,8 +188,17 @@ class Buffer:
 
     @cached_property
     def whitened_advantage(self) -> Float[Tensor, "N T"]:
-        """`advantage`, whitened over this buffer."""
+        """`advantage`, whitened over this buffer, or over the one that it is a part of."""
+        if self.part_of is not None:
+            whole, rows = self.part_of
+            return whole.whitened_advantage[rows]
         return self.whiten(self.advantage)
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(Buffer))
+_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in ("group_size", "part_of"))
+
+
+def _deal(order: np.ndarray[Any, Any], shown: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """`order`, rearranged so that the entries where `shown` holds lie evenly among the others."""
+    rank = np.where(shown, np.cumsum(shown) / max(shown.sum(), 1), np.cumsum(~shown) / max((~shown).sum(), 1))
+    return order[np.argsort(rank, kind="stable")]

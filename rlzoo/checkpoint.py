@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 """Version of the layout of a run directory and of its checkpoints."""
 
 FILES = ("model.safetensors", "state.safetensors", "state.json", "manifest.json")

@@ -53,7 +53,7 @@ def compiled(fn: TensorFunction, example: tuple[Tensor, ...], key: str) -> Tenso
     says why and the result is `fn` itself.
     """
     try:
-        package = _private(_cache_directory()) / f"{_digest(example, key)}.pt2"
+        package = _private(cache_directory()) / f"{_digest(example, key)}.pt2"
         run = _cached(package)
         if run is None:
             _compile(fn, example, package)
@@ -67,7 +67,7 @@ def compiled(fn: TensorFunction, example: tuple[Tensor, ...], key: str) -> Tenso
     return _checked(run, example)
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     if own := os.environ.get("RLZOO_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlzoo"

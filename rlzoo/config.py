@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from rlzoo.algorithms import ALGORITHMS, Algorithm
+from rlzoo.control import Control
 from rlzoo.errors import ConfigError, no_such, require
 from rlzoo.estimators import ESTIMATORS, Estimator
-from rlzoo.fields import Count, NonNegativeInt, Range, check_fields
+from rlzoo.fields import Count, NonNegativeInt, check_fields
+from rlzoo.lm import TASKS
+from rlzoo.lm.settings import language_task
 from rlzoo.networks import Network
-from rlzoo.presets import find_preset
+from rlzoo.presets import find_preset, find_recipe
+from rlzoo.task import TaskSettings
 
 ALIASES = {"ppo": "ppo-clip"}
 
@@ -22,25 +27,15 @@ class Config:
     """Everything that a run depends on."""
 
     env: str
-    """Gymnasium id, or `module:Id` for an environment that a module registers."""
+    """Gymnasium id, `module:Id` for an environment that a module registers, or a language task."""
     algorithm: Algorithm
-    network: Network = Network()
+    task: TaskSettings = Control()
     seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
     total_steps: Count = 100_000
-    """Environment steps to train for."""
+    """Environment steps to train for; for a language task, tokens of responses."""
     num_envs: Count = 8
-    """Copies of the environment."""
-    num_steps: Count = 128
-    """Steps of each copy in a buffer. Ignored by algorithms that take whole episodes."""
-    normalize_reward: bool = False
-    """Train on rewards divided by the running standard deviation of their discounted sum."""
-    noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0
-    """Correlation of successive action noises: 0 is independent, 0.9 explores in one direction for 10 steps."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the environment."""
-    vectorized: bool = True
-    """Use the built-in NumPy version of the environment where there is one."""
+    """Copies of the environment; for a language task, responses in a buffer."""
     device: str = "cpu"
     """PyTorch device of the model."""
     compile: bool = False
@@ -56,33 +51,21 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        whole = self.algorithm.estimator.whole_episodes
         require(
-            not (self.compile and self.whole_episodes),
+            not (self.compile and whole),
             f"compile has no use for {self.algorithm.name}: buffers of whole episodes have a shape of their own each",
         )
-        buffer = self.num_envs * self.num_steps
-        for name in ("minibatch_size", "vf_minibatch_size"):
-            size = getattr(self.algorithm, name, 0)
-            require(
-                self.whole_episodes or size <= buffer,
-                f"{name} must be at most num_envs * num_steps = {buffer}, got {size}",
-            )
-
-    @property
-    def whole_episodes(self) -> bool:
-        """Whether buffers hold complete episodes."""
-        return self.algorithm.estimator.whole_episodes
+        self.task.check(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Flat and JSON-able: every field by its name, classes by theirs."""
         flat: dict[str, Any] = {}
-        for part in (self, self.algorithm, self.algorithm.estimator, self.network):
-            assert dataclasses.is_dataclass(part)
+        for part in _parts(self):
             flat |= {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
         flat["algorithm"] = _name_of(self.algorithm, ALGORITHMS)
         flat["estimator"] = _name_of(self.algorithm.estimator, ESTIMATORS)
-        del flat["network"]
-        return flat
+        return {name: x for name, x in flat.items() if not isinstance(x, (TaskSettings, Network))}
 
 
 def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config:
@@ -93,6 +76,12 @@ def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config
     Raises:
         ConfigError: no part has such a field (the nearest name is suggested), or a value is out of range.
     """
+    return Config(env, **assemble(algorithm, env, settings))
+
+
+def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Config` but `env`, from what `make_config` takes. How they go together is not checked yet."""
+    settings = dict(settings)
     chosen: Algorithm = (
         _class_of(ALIASES.get(algorithm, algorithm), ALGORITHMS, Algorithm, "algorithm")()
         if isinstance(algorithm, str)
@@ -104,14 +93,17 @@ def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config
         estimator = _class_of(estimator, ESTIMATORS, Estimator, "estimator")()
     require(isinstance(estimator, Estimator), f"estimator must be a name or an Estimator, got {estimator!r}")
     chosen = _replace(chosen, settings, estimator=_replace(estimator, settings))
-    network = settings.pop("network", Network())
-    require(isinstance(network, Network), f"network must be a Network, got {network!r}")
-    network = _replace(network, settings)
+    task = settings.pop("task", language_task(env) or Control())
+    require(isinstance(task, TaskSettings), f"task must be TaskSettings, got {task!r}")
+    if isinstance(task, Control):
+        network = settings.pop("network", task.network)
+        require(isinstance(network, Network), f"network must be a Network, got {network!r}")
+        task = dataclasses.replace(task, network=_replace(network, settings))
+    task = _replace(task, settings)
     unknown = set(settings) - set(_fields(Config))
     if unknown:
-        known = {*_fields(Config), *_fields(chosen), *_fields(chosen.estimator), *_fields(network)}
-        raise ConfigError(no_such("setting", min(unknown), known))
-    return Config(env, chosen, network, **settings)
+        raise ConfigError(no_such("setting", min(unknown), _names(chosen, task)))
+    return {"algorithm": chosen, "task": task, **settings}
 
 
 def with_preset(algorithm: str, env: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -122,11 +114,60 @@ def with_preset(algorithm: str, env: str, settings: dict[str, Any]) -> tuple[dic
     preset = find_preset(ALIASES.get(algorithm, algorithm), env)
     if preset is None:
         return settings, None
-    if "estimator" in settings:
-        known = make_config(algorithm, env, estimator=settings["estimator"]).to_dict()
-        preset = {name: x for name, x in preset.items() if name in known}
-    preset = {name: x for name, x in preset.items() if name not in settings}
+    preset = _below(settings, preset, algorithm, env)
     return preset | settings, preset
+
+
+def with_recipe(
+    recipe: str, algorithm: str | Algorithm, env: str, settings: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`settings` on top of a recipe for language tasks, and what the recipe gave.
+
+    A recipe may name an estimator. With another of one's own, its settings for that one are left out.
+
+    Raises:
+        ConfigError: there is no such recipe, it has a setting that the algorithm has not, or `env` is no language task.
+    """
+    given = find_recipe(recipe)
+    if env not in TASKS:
+        raise ConfigError(f"preset {recipe!r} is for language tasks, {', '.join(TASKS)}; {env} is none")
+    lacking = given.keys() - _known(algorithm, env, given)
+    if lacking:
+        name = algorithm if isinstance(algorithm, str) else algorithm.name
+        raise ConfigError(f"preset {recipe!r} sets {min(lacking)}, which {name} on {env} does not have")
+    given = _below(settings, given, algorithm, env)
+    return given | settings, given
+
+
+def _below(settings: dict[str, Any], defaults: dict[str, Any], algorithm: str | Algorithm, env: str) -> dict[str, Any]:
+    """Those of the defaults that the settings leave a place for."""
+    if "estimator" in settings:
+        known = _known(algorithm, env, settings)
+        defaults = {name: x for name, x in defaults.items() if name in known}
+    return {name: x for name, x in defaults.items() if name not in settings}
+
+
+def _known(algorithm: str | Algorithm, env: str, settings: dict[str, Any]) -> set[str]:
+    """Names of the settings that there are, with the estimator that is among `settings`, if one is."""
+    parts = assemble(algorithm, env, {name: x for name, x in settings.items() if name == "estimator"})
+    return _names(parts["algorithm"], parts["task"])
+
+
+def _names(algorithm: Algorithm, task: TaskSettings) -> set[str]:
+    """Names of all settings."""
+    return {
+        *_fields(Config),
+        *(name for whole in (algorithm, task) for part in _parts(whole) for name in _fields(part)),
+    }
+
+
+def _parts(part: Any) -> Iterator[Any]:
+    """The configuration and the dataclasses in it, that settings go to by the names of their fields."""
+    yield part
+    for f in dataclasses.fields(part):
+        x = getattr(part, f.name)
+        if dataclasses.is_dataclass(x):
+            yield from _parts(x)
 
 
 def _fields(part: Any) -> list[str]:

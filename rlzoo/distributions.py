@@ -53,10 +53,10 @@ class Distribution(abc.ABC):
 
     @abc.abstractmethod
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """`fn` applied to each parameter tensor: indexing, reshaping, moving."""
+        """`fn` applied to each tensor that has a row for each of the buffer's: indexing, slicing."""
 
     def detach(self) -> Self:
-        """The same distribution, cut from the graph."""
+        """The same distribution, cut from the graph, and from parameters that may change."""
         return self.map(torch.Tensor.detach)
 
 
@@ -77,6 +77,14 @@ class Categorical(Distribution):
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
         exponential = torch.empty_like(self.logits).exponential_(generator=generator)
         return -exponential.clamp_(min=torch.finfo(self.logits.dtype).tiny).log()
+
+    @torch.no_grad()
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """By inversion: one uniform number a sample, where `from_noise` wants a Gumbel for each category."""
+        cumulative = self.logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+        threshold = torch.empty_like(cumulative[..., :1]).uniform_(generator=generator) * cumulative[..., -1:]
+        found = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+        return found.clamp(max=self.logits.shape[-1] - 1)
 
     @property
     def mode(self) -> Tensor:

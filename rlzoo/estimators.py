@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlzoo.buffer import Buffer
+from rlzoo.errors import require
 from rlzoo.fields import UnitInterval, check_fields
 
 
@@ -64,6 +65,68 @@ def complete_episodes(
     """The unmasked steps whose episode ends within the row."""
     ended = (terminated | truncated) & mask
     return mask & ended.int().flip(1).cummax(1).values.flip(1).bool()
+
+
+def leave_one_out(
+    reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
+) -> Float[Tensor, "N T"]:
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): the others' mean return is the baseline.
+
+    R_i = Σ_t γ^t·r_t over the unmasked steps of row i, t counted from the first of them
+    A_i = R_i − mean of R_j over the other rows j of the group, on every unmasked step of row i
+
+    A row is one episode, a group is `group` consecutive rows. A row without an unmasked step is no sample: it has
+    no part in the means, and at the end such rows need not fill a group. The only sample of its group gets 0.
+
+    Raises:
+        ConfigError: `group` is below 2, or the rows cannot be cut into such groups.
+    """
+    centred, count = _centred_returns(reward, mask, group, gamma)
+    return _spread(centred * count / (count - 1).clamp(min=1), mask)  # R − mean of others = n/(n−1)·(R − mean)
+
+
+def group_norm(
+    reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
+) -> Float[Tensor, "N T"]:
+    """Returns normalised over their group, as GRPO has them (Shao et al. 2024, eq. 3 with outcome rewards).
+
+    A_i = (R_i − mean of R_j) / (std of R_j + 1e-8), over all rows j of the group, i among them
+
+    The standard deviation is the biased one (divided by n), as in `Buffer.whiten`: the advantages of a group
+    have mean square 1. Returns that are all equal give zeros. R, groups and errors are those of `leave_one_out`.
+    """
+    centred, count = _centred_returns(reward, mask, group, gamma)
+    std = (centred.square().sum(1, keepdim=True) / count.clamp(min=1)).sqrt()
+    return _spread(centred / (std + 1e-8), mask)
+
+
+def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> tuple[Tensor, Tensor]:
+    """R_i − mean of the group (0 for rows that are no samples), and the samples of each group: (G, group), (G, 1)."""
+    rows = len(mask)
+    require(
+        group >= 2,
+        f"advantages relative to a group need at least 2 rows in it, got {group}: raise num_envs or group_size",
+    )
+    require(not mask[rows - rows % group :].any(), f"{rows} rows cannot be cut into groups of {group}")
+    discount = gamma ** (mask.cumsum(1) - 1).clamp(min=0).to(reward.dtype)
+    returns = _grouped(torch.where(mask, discount * reward, 0.0).sum(1), group)
+    sample = _grouped(mask.any(1), group)
+    # Above the least of the group, equal returns are exactly 0 and stay so, however they round.
+    least = torch.where(sample, returns, torch.inf).amin(1, keepdim=True)
+    returns = torch.where(sample, returns - least, 0.0)
+    count = sample.sum(1, keepdim=True)
+    mean = returns.sum(1, keepdim=True) / count.clamp(min=1)
+    return torch.where(sample, returns - mean, 0.0), count
+
+
+def _grouped(x: Tensor, group: int) -> Tensor:
+    """(N,) as (G, group), the last group filled up with zeros."""
+    return torch.nn.functional.pad(x, (0, -len(x) % group)).view(-1, group)
+
+
+def _spread(x: Tensor, mask: Tensor) -> Tensor:
+    """(G, group) as (N, T): each row's value on its unmasked steps."""
+    return torch.where(mask, x.reshape(-1, 1)[: len(mask)], 0.0)
 
 
 def _discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
@@ -126,4 +189,43 @@ class MonteCarlo(Estimator):
         return buffer.replace(advantage=advantage, return_=returns, mask=complete)
 
 
-ESTIMATORS: dict[str, type[Estimator]] = {"gae": GAE, "monte-carlo": MonteCarlo}
+@dataclass(frozen=True)
+class LeaveOneOut(Estimator):
+    """`leave_one_out` over groups of `buffer.group_size` rows. Needs rows of complete episodes.
+
+    return_ is the Monte-Carlo return: a critic learns it, and the advantage makes no use of the critic. Nor does
+    it bootstrap an episode that a time limit cut.
+    """
+
+    gamma: UnitInterval = 1.0
+    """Discount factor, in [0, 1]."""
+
+    whole_episodes = True
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        filled = MonteCarlo(self.gamma)(buffer)
+        group = buffer.group_size or buffer.num_rows
+        return filled.replace(advantage=leave_one_out(filled.reward, filled.mask, group, self.gamma))
+
+
+@dataclass(frozen=True)
+class GroupNorm(Estimator):
+    """`group_norm` over groups of `buffer.group_size` rows; in all else as `LeaveOneOut`."""
+
+    gamma: UnitInterval = 1.0
+    """Discount factor, in [0, 1]."""
+
+    whole_episodes = True
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        filled = MonteCarlo(self.gamma)(buffer)
+        group = buffer.group_size or buffer.num_rows
+        return filled.replace(advantage=group_norm(filled.reward, filled.mask, group, self.gamma))
+
+
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "gae": GAE,
+    "monte-carlo": MonteCarlo,
+    "leave-one-out": LeaveOneOut,
+    "group-norm": GroupNorm,
+}

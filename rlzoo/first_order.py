@@ -20,6 +20,9 @@ from rlzoo.errors import NonFiniteError
 from rlzoo.models import ActorCritic, flatten_parameters, unflatten
 from rlzoo.networks import Tape
 
+_BLOCK = 2**20
+"""Components of θ that a step treats at a time, so that what it needs besides stays in the processor's cache."""
+
 Loss = Callable[..., Tensor]
 """`(model, batch, *scalars) -> scalar`, pure but for the model's parameters."""
 
@@ -33,13 +36,14 @@ class Adam:
     def __init__(
         self, parameters: Sequence[nn.Parameter], eps: float = 1e-5, betas: tuple[float, float] = (0.9, 0.999)
     ) -> None:
-        self.parameters = list(parameters)
+        self.parameters = [p for p in parameters if p.requires_grad]
         self.theta = flatten_parameters(self.parameters)
         self.m = torch.zeros_like(self.theta)
         self.v = torch.zeros_like(self.theta)
         self.count = 0
         self.eps = eps
         self.betas = betas
+        self._grad: Tensor | None = None  # kept, because new memory of this size costs as much as the arithmetic
         self.compile = False
         """Run each step as native code, see `rlzoo.compilation`."""
         self._programs: dict[tuple[Any, ...], tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]] = {}
@@ -61,19 +65,40 @@ class Adam:
         """
         if self.compile:
             return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
-        with Tape() as tape:
-            grads = tape.gradients(loss(model, batch, *scalars), self.parameters)
-        g = torch.cat([grad.reshape(-1) for grad in grads])
+        g = self._gradient(loss, model, batch, scalars)
         norm = float(torch.linalg.vector_norm(g))
         _check_finite(norm, loss)
         if max_grad_norm is not None and norm > max_grad_norm:
             g.mul_(max_grad_norm / norm)
         step, eps = self._bias_corrected(learning_rate)
-        self.m.lerp_(g, 1 - self.betas[0])
-        self.v.mul_(self.betas[1]).addcmul_(g, g, value=1 - self.betas[1])
-        self.theta.addcdiv_(self.m, self.v.sqrt().add_(eps), value=-step)
+        vectors = zip(*(torch.split(x, _BLOCK) for x in (self.theta, self.m, self.v, g)), strict=True)
+        for theta, m, v, grad in vectors:
+            m.lerp_(grad, 1 - self.betas[0])
+            v.mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
+            theta.addcdiv_(m, v.sqrt().add_(eps), value=-step)
         self.count += 1
         return norm
+
+    def _gradient(self, loss: Loss, model: ActorCritic, batch: Buffer, scalars: tuple[float, ...]) -> Tensor:
+        """The gradient (P,) of the loss over the parts of the batch; only one part is in memory at a time."""
+        g: Tensor | None = None
+        for part in batch.parts(model.part_steps):
+            with Tape() as tape:
+                total = loss(model, part, *scalars)
+                if tape.used:
+                    flat = torch.cat([grad.reshape(-1) for grad in tape.gradients(total, self.parameters)])
+                    g = flat if g is None else g.add_(flat)
+                    continue
+            if g is None:
+                self._grad = torch.zeros_like(self.theta) if self._grad is None else self._grad.zero_()
+                g = self._grad
+            for p, view in zip(self.parameters, unflatten(g, self.parameters), strict=True):
+                p.grad = view  # backward adds to it in place
+            torch.autograd.backward(total, inputs=self.parameters)
+            for p in self.parameters:
+                p.grad = None
+        assert g is not None
+        return g
 
     def _bias_corrected(self, learning_rate: float) -> tuple[float, float]:
         """Step size and ε of the next step, with both moments' bias corrections moved into them."""
@@ -174,8 +199,8 @@ def _key(loss: Loss, model: ActorCritic, adam: Adam, max_grad_norm: float | None
 
 
 def value_loss(model: ActorCritic, batch: Buffer) -> Tensor:
-    """E[½(V(s) − G)²]."""
-    value = model.value(model.features(batch.obs))
+    """E[½(V(s) − G)²], with what `model.value` takes in the place of the observations."""
+    value = model.value(batch.obs)
     return 0.5 * batch.mean(mse_loss(value, batch.return_, reduction="none"))
 
 
@@ -188,7 +213,12 @@ def fit_value(
     learning_rate: float,
     rng: np.random.Generator,
 ) -> None:
-    """Regresses the value on the returns: `epochs` passes of Adam over minibatches of `value_loss`."""
+    """Regresses the value on the returns: `epochs` passes of Adam over minibatches of `value_loss`.
+
+    What does not depend on the value's own parameters is computed once.
+    """
+    with torch.no_grad():
+        batch = batch.replace(obs=model.value_features(batch.obs), demo=Buffer.demo)
     for _ in range(epochs):
         for minibatch in batch.minibatches(minibatch_size, rng):
             optimizer.minimize(value_loss, model, minibatch, learning_rate=learning_rate)

@@ -6,11 +6,12 @@ import contextlib
 import json
 import math
 import os
+import re
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -27,6 +28,11 @@ _TAGS = {
     "steps_per_second": "time/steps_per_second",
     "mean_return": "episode/return",
     "mean_length": "episode/length",
+    "score": "lm/score",
+    "score_std": "lm/score_std",
+    "kl_reference": "lm/kl_reference",
+    "beta": "lm/beta",
+    "ended": "lm/ended",
 }
 
 
@@ -50,7 +56,7 @@ class Logger:
         self.display = display
         self._metrics = _Lines(folder / "metrics.jsonl")
         self._evaluations = _Lines(folder / "evaluations.jsonl")
-        self._events = _Events(folder, _table(settings), resumed_at)
+        self._events = _Events(folder, _table(["setting", "value"], settings.items()), resumed_at)
         self._stride = max(1, total_steps // _POINTS)
         self._step = resumed_at or 0
         self._seconds = 0.0
@@ -89,9 +95,13 @@ class Logger:
         summary = evaluation.summary()
         self._evaluations.add({"step": step, "final": final, **summary, "seconds": round(seconds, 4)})
         mode = "_deterministic" if evaluation.deterministic else ""
-        self._events.scalars(
-            step, {f"eval/return{mode}": summary["mean_return"], f"eval/length{mode}": summary["mean_length"]}
-        )
+        scalars = {"return": summary["mean_return"], "length": summary["mean_length"]}
+        scalars |= {name: x for name, x in evaluation.further.items() if type(x) in (int, float)}
+        self._events.scalars(step, {f"eval/{name}{mode}": x for name, x in scalars.items()})
+        samples = evaluation.further.get("samples")
+        if samples:
+            rows = [[_six_digits(x) if isinstance(x, float) else x for x in sample.values()] for sample in samples]
+            self._events.text(step, f"eval/samples{mode}", _table(list(samples[0]), rows))
 
     def flush(self) -> None:
         """Brings the files up to date.
@@ -141,9 +151,13 @@ class _Events:
         self._add(0, file_version="brain.Event:2")
         if resumed_at is not None:  # what earlier files say of later steps is dropped
             self._add(resumed_at + 1, session_log={"status": "START"})
-        text = {"dtype": "DT_STRING", "string_val": [config.encode()]}
+        self.text(resumed_at or 0, "config", config)
+
+    def text(self, step: int, tag: str, markdown: str) -> None:
+        """One event with a page of text."""
+        tensor = {"dtype": "DT_STRING", "string_val": [markdown.encode(errors="replace")]}
         metadata = {"plugin_data": {"plugin_name": "text"}}
-        self._add(resumed_at or 0, summary={"value": [{"tag": "config", "metadata": metadata, "tensor": text}]})
+        self._add(step, summary={"value": [{"tag": tag, "metadata": metadata, "tensor": tensor}]})
 
     def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         """One event with a scalar for each tag; None is left out."""
@@ -175,9 +189,16 @@ def _six_digits(x: float) -> float | None:
     return float(f"{x:.6g}") if math.isfinite(x) else None
 
 
-def _table(settings: Mapping[str, Any]) -> str:
-    rows = "\n".join(f"| {name} | {value} |" for name, value in settings.items())
-    return f"| setting | value |\n|---|---|\n{rows}"
+def _table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """In Markdown."""
+    lines = [columns, ["---"] * len(columns), *([_cell(x) for x in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(x: Any) -> str:
+    """Text that Markdown leaves as it is, on one line."""
+    text = re.sub(r"[&<>\\`*_\[\]|]", lambda match: f"&#{ord(match[0])};", str(x))
+    return "<br>".join(text.splitlines())
 
 
 class Display:

@@ -36,6 +36,8 @@ class ActorCritic(nn.Module):
 
     context = 1
     """Steps that the policy must see together; 0 means the whole row."""
+    part_steps: int | None = None
+    """Steps that a gradient may hold in memory at once; None for any number (see `Buffer.parts`)."""
 
     def __init__(
         self,
@@ -65,6 +67,10 @@ class ActorCritic(nn.Module):
     def distribution(self, obs: Tensor) -> Distribution:
         """π(·|s) alone."""
         return self.policy(self.features(obs))[0]
+
+    def value_features(self, obs: Tensor) -> Tensor:
+        """What `self.value` takes: it does not depend on `value_parameters`."""
+        return self.features(obs)
 
     def act(self, obs: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
         """π(·|s) for one step of N rows, and the memory to pass on."""

@@ -125,6 +125,11 @@ class Tape:
         global _tape
         _tape = None
 
+    @property
+    def used(self) -> bool:
+        """Whether an MLP was evaluated."""
+        return bool(self._records)
+
     def record(self, net: MLP, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         """The output of `net`, as a leaf."""
         layers = net.evaluate(x.reshape(-1, x.shape[-1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 import tyro
+from tyro.conf import Positional as Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rlzoo.errors import ConfigError, no_such
@@ -29,7 +31,7 @@ def parse(
     default: T | None = None,
     partly: bool = False,
 ) -> T:
-    """An instance of a dataclass: `default`, or its own, changed by the arguments. Fields without one are positional.
+    """An instance of a dataclass: `default`, or its own, changed by the arguments.
 
     With `partly`, there may be arguments that are not for it.
 
@@ -65,14 +67,19 @@ def _reason(cause: BaseException | None, box: str) -> str:
         if isinstance(cause, ConfigError):
             return str(cause)
         cause = cause.__context__
-    paragraph = re.split(r"[-─]{9,}[╮\s│]*|\n[\s│]*\n", re.sub(r"\x1b\[[\d;]*m", "", box))[:2][-1]
-    return " ".join(paragraph.replace("│", "").replace("Error parsing", "").split())
+    rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:]]
+    below_title = itertools.dropwhile(_is_rule, rows)
+    paragraph = " ".join(itertools.takewhile(lambda row: not _is_rule(row), below_title))
+    return " ".join(paragraph.replace("Error parsing", "").split())
+
+
+def _is_rule(row: str) -> bool:
+    return not row.strip("─-")
 
 
 _STYLE = (
     tyro.conf.OmitArgPrefixes,
     tyro.conf.AvoidSubcommands,
-    tyro.conf.PositionalRequiredArgs,
     tyro.conf.PositionalMetavarFromFieldName,
     tyro.conf.SuppressFixed,
 )

@@ -6,6 +6,8 @@
     events.out.tfevents* TensorBoard
     checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
     checkpoints/best.json
+    start/, actor/       of a language run: the model it started from, and at the end what it became
+    start/, actor/       of a language task: the model that it began with, and what became of it
 
 Nothing here is ever unpickled. A checkpoint is written under a temporary name, flushed to disk and renamed,
 and its manifest holds the SHA-256 of every file. So a process may be killed at any instant: what has its final
@@ -37,6 +39,9 @@ try:
     import fcntl
 except ImportError:  # Windows: nothing keeps two processes apart there
     fcntl = None  # type: ignore[assignment]
+
+
+_OF_LANGUAGE_TASKS = ("start", "actor")
 
 
 class Run:
@@ -114,6 +119,8 @@ class Run:
     def _clear(self) -> None:
         """Removes the run, its configuration last: a directory that is half cleared is still known as a run."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for folder in _OF_LANGUAGE_TASKS:
+            shutil.rmtree(self.path / folder, ignore_errors=True)
         for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
             path.unlink(missing_ok=True)
 
@@ -122,7 +129,7 @@ class Run:
         record = {
             "format": FORMAT,
             **config.to_dict(),
-            "model": model,
+            "model_class": model,
             "extended_at": extended_at,
             "versions": {
                 "rlzoo": rlzoo.__version__,
@@ -145,7 +152,7 @@ class Run:
             RunError: the file is damaged, or of another version.
         """
         record = self._read_config()
-        for name in ("format", "model", "extended_at", "versions", "git_commit"):
+        for name in ("format", "model_class", "extended_at", "versions", "git_commit"):
             record.pop(name, None)
         try:
             return make_config(record.pop("algorithm"), record.pop("env"), **record)
@@ -155,7 +162,7 @@ class Run:
     @property
     def model_name(self) -> str | None:
         """Name of the model that was given to `train`; None if `config.json` describes it."""
-        name = self._read_config().get("model")
+        name = self._read_config().get("model_class")
         return None if name is None else str(name)
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rlzoo.buffer import Buffer
 from rlzoo.distributions import Distribution
 from rlzoo.errors import NonFiniteError
 from rlzoo.models import ActorCritic, unflatten
@@ -16,23 +17,26 @@ from rlzoo.models import ActorCritic, unflatten
 Vector = Float[Tensor, "P"]
 
 
-class FlatPolicy:
-    """θ ↦ π_θ(·|s) at fixed observations: a pure function of one flat vector, whatever the model holds."""
+Objective = Callable[[Vector, Buffer], Float[Tensor, ""]]
+"""f(θ, batch), a mean over the batch that its parts add up to (`Buffer.parts`)."""
 
-    def __init__(self, model: ActorCritic, obs: Tensor) -> None:
+
+class FlatPolicy:
+    """(θ, obs) ↦ π_θ(·|s): a pure function of one flat vector, whatever the model holds."""
+
+    def __init__(self, model: ActorCritic) -> None:
         self._view = _PolicyView(model)
         wanted = {id(p) for p in model.policy_parameters()}
         self._named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
-        self._obs = obs
 
     @property
     def theta(self) -> Vector:
-        """A copy of the model's policy parameters, as a leaf that requires gradient."""
-        return torch.cat([p.detach().reshape(-1) for p in self._named.values()]).requires_grad_()
+        """A copy of the model's policy parameters."""
+        return torch.cat([p.detach().reshape(-1) for p in self._named.values()])
 
-    def __call__(self, theta: Vector) -> Distribution:
+    def __call__(self, theta: Vector, obs: Tensor) -> Distribution:
         values = dict(zip(self._named, unflatten(theta, list(self._named.values())), strict=True))
-        return torch.func.functional_call(self._view, values, (self._obs,))
+        return torch.func.functional_call(self._view, values, (obs,))
 
     @torch.no_grad()
     def assign(self, theta: Vector) -> None:
@@ -50,31 +54,50 @@ class _PolicyView(nn.Module):
         return self.model.distribution(obs)
 
 
-def gradient(f: Callable[[Vector], Float[Tensor, ""]], theta: Vector) -> Vector:
-    """∇f(θ).
+def gradient(f: Objective, theta: Vector, parts: Sequence[Buffer]) -> Vector:
+    """∇f(θ) over the batch that `parts` make up.
 
     Raises:
         NonFiniteError: it is not finite.
     """
-    (g,) = torch.autograd.grad(f(theta), theta)
+    theta = theta.detach().requires_grad_()
+    g = torch.zeros_like(theta)
+    for part in parts:
+        g += torch.autograd.grad(f(theta, part), theta)[0]
     if not bool(torch.isfinite(g).all()):
         raise NonFiniteError(f"gradient of the {getattr(f, '__name__', 'objective')} is not finite")
     return g
 
 
+@torch.no_grad()
+def total(f: Objective, theta: Vector, parts: Sequence[Buffer]) -> float:
+    """f(θ) over the batch that `parts` make up."""
+    return sum(float(f(theta, part)) for part in parts)
+
+
 def fisher_vector_product(
-    kl: Callable[[Vector], Float[Tensor, ""]], theta: Vector, damping: float = 0.0
+    kl: Objective, theta: Vector, parts: Sequence[Buffer], damping: float = 0.0
 ) -> Callable[[Vector], Vector]:
     """v ↦ (F + damping·I)v, where F = ∇²KL(π_old ‖ π_θ) at θ = θ_old.
 
     There the Hessian of the mean KL is the Fisher information averaged over states, in closed form over
-    actions (Schulman et al. 2015, App. C.1). By double backward; the first is done once.
+    actions (Schulman et al. 2015, App. C.1). By double backward. The first backward is done once and kept if
+    there is one part, and again for each product if there are more: then only one part is in memory.
     """
-    (g,) = torch.autograd.grad(kl(theta), theta, create_graph=True)
+    theta = theta.detach().requires_grad_()
+
+    def kl_gradient(part: Buffer) -> Vector:
+        return torch.autograd.grad(kl(theta, part), theta, create_graph=True)[0]
+
+    kept = kl_gradient(parts[0]) if len(parts) == 1 else None
 
     def product(v: Vector) -> Vector:
-        (fv,) = torch.autograd.grad(g, theta, v, retain_graph=True)
-        return fv + damping * v
+        if kept is not None:
+            return torch.autograd.grad(kept, theta, v, retain_graph=True)[0] + damping * v
+        total = damping * v
+        for part in parts:
+            total += torch.autograd.grad(kl_gradient(part), theta, v)[0]
+        return total
 
     return product
 

@@ -22,9 +22,9 @@ import torch
 from rlzoo import envs
 from rlzoo.algorithms import Algorithm
 from rlzoo.checkpoint import pack
-from rlzoo.config import Config, make_config, with_preset
+from rlzoo.config import ALIASES, Config, make_config, with_preset, with_recipe
 from rlzoo.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, require
-from rlzoo.evaluate import Evaluation, check_model_given, describe, evaluate_model
+from rlzoo.evaluate import Evaluation, check_model_given, describe
 from rlzoo.logger import Display, Logger, make_display
 from rlzoo.models import ActorCritic
 from rlzoo.run import Run
@@ -44,8 +44,8 @@ def train(
     *,
     out: Path | str | None = None,
     overwrite: bool = False,
-    preset: bool = True,
-    model: ActorCritic | None = None,
+    preset: bool | str = True,
+    model: ActorCritic | Path | str | None = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
     **settings: Any,
@@ -54,14 +54,16 @@ def train(
 
     Args:
         algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a whole `Config`.
-        env: Gymnasium id, or `module:Id`.
+        env: Gymnasium id, `module:Id`, or a language task.
         out: the run directory; `runs/<algorithm>-<env>-s<seed>-<time>` by default.
         overwrite: replace a run that is there already.
-        preset: start from the tuned settings for the pair, if there are any and `algorithm` is a name.
-        model: train this instead of building one; `resume` and `evaluate` need it again.
+        preset: start from the tuned settings for the pair, if there are any and `algorithm` is a name; for a language
+            task it may be the name of a recipe, which comes on top of them.
+        model: train this instead of building one; `resume` and `evaluate` need it again. For a language task it may
+            be the setting of that name.
         progress: show it on standard output, or on a display of one's own.
         on_iteration: a callback; it may read anything and change nothing.
-        settings: fields of `Config`, of the algorithm, its estimator and its network, by name.
+        settings: fields of `Config`, of its parts and of theirs, by name.
 
     Raises:
         ConfigError: a setting cannot work.
@@ -69,27 +71,28 @@ def train(
         TrainingError: training broke off.
         Interrupted: a signal stopped it, after a checkpoint.
     """
-    started_from = None
+    if isinstance(model, (Path, str)):
+        settings["model"], model = str(model), None
+    started_from: list[str] = []
     if isinstance(algorithm, Config):
-        require(env is None and not settings, "a Config leaves no room for further settings")
+        fixed = env is None and not settings and isinstance(preset, bool)
+        require(fixed, "a Config leaves no room for further settings")
         config = algorithm
     elif env is None:
         raise ConfigError("env is missing")
-    elif preset and isinstance(algorithm, str):
-        settings, tuned = with_preset(algorithm, env, settings)
-        config = make_config(algorithm, env, **settings)
-        started_from = _describe_preset(config, tuned)
     else:
+        settings, started_from = with_presets(algorithm, env, settings, preset)
         config = make_config(algorithm, env, **settings)
     check_device(config.device)
-    trainer = Trainer(config, model)
+    display = _display(progress)
+    trainer = Trainer(config, model, say=display.say)
     model_name = None if model is None else f"{type(model).__module__}:{type(model).__qualname__}"
     run = Run.create(out or default_directory(config), config, overwrite, model_name)
-    display = _display(progress)
-    if started_from is not None:
-        display.say(started_from)
+    for line in started_from:
+        display.say(line)
     display.say(f"training in {run.path}")
     with run.lock():
+        trainer.task.begin(run.path)
         logger = Logger(run.path, config.total_steps, config.to_dict(), display)
         _Session(trainer, run, logger, on_iteration).go()
     return run
@@ -130,19 +133,20 @@ def resume(
             display.say(f"{run.path} is finished, at step {run.steps()[-1]:,}; --total-steps N takes it further")
             return run
         check_device(config.device)
-        trainer = Trainer(config, model)
+        trainer = Trainer(config, model, run.path, display.say)
         with _fitting(run):
             if saved is not None:
                 trainer.restore(saved)
             logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
-        if saved is not None and saved.state["collector"]["env"] is None:
+        if saved is not None and saved.state["task"]["env"] is None:
             display.say(f"{config.env} cannot give its state: episodes start afresh")
         display.say(f"going on with {run.path} at step {trainer.step:,}")
         if config != before:
             run.write_config(config, run.model_name, trainer.step if finished else run.extended_at)
         run.forget_after(trainer.step)
+        trainer.task.begin(run.path)
         _Session(trainer, run, logger, on_iteration).go()
     return run
 
@@ -155,11 +159,26 @@ def default_directory(config: Config) -> Path:
     return next(p for p in itertools.chain([path], others) if not p.exists())
 
 
-def _describe_preset(config: Config, preset: dict[str, Any] | None) -> str:
-    name = config.to_dict()["algorithm"]
-    if preset is None:
-        return f"no preset for {name} on {config.env}: starting from the defaults"
-    return f"preset {name}/{config.env}: " + ", ".join(f"{setting}={value}" for setting, value in preset.items())
+def with_presets(
+    algorithm: str | Algorithm, env: str, settings: dict[str, Any], preset: bool | str
+) -> tuple[dict[str, Any], list[str]]:
+    """`settings` on top of what `preset` asks for, and what that was in words. See `train`."""
+
+    def describe(name: str, given: dict[str, Any]) -> str:
+        return f"preset {name}: " + ", ".join(f"{setting}={value}" for setting, value in given.items())
+
+    lines: list[str] = []
+    if isinstance(preset, str):
+        settings, given = with_recipe(preset, algorithm, env, settings)
+        lines = [describe(preset, given)]
+    if preset and isinstance(algorithm, str):
+        name = ALIASES.get(algorithm, algorithm)
+        settings, tuned = with_preset(algorithm, env, settings)
+        if tuned is not None:
+            lines.insert(0, describe(f"{name}/{env}", tuned))
+        elif not lines:
+            lines = [f"no preset for {name} on {env}: starting from the defaults"]
+    return settings, lines
 
 
 def check_device(device: str) -> None:
@@ -222,7 +241,7 @@ class _Session:
         finally:
             self.writer.shutdown()
             self.logger.display.close()
-            self.trainer.env.close()
+            self.trainer.task.close()
 
     def _look_back(self) -> bool:
         """Finds the best evaluation so far; whether the last one stopped the run."""
@@ -266,21 +285,15 @@ class _Session:
             self.run.mark_best(self.trainer.step, sampled.mean_return)
         self._heed_signals()
         modes = self._evaluate(FINAL_EPISODES, final=True, deterministic=True)
+        self.trainer.task.end(self.run.path)
         self.logger.flush()
         self.logger.display.close()
         self.logger.display.say(describe(self.trainer.step, sampled.summary(), modes.summary()))
 
     def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> Evaluation:
         config, step, start = self.config, self.trainer.step, time.perf_counter()
-        evaluation = evaluate_model(
-            self.trainer.model,
-            config.env,
-            episodes,
-            seed=int(np.random.SeedSequence(config.seed, spawn_key=(4, step, final)).generate_state(1)[0]),
-            deterministic=deterministic,
-            vectorized=config.vectorized,
-            **config.env_kwargs,
-        )
+        seed = int(np.random.SeedSequence(config.seed, spawn_key=(4, step, final)).generate_state(1)[0])
+        evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
         self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
         return evaluation
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import torch
 
-from rlzoo import envs
-from rlzoo.actors import ActionNoise, make_actor
 from rlzoo.algorithms import Metrics
 from rlzoo.checkpoint import Checkpoint
-from rlzoo.collect import Collector, Episode, evaluate
+from rlzoo.collect import Episode
 from rlzoo.config import Config
-from rlzoo.models import ActorCritic, RewardScale
+from rlzoo.models import ActorCritic
+from rlzoo.task import Say, Streams, silent
 
 
 @dataclass(frozen=True)
@@ -28,44 +27,25 @@ class Iteration:
 
 
 class Trainer:
-    """Collect, evaluate, settle, update: the state of a run, and the turn that moves it on.
+    """The state of a run, and the turn that moves it on.
 
-    Every random thing draws from a stream of its own, spawned from the seed: environment, action noise,
-    minibatch order, initialisation.
+    Args:
+        model: train this instead of building one.
+        folder: the run's directory, if it has one already.
+        say: is told of what takes long.
     """
 
-    def __init__(self, config: Config, model: ActorCritic | None = None) -> None:
+    def __init__(
+        self, config: Config, model: ActorCritic | None = None, folder: Path | None = None, say: Say = silent
+    ) -> None:
         self.config = config
-        env_seed, noise_seed, batch_seed, init_seed = np.random.SeedSequence(config.seed).spawn(4)
-        self.env = self._make_env(env_seed)
-        self.model = model or config.network.build(
-            self.env.observation_space,
-            self.env.action_space,
-            torch.Generator().manual_seed(int(init_seed.generate_state(1)[0])),
-        )
-        if config.normalize_reward:
-            self.model.reward_scale = RewardScale(config.num_envs, config.algorithm.estimator.gamma)
-        self.model.to(config.device)
+        self.task = config.task.make(config, model, folder, say)
+        self.model = self.task.model
         self.algorithm = config.algorithm
-        self.state = self.algorithm.init(self.model, np.random.default_rng(batch_seed))
+        self.state = self.algorithm.init(self.model, np.random.default_rng(Streams.of(config.seed).batch))
         for optimizer in self.state.optimizers.values():
             optimizer.compile = config.compile
-        noise = ActionNoise(
-            self.env.action_space,
-            config.num_envs,
-            np.random.default_rng(noise_seed),
-            config.noise_correlation,
-        )
-        self.collector = self._make_collector(noise)
         self.step = 0
-
-    def _make_env(self, seed: np.random.SeedSequence) -> envs.VectorEnv:
-        config = self.config
-        number = int(seed.generate_state(1)[0])
-        return envs.make(config.env, config.num_envs, number, vectorized=config.vectorized, **config.env_kwargs)
-
-    def _make_collector(self, noise: ActionNoise) -> Collector:
-        return Collector(self.env, noise, self.config.num_steps, self.config.whole_episodes)
 
     @property
     def done(self) -> bool:
@@ -73,12 +53,10 @@ class Trainer:
 
     def iterate(self) -> Iteration:
         """One turn: a buffer of experience, and the algorithm's update on it."""
-        buffer, episodes = self.collector.collect(make_actor(self.model))
-        buffer = buffer.map(lambda x: x.to(self.config.device))
-        buffer = self.env.settle(evaluate(self.model, buffer))
+        buffer, episodes, metrics = self.task.collect()
         self.state.progress = self.step / self.config.total_steps
         trained = buffer if self.model.reward_scale is None else self.model.reward_scale(buffer)
-        metrics = self.algorithm.update(self.model, self.state, trained)
+        metrics = metrics | self.algorithm.update(self.model, self.state, trained)
         if self.model.normalizer is not None:
             self.model.normalizer.update(buffer.obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
@@ -86,21 +64,12 @@ class Trainer:
 
     def checkpoint(self) -> Checkpoint:
         """All that the rest of the run depends on."""
-        state = {
-            "step": self.step,
-            "algorithm": self.state.state_dict(),
-            "collector": self.collector.state_dict(),
-        }
+        state = {"step": self.step, "algorithm": self.state.state_dict(), "task": self.task.state_dict()}
         return Checkpoint(self.model.state_dict(), state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Goes on where `checkpoint` was taken; with new episodes if the environment cannot give its state."""
-        if checkpoint.state["collector"]["env"] is None:
-            self.env.close()
-            seed = np.random.SeedSequence(self.config.seed, spawn_key=(0, int(checkpoint.state["step"])))
-            self.env = self._make_env(seed)
-            self.collector = self._make_collector(self.collector.noise)
         self.model.load_state_dict(checkpoint.model)
         self.state.load_state_dict(checkpoint.state["algorithm"])
-        self.collector.load_state_dict(checkpoint.state["collector"])
         self.step = int(checkpoint.state["step"])
+        self.task.load_state_dict(checkpoint.state["task"], self.step)

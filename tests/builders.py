@@ -10,6 +10,7 @@ from rlzoo.buffer import Buffer
 from rlzoo.collect import evaluate
 from rlzoo.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.networks import Network
+from rlzoo.second_order import FlatPolicy
 
 SPACES = {
     "discrete": spaces.Discrete(3),
@@ -76,6 +77,21 @@ def with_junk(buffer):
         logp=spoil(buffer.logp, -7.0),
         terminated=buffer.terminated | forced,
     )
+
+
+class PolicyAt(FlatPolicy):
+    """θ ↦ π_θ(·|s) at fixed observations."""
+
+    def __init__(self, model, obs):
+        super().__init__(model)
+        self.obs = obs
+
+    @property
+    def theta(self):
+        return super().theta.requires_grad_()
+
+    def __call__(self, theta):
+        return super().__call__(theta, self.obs)
 
 
 def explicit_fisher(policy, theta, weight):

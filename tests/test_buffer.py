@@ -156,3 +156,117 @@ def test_fields_of_unequal_shape_are_an_error():
 def test_buffer_without_an_unmasked_step_has_no_minibatches():
     empty = buffer_of([[1, 2]], [[False, False]])
     assert list(empty.minibatches(100, np.random.default_rng(0))) == []
+
+
+def spread(rows=7, steps=5, seed=0):
+    """Random rewards, advantages and masks; some rows may be masked as a whole."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(2, rows, steps)))
+    mask = torch.from_numpy(rng.random((rows, steps)) < 0.6)
+    mask[rng.integers(rows)] = False
+    mask[rng.integers(rows)] |= True
+    no = torch.zeros_like(mask)
+    return Buffer(torch.arange(rows * steps).view(rows, steps, 1), no.long(), x[0], no, no, mask, advantage=x[1])
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 60), st.integers(0, 99))
+def test_statistics_of_parts_are_those_of_the_whole(rows, steps, size, seed):
+    whole = spread(rows, steps, seed)
+    demo = torch.where(whole.mask, 0.0, 0.5).double()
+    whole = whole.replace(demo=demo)
+    parts = list(whole.parts(size))
+    assert [part.num_rows for part in parts[:-1]] == [max(1, size // steps)] * (len(parts) - 1)
+    assert torch.equal(torch.cat([part.obs for part in parts]), whole.obs)
+    total = sum(float(part.mean(part.reward)) for part in parts)
+    assert total == pytest.approx(float(whole.mean(whole.reward)), abs=1e-12)
+    shown = sum(float(part.demonstrated(part.reward)) for part in parts)
+    assert shown == pytest.approx(float(whole.demonstrated(whole.reward)), abs=1e-12)
+    assert torch.equal(torch.cat([part.whitened_advantage for part in parts]), whole.whitened_advantage)
+
+
+def test_a_mean_in_uneven_parts_by_hand():
+    whole = buffer_of([[1, 2], [6, -100], [3, 100]], [[True, True], [True, False], [True, False]])
+    parts = list(whole.parts(4))
+    assert [part.num_rows for part in parts] == [2, 1]
+    assert [float(part.mean(part.reward)) for part in parts] == [(1 + 2 + 6) / 4, 3 / 4]
+
+
+def test_parts_without_a_limit_are_the_buffer_itself():
+    whole = spread()
+    for steps in (None, 35, 1000):
+        assert list(whole.parts(steps)) == [whole]
+
+
+def test_a_part_that_is_changed_stays_one_and_a_minibatch_is_a_whole():
+    whole = spread()
+    part = list(whole.parts(10))[1].replace(reward=torch.ones(2, 5).double())
+    assert float(part.mean(part.reward)) == pytest.approx(int(part.mask.sum()) / whole.num_steps)
+    for minibatch in whole.minibatches(10, np.random.default_rng(0)):
+        assert minibatch.part_of is None
+        assert float(minibatch.mean(torch.ones(minibatch.mask.shape).double())) == pytest.approx(1)
+
+
+def with_demonstrations(own, shown, steps=3):
+    """Rows that count, whose reward is 1, and rows of demonstrations under them, γ being 0.5 at all but one step."""
+    buffer = buffer_of(
+        [[1.0] * steps] * own + [[0.0] * steps] * shown, [[True] * steps] * own + [[False] * steps] * shown
+    )
+    demo = torch.where(buffer.mask, 0.0, 0.5).double()
+    demo[own:, -1] = 0
+    return buffer.replace(demo=demo)
+
+
+def test_demonstrated_is_a_weighted_mean_over_steps_of_demonstrations():
+    buffer = with_demonstrations(2, 2)
+    logp = torch.tensor([[9, 9, 9], [9, 9, 9], [-1, -2, 9], [-3, -6, 9]]).double()
+    assert float(buffer.demonstrated(logp)) == 0.5 * -12 / 4
+    assert float(buffer.mean(logp)) == 9
+    assert spread().demonstrated(logp) == 0
+    assert float(buffer.replace(demo=torch.zeros_like(buffer.demo)).demonstrated(logp)) == 0
+
+
+@pytest.mark.parametrize(("own", "shown", "rows"), [(12, 6, 4), (12, 12, 3), (8, 24, 2), (12, 3, 4), (6, 3, 2)])
+def test_demonstrations_come_on_top_of_a_minibatch(own, shown, rows):
+    """As many minibatches as without them, with as many rows that count, and equal shares of the demonstrations."""
+    parts = list(with_demonstrations(own, shown).minibatches(3 * rows + 1, np.random.default_rng(0)))
+    assert [part.mask.any(1).sum().item() for part in parts] == [rows] * (own // rows)
+    assert [part.demo.any(1).sum().item() for part in parts] == [shown * rows // own] * (own // rows)
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 30), st.integers(0, 99))
+def test_demonstrations_are_dealt_evenly(own, shown, rows, seed):
+    buffer = with_demonstrations(own, shown)
+    buffer = buffer.replace(obs=torch.arange(buffer.mask.numel()).view(own + shown, 3, 1))
+    parts = list(buffer.minibatches(3 * rows, np.random.default_rng(seed)))
+    together = torch.cat([part.obs for part in parts])
+    assert torch.equal(together[together[:, 0, 0].argsort()], buffer.obs)
+    for part in parts[:-1]:
+        assert abs(float(part.demo.any(1).sum()) - part.num_rows * shown / (own + shown)) <= 1
+        assert abs(float(part.mask.any(1).sum()) - rows) <= 2
+
+
+def test_demonstrations_are_shuffled_with_their_tokens():
+    buffer = with_demonstrations(6, 6)
+    buffer = buffer.replace(obs=torch.arange(36).view(12, 3, 1), action=torch.arange(36).view(12, 3) + 100)
+    rng = np.random.default_rng(0)
+    first, second = (torch.cat([m.obs for m in buffer.minibatches(6, rng)]) for _ in range(2))
+    assert not torch.equal(first, second)
+    for part in buffer.minibatches(6, rng):
+        assert torch.equal(part.action, part.obs[..., 0] + 100)
+        assert torch.equal(part.demo[:, 0] > 0, part.obs[:, 0, 0] >= 18)
+
+
+def test_a_buffer_of_demonstrations_alone_has_no_minibatches():
+    assert list(with_demonstrations(0, 3).minibatches(3, np.random.default_rng(0))) == []
+
+
+def test_fields_survive_what_changes_a_buffer():
+    buffer = spread().replace(group_size=4)
+    buffer = buffer.replace(demo=torch.ones_like(buffer.reward), old=Categorical(torch.randn(7, 5, 3)))
+    tensors = buffer.tensors()
+    again = buffer.with_tensors(x.clone() for x in tensors)
+    assert all(map(torch.equal, again.tensors(), tensors))
+    assert again.group_size == buffer.map(lambda x: x[:4]).group_size == buffer.rows(0).group_size == 4
+    part = next(iter(buffer.parts(10)))
+    assert part.group_size == 4
+    assert part.old.logits.shape == (2, 5, 3)

@@ -12,6 +12,7 @@ import pytest
 import runs
 
 from rlzoo.cli import main
+from rlzoo.errors import NonFiniteError
 from rlzoo.run import Run
 
 SMALL = [
@@ -42,7 +43,7 @@ def test_train_eval_resume(tmp_path, capsys):
     assert out[0] == f"training in {path}"
     assert "episodes; deterministic" in out[-1]
     config = Run(path).read_config()
-    assert (config.seed, config.algorithm.estimator.gamma, config.network.hidden) == (3, 0.9, (8,))
+    assert (config.seed, config.algorithm.estimator.gamma, config.task.network.hidden) == (3, 0.9, (8,))
 
     assert main(["eval", path, "--episodes", "7", "--seed", "1", "--json"]) == 0
     (answer,), err = lines(capsys)
@@ -82,14 +83,14 @@ def test_every_kind_of_option(tmp_path):
     path = tmp_path / "run"
     assert main(["train", "ppo-clip", "CartPole-v1", "--out", str(path), *SMALL_PPO, *options]) == 0
     config = Run(path).read_config()
-    assert config.network.hidden == (4, 5)
-    assert config.network.activation == "relu"
-    assert config.network.normalize_obs
+    assert config.task.network.hidden == (4, 5)
+    assert config.task.network.activation == "relu"
+    assert config.task.network.normalize_obs
     assert config.algorithm.target_kl is None
     assert config.algorithm.minibatch_size == 50
     assert (config.stop_return, config.total_steps) == (-1e9, 1000)
-    assert config.env_kwargs == {"sutton_barto_reward": True}
-    assert not config.vectorized
+    assert config.task.env_kwargs == {"sutton_barto_reward": True}
+    assert not config.task.vectorized
     assert Run(path).finished
 
 
@@ -120,7 +121,7 @@ def test_preset_gives_the_defaults_of_the_help_page(monkeypatch, capsys):
         (["train", "reinforce", "CartPole-v1", "-h"], ["--no-baseline", "--gamma FLOAT"]),
         (["resume", "--help"], ["--total-steps", "--checkpoint none|INT"]),
         (["eval", "-h"], ["--episodes INT", "--json", "RUN"]),
-        (["play", "--help"], ["--video none|STR"]),
+        (["play", "--help"], ["--video none|STR", "--json"]),
         (["list", "--help"], ["--json"]),
         (["--version"], ["rlzoo 0."]),
     ],
@@ -150,6 +151,45 @@ def test_list(capsys):
     ).items()
 
 
+def test_list_of_language_tasks(monkeypatch, capsys):
+    presets = {"CartPole-v1": ["npg", "trpo"], "Reviews": ["ppo-clip"]}
+    monkeypatch.setattr("rlzoo.presets.environments", lambda: presets)
+    monkeypatch.setattr("rlzoo.presets.recipes", lambda: {"gentle": {"beta": 0.2}})
+    assert main(["list"]) == 0
+    page = capsys.readouterr().out
+    controls, tasks = page.split("language tasks\n", 1)
+    assert "  CartPole-v1                npg trpo\n" in controls
+    assert "Reviews" not in controls
+    assert [line.split()[0] for line in tasks.splitlines() if line.startswith("  ") and line[2] != " "] == [
+        *("RandomWalks", "Reviews", "Prompts"),
+        "gentle",
+    ]
+    assert "presets: ppo-clip\n" in tasks
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert "Reviews" not in {env["id"] for env in listed["environments"]}
+    (reviews,) = (task for task in listed["language_tasks"] if task["id"] == "Reviews")
+    assert reviews["presets"] == ["ppo-clip"]
+    assert "reviews" in reviews["description"]
+    assert listed["recipes"] == {"gentle": {"beta": 0.2}}
+
+
+@pytest.mark.parametrize(("env", "expected"), [("CartPole-v1", 1), ("RandomWalks", 7)])
+def test_threads_are_one_for_a_small_network_and_all_for_a_language_model(env, expected, tmp_path, monkeypatch):
+    threads = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    monkeypatch.setattr("os.cpu_count", lambda: 7)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "config.json").write_text(json.dumps({"env": env}))
+    for command in ("eval", "resume", "play"):
+        assert main([command, str(tmp_path)]) == 2
+        assert main([command, str(tmp_path), "--threads", "3"]) == 2
+    assert main(["train", "ppo", env, "--help"]) == 0
+    assert threads == [expected, 3] * 3 + [expected]
+    assert os.environ["OMP_NUM_THREADS"] == str(expected)
+
+
 def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):
     (tmp_path / "own_algorithm.py").write_text(
         "from dataclasses import dataclass\n"
@@ -172,6 +212,9 @@ def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):
 
 FIRST = "an algorithm and an environment come first: rlzoo train ALGORITHM ENV [--option value ...]"
 NO_SCREEN = "there is no screen to open a window on: give --video FILE.mp4"
+PER_PROMPT = "num_envs must be a multiple of responses_per_prompt = 4, got 6"
+SDPA = "attention: trpo differentiates twice, which fused attention (sdpa) cannot; use eager"
+ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of ('auto', 'eager', 'sdpa')."
 
 
 @pytest.mark.parametrize(
@@ -187,11 +230,18 @@ NO_SCREEN = "there is no screen to open a window on: give --video FILE.mp4"
         ("train trop CartPole-v1", "no algorithm 'trop'; did you mean 'trpo'?"),
         ("train nowhere:X CartPole-v1", "cannot load algorithm 'nowhere:X': No module named 'nowhere'"),
         ("train ppo CartPol-v1", "no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ("train ppo RandomWalk", "no environment 'RandomWalk'; did you mean 'RandomWalks'?"),
         ("train ppo nowhere:X", "environment 'nowhere:X': cannot import module 'nowhere': No module named 'nowhere'"),
         ("train ppo CartPole-v1 --gama 1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --gama=1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--target-kl'?"),
-        ("train ppo CartPole-v1 --preset", "no option '--preset'; did you mean '--no-preset'?"),
+        ("train ppo CartPole-v1 --preset", "Missing value for argument '--preset'. Expected 1 values."),
+        ("train ppo RandomWalks --preset x --no-preset", "--preset and --no-preset contradict each other"),
+        ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'; did you mean '--num-envs'?"),
+        ("train ppo RandomWalks --num-envs 6 --responses-per-prompt 4", PER_PROMPT),
+        ("train trpo RandomWalks --attention sdpa", SDPA),
+        ("train trpo RandomWalks --attention sdap", ATTENTION),
+        ("train ppo Prompts", "model is missing: Prompts has none of its own"),
         ("train ppo CartPole-v1 extra", "unexpected argument 'extra'"),
         ("train ppo CartPole-v1 --gamma", "Missing value for argument '--gamma'. Expected 1 values."),
         ("train ppo CartPole-v1 --gamma x", "--gamma: could not convert string to float: 'x'"),
@@ -245,6 +295,15 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments, line, run, tmp_path, m
     assert os.listdir(tmp_path) == []
 
 
+def test_number_that_is_not_finite_is_one_line_and_exit_code_1(run, monkeypatch, capsys):
+    def broken(*_):
+        raise NonFiniteError("gradient of the loss in epoch 1 is not finite; lower learning_rate")
+
+    monkeypatch.setattr("rlzoo.run.Run.step_of", broken)
+    assert main(["eval", str(run.path)]) == 1
+    assert capsys.readouterr().err == "rlzoo: gradient of the loss in epoch 1 is not finite; lower learning_rate\n"
+
+
 def test_directory_that_holds_a_run(run, capsys):
     before = runs.outcome(run)
     assert main(["train", "ppo", "CartPole-v1", "--out", str(run.path)]) == 2
@@ -281,6 +340,7 @@ def test_fast_commands_import_no_torch(arguments):
     code = f"""
 import sys
 from rlzoo.cli import main
+from rlzoo.errors import NonFiniteError
 main({arguments!r})
 heavy = {{"torch", "transformers", "tensorboard", "matplotlib", "rich"}} & sys.modules.keys()
 sys.exit(1 if heavy else 0)
@@ -308,6 +368,7 @@ def test_memory_of_a_run(tmp_path):
     code = f"""
 import sys
 from rlzoo.cli import main
+from rlzoo.errors import NonFiniteError
 assert main(["train", "ppo", "CartPole-v1", "--total-steps", "20000", "--out", {str(tmp_path / "run")!r}]) == 0
 assert "transformers" not in sys.modules and "tensorflow" not in sys.modules
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

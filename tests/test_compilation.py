@@ -125,11 +125,11 @@ def test_the_cache_directory_follows_the_environment(monkeypatch):
     monkeypatch.setenv("RLZOO_CACHE", "/own")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert compilation._cache_directory() == Path("/own")
+    assert compilation.cache_directory() == Path("/own")
     monkeypatch.delenv("RLZOO_CACHE")
-    assert compilation._cache_directory() == Path("/xdg/rlzoo")
+    assert compilation.cache_directory() == Path("/xdg/rlzoo")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert compilation._cache_directory() == Path("/home/someone/.cache/rlzoo")
+    assert compilation.cache_directory() == Path("/home/someone/.cache/rlzoo")
 
 
 def test_without_a_compiler_one_line_says_so_and_the_function_stays_eager(cache, tmp_path, monkeypatch, caplog):

@@ -15,13 +15,17 @@ import rlzoo
 from rlzoo import cli
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.config import make_config
+from rlzoo.lm import TASKS
+from rlzoo.lm.files import read_pairs, read_texts
+from rlzoo.lm.settings import Language
+from rlzoo.presets import recipes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
 WITH_COMMANDS = [page for page in PAGES if "rlzoo" in page.read_text() and "```sh" in page.read_text()]
 
-BLOCK = re.compile(r'^```(python|sh)(?: title="(.+?)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(python|sh|json)(?: title="(.+?)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
 
 def name_of(page):
@@ -63,7 +67,7 @@ def workplace(tmp_path, monkeypatch):
 
 @pytest.fixture
 def brief(monkeypatch):
-    """Training ends with its second iteration, and evaluations there are short."""
+    """Training ends with its second iteration, evaluations there are short, and so are files that are fitted to."""
     iterate = rlzoo.Trainer.iterate
 
     def counted(trainer):
@@ -73,6 +77,8 @@ def brief(monkeypatch):
     monkeypatch.setattr(rlzoo.Trainer, "iterate", counted)
     monkeypatch.setattr(rlzoo.Trainer, "done", property(lambda trainer: getattr(trainer, "turns", 0) >= 2))
     monkeypatch.setattr(importlib.import_module("rlzoo.train"), "FINAL_EPISODES", 4)
+    monkeypatch.setattr("rlzoo.lm.sft.read_texts", lambda path: read_texts(path)[:100])
+    monkeypatch.setattr("rlzoo.lm.reward_model.read_pairs", lambda path: read_pairs(path)[:100])
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
@@ -83,7 +89,7 @@ def test_python_runs(page, workplace, brief):
             (workplace / title).write_text(text)
         elif language == "python":
             exec(compile(text, name_of(page), "exec"), namespace)
-        else:
+        elif language == "sh":
             for words in commands(text):
                 if words[0] == "python" and (workplace / words[-1]).is_file():
                     runpy.run_path(words[-1], run_name="__main__")
@@ -132,7 +138,7 @@ def shown(default):
     if isinstance(default, bool):
         return "on" if default else "off"
     if isinstance(default, tuple):
-        return " ".join(map(str, default))
+        return " ".join(map(str, default)) or "none"
     return "none" if default is None else str(default)
 
 
@@ -149,11 +155,53 @@ def test_table_of_settings_is_the_algorithms(algorithm):
 
 
 def test_tables_of_shared_settings_are_those_of_the_code():
-    run, network, estimator = settings_tables(ROOT / "docs/settings.md")
+    run, control, language, network, estimator = settings_tables(ROOT / "docs/settings.md")
     config = make_config("ppo-clip", "CartPole-v1")
-    assert run == settings_of(config, leave_out=("env", "algorithm", "network"))
-    assert network == settings_of(config.network)
+    assert run == settings_of(config, leave_out=("env", "algorithm", "task"))
+    assert control == settings_of(config.task, leave_out=("network",))
+    assert language == settings_of(Language())
+    assert network == settings_of(config.task.network)
     assert estimator == settings_of(rlzoo.GAE())
+
+
+def as_written(cell):
+    """A value of the table of recipes: numbers are equal however they are written."""
+    try:
+        return float(cell)
+    except ValueError:
+        return {"on": True, "off": False}.get(cell, cell)
+
+
+def test_table_of_recipes_is_the_recipes():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)
+    header = re.search(r"^\| setting \| (.*) \|$", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)[1]
+    names = [name.strip("`") for name in header.split(" | ")]
+    table = {name: {} for name in names}
+    for setting, cells in rows:
+        for name, cell in zip(names, cells.split(" | "), strict=True):
+            if cell != "–":
+                table[name][setting] = as_written(cell)
+    assert table == recipes()
+
+
+def test_language_tasks_are_on_their_page():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE)
+    assert rows == list(TASKS)
+
+
+def test_metrics_of_language_models_are_explained(workplace):
+    from rlzoo.lm import pretrained, sft
+
+    tokenizer = sft.train_tokenizer(["ab"], 258)
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}
+    pretrained.save(pretrained.new_causal_lm(shape, len(tokenizer)), tokenizer, "model")
+    Path("prompts.txt").write_text("a\nb\n")
+    Path("score.py").write_text("def score(prompts, responses):\n    return range(len(responses))\n")
+    task = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:score", "max_new_tokens": 4}
+    metrics = rlzoo.Trainer(make_config("ppo-clip", "Prompts", **task)).iterate().metrics
+    pages = [ROOT / "docs/language-guide.md", ROOT / "docs/algorithms/ppo-clip.md"]
+    missing = [name for name in metrics if not any(f"`{name}`" in page.read_text() for page in pages)]
+    assert not missing
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

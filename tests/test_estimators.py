@@ -1,5 +1,7 @@
 """Advantages and returns: hand numbers, the definitions, and what must not matter."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzoo.errors import ConfigError
-from rlzoo.estimators import GAE, MonteCarlo, complete_episodes, gae, monte_carlo
+from rlzoo.estimators import (
+    ESTIMATORS,
+    GAE,
+    GroupNorm,
+    LeaveOneOut,
+    MonteCarlo,
+    complete_episodes,
+    gae,
+    group_norm,
+    leave_one_out,
+    monte_carlo,
+)
 
 
 def tensor(rows):
@@ -213,7 +226,147 @@ def test_monte_carlo_estimator_masks_the_unfinished_tail():
     assert filled.advantage[~filled.mask].abs().sum() == 0
 
 
-@pytest.mark.parametrize("estimator", [GAE(), MonteCarlo()])
+RELATIVE = [leave_one_out, group_norm]
+
+
+def test_leave_one_out_by_hand():
+    # Returns 3, 6, 0 and 4, 8, 6: the means of the others are 3, 1.5, 4.5 and 7, 5, 6.
+    reward = tensor([[1, 2], [6, 0], [0, 0], [4, 50], [3, 5], [6, 50]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], [1, 0]]).bool()
+    expected = tensor([[0, 0], [4.5, 4.5], [-4.5, -4.5], [-3, 0], [3, 3], [0, 0]])
+    torch.testing.assert_close(leave_one_out(reward, mask, 3), expected)
+
+
+def test_group_norm_by_hand():
+    # Returns 2, 5, 5, 8 and -1, 1, 3, 1: means 5 and 1, mean square deviations 18/4 and 8/4.
+    reward = tensor([[2, 0], [5, 50], [1, 4], [3, 5], [50, -1], [1, 0], [1, 2], [1, 50]])
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1], [1, 0]]).bool()
+    high, low = 1.4142135623730951, -1.4142135623730951
+    expected = tensor([[low, low], [0, 0], [0, 0], [high, high], [0, low], [0, 0], [high, high], [0, 0]])
+    torch.testing.assert_close(group_norm(reward, mask, 4), expected)
+
+
+def test_discount_of_relative_advantages_counts_from_the_first_unmasked_step():
+    # Returns 1 + 2/2 + 4/4 = 3 and 8 + 0/2 + 4/4 = 9, at γ = 1/2.
+    reward, mask = tensor([[50, 50, 1, 2, 4], [8, 50, 0, 4, 50]]), torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0]])
+    expected = tensor([[0, 0, -6, -6, -6], [6, 0, 6, 6, 0]])
+    torch.testing.assert_close(leave_one_out(reward, mask.bool(), 2, 0.5), expected)
+    torch.testing.assert_close(group_norm(reward, mask.bool(), 2, 0.5), expected / 6)
+
+
+@st.composite
+def groups(draw):
+    """Rewards and mask of a few groups, and their size; every row has an unmasked step."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size, steps = draw(st.integers(2, 5)), draw(st.integers(1, 6))
+    rows = size * draw(st.integers(1, 3))
+    mask = rng.random((rows, steps)) < 0.7
+    mask[np.arange(rows), rng.integers(steps, size=rows)] = True
+    return torch.from_numpy(rng.normal(size=(rows, steps))), torch.from_numpy(mask), size
+
+
+@given(groups(), st.floats(0, 1))
+def test_relative_advantages_equal_their_definitions(experience, gamma):
+    reward, mask, size = experience
+    returns = [sum(gamma**k * r for k, r in enumerate(row[m].tolist())) for row, m in zip(reward, mask, strict=True)]
+    for i, row in enumerate(mask):
+        group = returns[i - i % size : i - i % size + size]
+        others = group[: i % size] + group[i % size + 1 :]
+        left_out = torch.full((len(row),), returns[i] - np.mean(others), dtype=torch.float64) * row
+        normed = torch.full((len(row),), (returns[i] - np.mean(group)) / (np.std(group) + 1e-8)).double() * row
+        torch.testing.assert_close(leave_one_out(reward, mask, size, gamma)[i], left_out)
+        torch.testing.assert_close(group_norm(reward, mask, size, gamma)[i], normed, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@given(experience=groups(), before=st.integers(0, 3), after=st.integers(0, 3), junk=st.sampled_from([7.0, torch.nan]))
+def test_padding_changes_no_relative_advantage(relative, experience, before, after, junk):
+    reward, mask, size = experience
+    clean = relative(reward, mask, size, 0.9)
+    spoiled = torch.nn.functional.pad(torch.where(mask, reward, junk), (before, after), value=junk)
+    padded = relative(spoiled, torch.nn.functional.pad(mask, (before, after)), size, 0.9)
+    torch.testing.assert_close(padded, torch.nn.functional.pad(clean, (before, after)))
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@given(experience=groups(), shift=st.floats(-5, 5))
+def test_relative_advantages_know_nothing_of_a_shift_or_of_other_groups(relative, experience, shift):
+    reward, mask, size = experience
+    first = relative(reward[:size], mask[:size], size)
+    moved = reward.clone()
+    moved[:size][mask[:size].cumsum(1) == 1] += shift
+    moved[size:] += 100
+    torch.testing.assert_close(relative(moved, mask, size)[:size], first, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("size", "r"), [(3, 0.1), (7, 1e6 / 3), (6, -0.7), (2, 0.0)])
+def test_equal_returns_have_no_relative_advantage(relative, dtype, size, r):
+    advantage = relative(torch.full((2 * size, 3), r, dtype=dtype), torch.ones(2 * size, 3, dtype=torch.bool), size)
+    assert torch.equal(advantage, torch.zeros_like(advantage))
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+def test_rows_without_a_step_are_no_samples(relative):
+    reward, mask = tensor([[1], [50], [3], [2], [50], [50]]), torch.tensor([[1], [0], [1], [1], [0], [0]]).bool()
+    expected = tensor([[-1], [0], [1], [0], [0], [0]]) * (2 if relative is leave_one_out else 1)
+    torch.testing.assert_close(relative(reward, mask, 3), expected)
+    trailing = torch.arange(5).unsqueeze(1) >= 3
+    torch.testing.assert_close(relative(reward[:5], mask[:5] & ~trailing, 3), expected[:5])
+    assert torch.equal(relative(reward, mask & False, 3), torch.zeros_like(reward))
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize(
+    ("rows", "size", "message"),
+    [
+        (4, 1, "relative to a group need at least 2 rows in it, got 1: raise num_envs"),
+        (8, 3, "8 rows cannot be cut into groups of 3"),
+        (2, 3, "2 rows cannot be cut into groups of 3"),
+    ],
+)
+def test_groups_that_cannot_be_are_an_error(relative, rows, size, message):
+    with pytest.raises(ConfigError, match=message):
+        relative(torch.zeros(rows, 2), torch.ones(rows, 2, dtype=torch.bool), size)
+
+
+def test_leave_one_out_gradient_is_unbiased():
+    """Over all groups of three actions, E[⅓ Σ_i ∇log π(a_i)·A_i] is ∇E[r]; normalised advantages give another."""
+    logits = tensor([0.3, -0.5, 1.1]).requires_grad_()
+    reward, logp = tensor([1, -2, 5]), torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad(logp.exp() @ reward, logits, retain_graph=True)
+    expected = dict.fromkeys(RELATIVE, 0.0)
+    for drawn in itertools.product(range(3), repeat=3):
+        actions = torch.tensor(drawn)
+        probability = logp[actions].sum().exp().detach()
+        for relative in RELATIVE:
+            advantage = relative(reward[actions].unsqueeze(1), torch.ones(3, 1, dtype=torch.bool), 3).squeeze(1)
+            (g,) = torch.autograd.grad((logp[actions] * advantage).mean(), logits, retain_graph=True)
+            expected[relative] = expected[relative] + probability * g
+    torch.testing.assert_close(expected[leave_one_out], exact)
+    assert not torch.allclose(expected[group_norm], exact, rtol=0.1)
+
+
+@pytest.mark.parametrize(("estimator", "relative"), [(LeaveOneOut, leave_one_out), (GroupNorm, group_norm)])
+@pytest.mark.parametrize("group_size", [0, 2])
+def test_relative_estimators_compare_complete_episodes_within_their_groups(estimator, relative, group_size):
+    buffer = make_buffer(make_model(), rows=6, steps=9).replace(group_size=group_size)
+    filled, by_return = estimator(gamma=0.9)(buffer), MonteCarlo(gamma=0.9)(buffer)
+    assert (buffer.mask & ~filled.mask).any()
+    assert torch.equal(filled.mask, by_return.mask)
+    assert torch.equal(filled.return_, by_return.return_)
+    assert torch.equal(filled.advantage, relative(buffer.reward, by_return.mask, group_size or 6, 0.9))
+    assert estimator.whole_episodes
+    assert estimator().gamma == 1.0
+
+
+def test_relative_estimators_are_known_by_name():
+    assert ESTIMATORS["leave-one-out"] is LeaveOneOut
+    assert ESTIMATORS["group-norm"] is GroupNorm
+
+
+@pytest.mark.parametrize("estimator", [GAE(), MonteCarlo(), LeaveOneOut(), GroupNorm()])
 def test_junk_in_forced_steps_leaves_estimates_alone(estimator):
     buffer = make_buffer(make_model(), rows=6)
     clean, spoiled = estimator(buffer), estimator(with_junk(buffer))

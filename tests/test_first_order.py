@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from builders import make_buffer, make_model, parameters
+from builders import SPACES, make_buffer, make_model, parameters
 
+from rlzoo import first_order
 from rlzoo.config import make_config
 from rlzoo.errors import ConfigError, NonFiniteError
 from rlzoo.estimators import GAE
@@ -29,7 +30,8 @@ def test_adam_equals_torch_over_many_steps(shared_trunk, max_grad_norm):
     batches = [make_batch(ours, seed) for seed in range(4)]
 
     def loss(model, batch, scale):
-        return policy_loss(model, batch, scale) + value_loss(model, batch)
+        seen = batch.replace(obs=model.value_features(batch.obs))
+        return policy_loss(model, batch, scale) + value_loss(model, seen)
 
     for step in range(100):
         batch, learning_rate = batches[step % 4], 1e-2 / (1 + step)
@@ -45,6 +47,48 @@ def test_adam_equals_torch_over_many_steps(shared_trunk, max_grad_norm):
     torch.testing.assert_close(
         parameters(ours), parameters(theirs), rtol=0, atol=1e-9 if max_grad_norm is None else 1e-5
     )
+
+
+@pytest.mark.parametrize("block", [1, 7, 64])
+def test_steps_in_blocks_equal_torch(block, monkeypatch):
+    monkeypatch.setattr(first_order, "_BLOCK", block)
+    ours, theirs = make_model(), make_model()
+    optimizer, reference = Adam(list(ours.parameters())), torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-5)
+    assert len(optimizer.theta) % block or block == 1
+    batch = make_batch(ours)
+    for _ in range(10):
+        optimizer.minimize(policy_loss, ours, batch, 3.0, learning_rate=0.01)
+        reference.zero_grad()
+        policy_loss(theirs, batch, 3.0).backward()
+        reference.step()
+    torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=0, atol=1e-12)
+
+
+def whitened_loss(model, batch):
+    """Of policy and value, with means, a whitened advantage and demonstrations."""
+    policy, value = model(batch.obs)
+    logp = policy.log_prob(batch.action)
+    error = torch.nn.functional.mse_loss(value, batch.return_, reduction="none")
+    return batch.mean(error - logp * batch.whitened_advantage) - batch.demonstrated(logp)
+
+
+@pytest.mark.parametrize("part_steps", [1, 12, 20, 31])
+@pytest.mark.parametrize("network", [{}, {"shared_trunk": True}, {"space": SPACES["box"]}])
+@pytest.mark.parametrize("context", [1, 4])
+def test_a_batch_in_uneven_parts_has_the_same_gradient(network, part_steps, context):
+    model = make_model(**network)
+    batch = GAE()(make_buffer(model)).rows(context)
+    demo = torch.where(batch.mask, 0.0, 0.3 * torch.arange(batch.mask.numel()).view(batch.mask.shape)).double()
+    batch = batch.replace(demo=demo)
+    expected = torch.autograd.grad(whitened_loss(model, batch), list(model.parameters()))
+    expected = torch.cat([g.reshape(-1) for g in expected])
+    assert len({part.num_rows for part in batch.parts(part_steps)}) == (1 if part_steps == 1 else 2)
+    for model.part_steps in (None, part_steps):
+        optimizer = Adam(list(model.parameters()))
+        norm = optimizer.minimize(whitened_loss, model, batch, learning_rate=0.0)
+        found = optimizer.m / (1 - optimizer.betas[0])  # the first moment starts from 0
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert norm == pytest.approx(float(expected.norm()), rel=1e-12)
 
 
 def test_parameters_without_gradient_stay():
@@ -102,9 +146,10 @@ def test_fit_value_lowers_the_loss_and_leaves_the_policy_alone(shared_trunk):
     model = make_model(shared_trunk=shared_trunk)
     batch = make_batch(model)
     optimizer = Adam(model.value_parameters())
-    policy, loss = [p.clone() for p in model.policy_parameters()], value_loss(model, batch)
+    seen = batch.replace(obs=model.value_features(batch.obs).detach())
+    policy, loss = [p.clone() for p in model.policy_parameters()], value_loss(model, seen)
     fit_value(model, optimizer, batch, 20, 8, 1e-2, np.random.default_rng(0))
-    assert value_loss(model, batch) < 0.9 * loss
+    assert value_loss(model, seen) < 0.9 * loss
     assert optimizer.count == 20 * 4
     for p, old in zip(model.policy_parameters(), policy, strict=True):
         assert torch.equal(p, old)

@@ -1,9 +1,11 @@
 """Metrics files, TensorBoard and displays."""
 
+import html
 import io
 import itertools
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import runs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugin_util import markdown_to_safe_html
 
 from rlzoo.collect import Episode
 from rlzoo.evaluate import Evaluation
@@ -86,6 +89,64 @@ def test_evaluation_is_written(tmp_path):
     assert (record["mean_return"], record["std_return"], record["seed"]) == (2.0, 1.0, 4)
     assert record["seconds"] == 0.25
     assert tensorboard(tmp_path).Scalars("eval/return_deterministic")[0].value == 2.0
+
+
+SAMPLES = [
+    {
+        "prompt": "Say | <b>hi</b>",
+        "response": "*hi*\n\n# there &amp; [you](x) `a` __b__",
+        "score": 0.123456789,
+        "ended": True,
+    },
+    {"prompt": "", "response": "<|end|>\\| \x00\ud800", "score": 2.0, "ended": False},
+]
+
+
+def test_evaluation_of_a_language_model_is_written(tmp_path):
+    logger = make_logger(tmp_path)
+    further = {"kl_reference": 1.5, "score": 2, "exact": True, "of": "x", "samples": SAMPLES}
+    for deterministic in (False, True):
+        evaluation = Evaluation(np.array([0.25]), np.array([5]), deterministic, 4, further)
+        logger.evaluation(100, 0.25, evaluation)
+    logger.flush()
+    record, _ = read(tmp_path, "evaluations")
+    assert record["samples"] == SAMPLES
+    assert record["kl_reference"] == 1.5
+    board = tensorboard(tmp_path)
+    scalars = {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]}
+    sampled = {"eval/return": 0.25, "eval/length": 5, "eval/kl_reference": 1.5, "eval/score": 2}
+    assert scalars == sampled | {f"{tag}_deterministic": x for tag, x in sampled.items()}
+    (text,) = board.Tensors("eval/samples")[0].tensor_proto.string_val
+    assert [board.Tensors("eval/samples_deterministic")[0].tensor_proto.string_val] == [[text]]
+    assert cells(text) == [
+        ["prompt", "response", "score", "ended"],
+        ["Say | <b>hi</b>", "*hi*\n\n# there &amp; [you](x) `a` __b__", "0.123457", "True"],
+        ["", "<|end|>\\| ?", "2.0", "False"],
+    ]
+
+
+def cells(markdown):
+    """The cells of a table as a browser shows TensorBoard's text page."""
+    rows = re.findall(r"<tr>(.*?)</tr>", markdown_to_safe_html(markdown), re.DOTALL)
+    assert "<em>" not in str(rows)
+    found = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    return [[html.unescape(cell.replace("<br>", "\n")) for cell in row] for row in found]
+
+
+def test_configuration_is_a_table_whatever_it_holds(tmp_path):
+    make_events = Logger(tmp_path, 1, {"stop_tokens": ("<|end|>",), "reward": "a_b:c_d"}, Display())
+    make_events.flush()
+    (text,) = tensorboard(tmp_path).Tensors("config")[0].tensor_proto.string_val
+    assert cells(text)[1:] == [["stop_tokens", "('<|end|>',)"], ["reward", "a_b:c_d"]]
+
+
+def test_metrics_of_language_tasks_have_a_group_of_their_own(tmp_path):
+    logger = make_logger(tmp_path, total_steps=1)
+    metrics = ("score", "score_std", "kl_reference", "beta", "ended")
+    logger.iteration(1, 0.1, dict.fromkeys(metrics, 0.5) | {"kl": 0.1}, [])
+    logger.flush()
+    tags = {tag for tag in tensorboard(tmp_path).Tags()["scalars"] if tag.split("/")[0] in ("lm", "train")}
+    assert tags == {"train/kl", *(f"lm/{name}" for name in metrics)}
 
 
 def test_an_iteration_costs_little(tmp_path):

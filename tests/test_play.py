@@ -1,5 +1,6 @@
 """Watching a policy."""
 
+import json
 import sys
 
 import gymnasium
@@ -104,6 +105,19 @@ def test_command(run, tmp_path, capsys):
     assert [line.split(":")[0] for line in played] == ["episode 1", "episode 2"]
     assert played[0].endswith("4 steps")
     assert last == str(video)
+
+
+def test_json(run, tmp_path, capsys):
+    video = tmp_path / "x.gif"
+    assert main(["play", str(run.path), "--video", str(video), "--episodes", "2", "--deterministic", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    returns = rlzoo.evaluate(run, 2, deterministic=True).returns.tolist()
+    assert answer == {
+        "run": str(run.path),
+        "step": run.steps()[-1],
+        "video": str(video),
+        "episodes": [{"return": r, "length": 4} for r in returns],
+    }
 
 
 def test_missing_packages_are_named(run, tmp_path, monkeypatch):

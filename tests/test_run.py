@@ -55,11 +55,14 @@ def test_a_new_run_replaces_nothing_unless_told_to(run):
     run.save(1, checkpoint())
     run.mark_best(1, 5.0)
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
+    (run.path / "start").mkdir()
+    (run.path / "notes").mkdir()
     with pytest.raises(RunError, match=f"holds a run already; go on with it: rlzoo resume {run.path}"):
         Run.create(run.path, CONFIG)
     Run.create(run.path, CONFIG, overwrite=True)
     assert run.steps() == run.metrics() == []
     assert run.best_step() is None
+    assert [path.name for path in run.path.iterdir() if path.is_dir()] == ["notes"]
 
 
 def test_a_new_run_takes_an_empty_directory(tmp_path):

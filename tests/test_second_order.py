@@ -4,18 +4,20 @@ import math
 
 import pytest
 import torch
-from builders import SPACES, explicit_fisher, make_model
+from builders import SPACES, PolicyAt, explicit_fisher, make_buffer, make_model
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzoo.distributions import DiagGaussian
 from rlzoo.errors import NonFiniteError
+from rlzoo.estimators import GAE
 from rlzoo.second_order import (
     FlatPolicy,
     conjugate_gradient,
     fisher_vector_product,
     gradient,
     line_search,
+    total,
     trust_region_step,
 )
 
@@ -28,6 +30,7 @@ KINDS = {
 }
 
 
+ONE_PART = [None]  # the policies here have observations of their own
 WEIGHT = torch.full((6, 1), 1 / 6, dtype=torch.float64)
 
 
@@ -37,13 +40,13 @@ def random(*shape, seed=0):
 
 def make_policy(kind):
     model = make_model(hidden=(3,), **KINDS[kind])
-    return FlatPolicy(model, random(6, 1, 4, seed=1))
+    return PolicyAt(model, random(6, 1, 4, seed=1))
 
 
 def mean_kl(policy):
     """θ ↦ E[KL(π_old ‖ π_θ)], π_old being the policy as it is."""
     old = policy(policy.theta).detach()
-    return lambda theta: old.kl(policy(theta)).mean()
+    return lambda theta, _: old.kl(policy(theta)).mean()
 
 
 def product_matrix(product, size):
@@ -54,7 +57,7 @@ def product_matrix(product, size):
 def test_fisher_product_equals_the_explicit_fisher_matrix(kind):
     policy = make_policy(kind)
     theta = policy.theta
-    matrix = product_matrix(fisher_vector_product(mean_kl(policy), theta), len(theta))
+    matrix = product_matrix(fisher_vector_product(mean_kl(policy), theta, ONE_PART), len(theta))
     torch.testing.assert_close(matrix, explicit_fisher(policy, theta, WEIGHT), rtol=1e-8, atol=1e-10)
 
 
@@ -62,7 +65,7 @@ def test_fisher_product_equals_the_explicit_fisher_matrix(kind):
 def test_fisher_product_is_symmetric_and_positive(kind):
     policy = make_policy(kind)
     theta = policy.theta
-    matrix = product_matrix(fisher_vector_product(mean_kl(policy), theta), len(theta))
+    matrix = product_matrix(fisher_vector_product(mean_kl(policy), theta, ONE_PART), len(theta))
     torch.testing.assert_close(matrix, matrix.t(), rtol=0, atol=1e-12)
     assert torch.linalg.eigvalsh(matrix).min() > -1e-12
 
@@ -89,14 +92,14 @@ def test_fisher_product_equals_the_gauss_newton_form(kind):
     v = random(len(theta), seed=2)
     out, tangent = torch.func.jvp(outputs, (theta,), (v,))
     (expected,) = torch.func.vjp(outputs, theta)[1](metric(out, tangent) / 6)
-    product = fisher_vector_product(mean_kl(policy), policy.theta)
+    product = fisher_vector_product(mean_kl(policy), policy.theta, ONE_PART)
     torch.testing.assert_close(product(v), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_damping_adds_a_multiple_of_the_vector():
     policy = make_policy("discrete")
     v = random(len(policy.theta))
-    plain, damped = (fisher_vector_product(mean_kl(policy), policy.theta, d)(v) for d in (0.0, 0.3))
+    plain, damped = (fisher_vector_product(mean_kl(policy), policy.theta, ONE_PART, d)(v) for d in (0.0, 0.3))
     torch.testing.assert_close(damped, plain + 0.3 * v)
 
 
@@ -104,12 +107,12 @@ def test_damping_adds_a_multiple_of_the_vector():
 def test_kl_is_the_quadratic_form_to_third_order(kind):
     policy = make_policy(kind)
     theta, kl = policy.theta.detach(), mean_kl(policy)
-    fisher = fisher_vector_product(kl, policy.theta)
+    fisher = fisher_vector_product(kl, policy.theta, ONE_PART)
     s = random(len(theta), seed=3)
     s = s / s.norm()
 
     def error(t):
-        return abs(float(kl(theta + t * s)) - 0.5 * t**2 * float(s @ fisher(s)))
+        return abs(float(kl(theta + t * s, None)) - 0.5 * t**2 * float(s @ fisher(s)))
 
     assert 6 < error(2e-2) / error(1e-2) < 10
 
@@ -117,7 +120,7 @@ def test_kl_is_the_quadratic_form_to_third_order(kind):
 def test_flat_policy_is_a_pure_function_of_theta():
     model = make_model(SPACES["box"])
     obs = random(6, 1, 4)
-    policy = FlatPolicy(model, obs)
+    policy = PolicyAt(model, obs)
     before = model.distribution(obs).mean
     assert torch.equal(policy(policy.theta).mean, before)
     assert not torch.equal(policy(policy.theta + 1).mean, before)
@@ -126,7 +129,7 @@ def test_flat_policy_is_a_pure_function_of_theta():
 
 def test_assign_writes_the_policy_parameters_alone():
     model = make_model(SPACES["box"], shared_trunk=True)
-    policy = FlatPolicy(model, random(6, 1, 4))
+    policy = PolicyAt(model, random(6, 1, 4))
     value = [p.clone() for p in model.value_parameters()]
     policy.assign(policy.theta + 1)
     assert torch.equal(policy(policy.theta).mean, model.distribution(random(6, 1, 4)).mean)
@@ -137,13 +140,13 @@ def test_assign_writes_the_policy_parameters_alone():
 @pytest.mark.parametrize("kind", ["discrete", "box", "shared trunk"])
 def test_theta_holds_every_policy_parameter_once(kind):
     model = make_model(**KINDS[kind])
-    theta = FlatPolicy(model, random(6, 1, 4)).theta
+    theta = PolicyAt(model, random(6, 1, 4)).theta
     assert torch.equal(theta, torch.cat([p.reshape(-1) for p in model.policy_parameters()]))
 
 
 def test_log_std_is_part_of_theta():
     model = make_model(SPACES["box"])
-    policy = FlatPolicy(model, random(6, 1, 4))
+    policy = PolicyAt(model, random(6, 1, 4))
     (g,) = torch.autograd.grad(policy(theta := policy.theta).log_std.sum(), theta)
     assert int((g != 0).sum()) == 2
     assert any(p is model.policy.log_std for p in model.policy_parameters())
@@ -151,15 +154,58 @@ def test_log_std_is_part_of_theta():
 
 def test_gradient_of_a_quadratic():
     x = torch.tensor([1.0, -2.0], requires_grad=True)
-    assert gradient(lambda x: (x**2).sum(), x).tolist() == [2, -4]
+    assert gradient(lambda x, _: (x**2).sum(), x, ONE_PART).tolist() == [2, -4]
 
 
 def test_gradient_that_is_not_finite_is_named():
-    def surrogate(x):
+    def surrogate(x, _):
         return x.sqrt().sum()
 
     with pytest.raises(NonFiniteError, match="gradient of the surrogate is not finite"):
-        gradient(surrogate, torch.zeros(2, requires_grad=True))
+        gradient(surrogate, torch.zeros(2, requires_grad=True), ONE_PART)
+
+
+def make_parts(steps):
+    """A model of float64, its parts of uneven size, and a surrogate and KL over them."""
+    model = make_model(hidden=(3,))
+    batch = GAE()(make_buffer(model)).rows(1)
+    with torch.no_grad():
+        batch = batch.replace(old=model.distribution(batch.obs).detach())
+    batch = batch.replace(demo=torch.where(batch.mask, 0.0, 0.4).double())
+    policy = FlatPolicy(model)
+
+    def surrogate(theta, batch):
+        logp = policy(theta, batch.obs).log_prob(batch.action)
+        return batch.mean(torch.exp(logp - batch.logp) * batch.whitened_advantage) + batch.demonstrated(logp)
+
+    def kl(theta, batch):
+        return batch.mean(batch.old.kl(policy(theta, batch.obs)))
+
+    return policy.theta, surrogate, kl, list(batch.parts(steps))
+
+
+@pytest.mark.parametrize("steps", [1, 5, 17])
+def test_uneven_parts_make_up_the_batch(steps):
+    theta, surrogate, kl, whole = make_parts(None)
+    *_, parts = make_parts(steps)
+    assert len(whole) == 1
+    assert [part.num_rows for part in parts] == {1: [1] * 32, 5: [5] * 6 + [2], 17: [17, 15]}[steps]
+    moved = theta + 0.1 * random(len(theta), seed=3)
+    for f in (surrogate, kl):
+        assert total(f, moved, parts) == pytest.approx(total(f, moved, whole), rel=1e-12)
+        torch.testing.assert_close(gradient(f, moved, parts), gradient(f, moved, whole), rtol=0, atol=1e-12)
+    assert total(kl, moved, whole) > 1e-3
+    products = [fisher_vector_product(kl, theta, x, damping=0.1) for x in (whole, parts)]
+    for seed in range(3):
+        one_batch, in_parts = (product(random(len(theta), seed=seed)) for product in products)
+        torch.testing.assert_close(in_parts, one_batch, rtol=0, atol=1e-12)
+
+
+def test_total_and_gradient_leave_no_graph_behind():
+    theta, surrogate, _, parts = make_parts(5)
+    assert isinstance(total(surrogate, theta, parts), float)
+    assert not gradient(surrogate, theta, parts).requires_grad
+    assert not theta.requires_grad
 
 
 def positive_matrix(size, seed):

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rlzoo.buffer import Buffer
-from rlzoo.distributions import Distribution
 from rlzoo.estimators import Estimator
 from rlzoo.fields import check_fields
 from rlzoo.first_order import Adam
@@ -52,6 +51,8 @@ class Algorithm(abc.ABC):
     """
 
     name: ClassVar[str]
+    second_order: ClassVar[bool] = False
+    """Whether the policy is differentiated twice."""
     estimator: Estimator
 
     def __post_init__(self) -> None:
@@ -67,24 +68,29 @@ class Algorithm(abc.ABC):
 
 
 @torch.no_grad()
-def measure(policy: Distribution, batch: Buffer) -> Metrics:
-    """How far `policy` has moved over `batch`, and how well the value predicted its returns.
+def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None) -> Metrics:
+    """How far the policy has moved over `batch`, and how well the value predicted its returns.
 
     `kl` is E[KL(π_old ‖ π)], exact where the batch holds `old`, else the estimator k3 = r − 1 − log r with
-    r = π/π_old. `explained_variance` is 1 − Var[G − V]/Var[G] of the value that the advantages used.
+    r = π/π_old. `clip_fraction` is the share of the steps where r lies outside 1 ± `clip_coef`.
+    `explained_variance` is 1 − Var[G − V]/Var[G] of the value that the advantages used.
     """
-    if batch.old is None:
+    policy = model.distribution(batch.obs)
+    metrics = {}
+    if batch.old is None or clip_coef is not None:
         log_ratio = policy.log_prob(batch.action) - batch.logp
-        kl = batch.mean(log_ratio.expm1() - log_ratio)
-    else:
-        kl = batch.mean(batch.old.kl(policy))
+        metrics["kl"] = float(batch.mean(log_ratio.expm1() - log_ratio))
+    if clip_coef is not None:
+        outside = (log_ratio.expm1().abs() > clip_coef).to(log_ratio.dtype)
+        metrics["clip_fraction"] = float(batch.mean(outside))
+    if batch.old is not None:
+        metrics["kl"] = float(batch.mean(batch.old.kl(policy)))
 
     def variance(x: torch.Tensor) -> torch.Tensor:
         return batch.mean((x - batch.mean(x)).square())
 
     unexplained = variance(batch.return_ - batch.value) / variance(batch.return_).clamp(min=1e-12)
-    return {
-        "kl": float(kl),
+    return metrics | {
         "entropy": float(batch.mean(policy.entropy())),
         "explained_variance": 1 - float(unexplained),
     }

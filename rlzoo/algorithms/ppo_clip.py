@@ -12,7 +12,6 @@ from torch.nn.functional import mse_loss
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.buffer import Buffer
-from rlzoo.distributions import Distribution
 from rlzoo.estimators import GAE, Estimator
 from rlzoo.fields import Count, NonNegative, Positive
 from rlzoo.first_order import Adam
@@ -55,10 +54,11 @@ class PPOClip(Algorithm):
         return State(rng, {"all": Adam(list(model.parameters()))})
 
     def loss(self, model: ActorCritic, batch: Buffer, clip_coef: float) -> Tensor:
-        """−E[min(r·Â, clip(r)·Â)] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
+        """−E[min(r·Â, clip(r)·Â)] + vf_coef·E[½(V − G)²] − ent_coef·E[H], and that of the demonstrations."""
         policy, value = model(batch.obs)
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
-        ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
+        logp = policy.log_prob(batch.action)
+        ratio = torch.exp(logp - batch.logp)
         bound = advantage + clip_coef * advantage.abs()  # min(r·Â, clip(r)·Â) = min(r·Â, Â + ε|Â|)
         objective = (ratio * advantage).clamp(max=bound)
         error = mse_loss(value, batch.return_, reduction="none")
@@ -66,7 +66,9 @@ class PPOClip(Algorithm):
             near = batch.value + (value - batch.value).clamp(-clip_coef, clip_coef)
             error = torch.maximum(error, mse_loss(near, batch.return_, reduction="none"))
         loss = 0.5 * self.vf_coef * error - objective
-        return batch.mean(loss - self.ent_coef * policy.entropy() if self.ent_coef else loss)
+        if self.ent_coef:
+            loss = loss - self.ent_coef * policy.entropy()
+        return batch.mean(loss) - batch.demonstrated(logp)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
@@ -87,11 +89,8 @@ class PPOClip(Algorithm):
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1
-        with torch.no_grad():
-            policy = model.distribution(batch.obs)
         return {
-            **measure(policy, batch),
-            "clip_fraction": clip_fraction(policy, batch, clip_coef),
+            **measure(model, batch, clip_coef),
             "gradient_steps": steps,
             "grad_norm": grad_norm,
         }
@@ -100,11 +99,5 @@ class PPOClip(Algorithm):
 @torch.no_grad()
 def k3(model: ActorCritic, batch: Buffer) -> float:
     """E[r − 1 − log r], an estimate of KL(π_old ‖ π_θ) that is never negative."""
-    return measure(model.distribution(batch.obs), batch)["kl"]
-
-
-@torch.no_grad()
-def clip_fraction(policy: Distribution, batch: Buffer, clip_coef: float) -> float:
-    """Share of the steps whose ratio lies outside 1 ± ε."""
-    ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
-    return float(batch.mean(((ratio - 1).abs() > clip_coef).to(ratio.dtype)))
+    log_ratio = model.distribution(batch.obs).log_prob(batch.action) - batch.logp
+    return float(batch.mean(log_ratio.expm1() - log_ratio))

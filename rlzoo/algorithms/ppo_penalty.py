@@ -64,20 +64,23 @@ class PPOPenalty(Algorithm):
         return State(rng, {"all": Adam(list(model.parameters()))}, {"kl_coef": self.kl_coef})
 
     def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float) -> Tensor:
-        """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
+        """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H], and that of the demonstrations."""
         policy, value = model(batch.obs)
         assert batch.old is not None
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
-        ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
+        logp = policy.log_prob(batch.action)
+        ratio = torch.exp(logp - batch.logp)
         objective = ratio * advantage - kl_coef * batch.old.kl(policy)
         error = mse_loss(value, batch.return_, reduction="none")
         loss = 0.5 * self.vf_coef * error - objective
-        return batch.mean(loss - self.ent_coef * policy.entropy() if self.ent_coef else loss)
+        if self.ent_coef:
+            loss = loss - self.ent_coef * policy.entropy()
+        return batch.mean(loss) - batch.demonstrated(logp)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         with torch.no_grad():
-            batch = batch.replace(old=model.distribution(batch.obs))
+            batch = batch.replace(old=model.distribution(batch.obs).detach())
         beta = state.scalars["kl_coef"]
         learning_rate = self.learning_rate * (1 - state.progress if self.anneal_lr else 1.0)
 
@@ -93,7 +96,7 @@ class PPOPenalty(Algorithm):
                     max_grad_norm=self.max_grad_norm,
                 )
 
-        metrics = measure(model.distribution(batch.obs), batch)
+        metrics = measure(model, batch)
         state.scalars["kl_coef"] = self.adapt(beta, metrics["kl"])
         return {**metrics, "kl_coef": beta, "grad_norm": grad_norm}
 

@@ -52,10 +52,13 @@ class Reinforce(Algorithm):
         return State(rng, {"policy": Adam(model.policy_parameters()), "value": Adam(model.value_parameters())})
 
     def loss(self, model: ActorCritic, batch: Buffer) -> Tensor:
-        """−E[log π(a|s)·Â] − ent_coef·E[H]."""
+        """−E[log π(a|s)·Â] − ent_coef·E[H], and that of the demonstrations."""
         policy = model.distribution(batch.obs)
-        objective = policy.log_prob(batch.action) * batch.advantage
-        return -batch.mean(objective + self.ent_coef * policy.entropy() if self.ent_coef else objective)
+        logp = policy.log_prob(batch.action)
+        objective = logp * batch.advantage
+        if self.ent_coef:
+            objective = objective + self.ent_coef * policy.entropy()
+        return -batch.mean(objective) - batch.demonstrated(logp)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         if not self.baseline:
@@ -82,4 +85,4 @@ class Reinforce(Algorithm):
                 anneal * self.vf_learning_rate,
                 state.rng,
             )
-        return {**measure(model.distribution(batch.obs), batch), "grad_norm": grad_norm}
+        return {**measure(model, batch), "grad_norm": grad_norm}

@@ -21,6 +21,7 @@ from rlzoo.second_order import (
     fisher_vector_product,
     gradient,
     line_search,
+    total,
     trust_region_step,
 )
 
@@ -34,6 +35,7 @@ class TRPO(Algorithm):
     """
 
     name: ClassVar[str] = "trpo"
+    second_order: ClassVar[bool] = True
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: Positive = 0.01
@@ -62,31 +64,35 @@ class TRPO(Algorithm):
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
-        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
+        if self.normalize_advantage:
+            batch = batch.replace(advantage=batch.whitened_advantage)
         max_kl = self.max_kl * (1 - state.progress if self.anneal_kl else 1.0)
-        policy = FlatPolicy(model, batch.obs)
+        with torch.no_grad():
+            batch = batch.replace(old=model.distribution(batch.obs).detach())
+        policy = FlatPolicy(model)
         theta = policy.theta
-        old = policy(theta).detach()
 
-        def surrogate(theta: Tensor) -> Tensor:
-            ratio = torch.exp(policy(theta).log_prob(batch.action) - batch.logp)
-            return batch.mean(ratio * advantage)
+        def surrogate(theta: Tensor, batch: Buffer) -> Tensor:
+            logp = policy(theta, batch.obs).log_prob(batch.action)
+            ratio = torch.exp(logp - batch.logp)
+            return batch.mean(ratio * batch.advantage) + batch.demonstrated(logp)
 
-        def kl(theta: Tensor) -> Tensor:
-            return batch.mean(old.kl(policy(theta)))
+        def kl(theta: Tensor, batch: Buffer) -> Tensor:
+            assert batch.old is not None
+            return batch.mean(batch.old.kl(policy(theta, batch.obs)))
 
-        g = gradient(surrogate, theta)
-        fisher = fisher_vector_product(kl, theta)
+        parts = list(batch.parts(model.part_steps))
+        g = gradient(surrogate, theta, parts)
+        fisher = fisher_vector_product(kl, theta, parts)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
         step, _ = trust_region_step(fisher, x, max_kl)
 
-        with torch.no_grad():
-            before = surrogate(theta)
+        before = total(surrogate, theta, parts)
 
-            def accept(theta: Tensor) -> bool:
-                return bool(kl(theta) <= max_kl) and bool(surrogate(theta) > before)
+        def accept(theta: Tensor) -> bool:
+            return total(kl, theta, parts) <= max_kl and total(surrogate, theta, parts) > before
 
-            new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)
+        new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)
         policy.assign(new)
 
         fit_value(
@@ -94,9 +100,9 @@ class TRPO(Algorithm):
             self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate, state.rng,
         )  # fmt: skip
         return {
-            **measure(model.distribution(batch.obs), batch.replace(old=old)),
+            **measure(model, batch),
             "grad_norm": float(g.norm()),
-            "step_norm": float((new - theta).detach().norm()),
+            "step_norm": float((new - theta).norm()),
             "backtracks": backtracks,
             "accepted": float(backtracks < self.backtrack_iters),
         }

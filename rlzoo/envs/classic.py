@@ -123,7 +123,7 @@ class ClassicControl(abc.ABC):
         self._forced = np.array(state["forced"], np.bool_)
         self._rng.bit_generator.state = state["rng"]
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         pass
 
 

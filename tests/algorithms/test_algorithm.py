@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -192,6 +193,86 @@ def test_restored_state_goes_on_to_the_bit(algorithm):
     assert other_state.scalars == state.scalars
 
 
+@pytest.mark.parametrize("part_steps", [11, 25])
+@ALL
+def test_parts_of_uneven_size_change_no_update(algorithm, part_steps):
+    start = make_model()
+    buffer = with_demonstrations(make_buffer(start, whole_episodes=True))
+    weights = []
+    for steps in (None, part_steps):
+        model = make_model()
+        model.part_steps = steps
+        state = algorithm.init(model, np.random.default_rng(0))
+        algorithm.update(model, state, buffer)
+        weights.append(parameters(model))
+    assert not torch.equal(weights[0], parameters(start))
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-9)
+
+
+def with_demonstrations(buffer, coef=0.7):
+    """`buffer` with demonstrations under its own rows: actions to be made likelier, on steps that do not count."""
+    shown = make_buffer(make_model(seed=3), rows=3, steps=buffer.mask.shape[1], seed=4)
+    shown = shown.replace(mask=torch.zeros_like(shown.mask))
+    both = (torch.cat(pair) for pair in zip(buffer.tensors(), shown.tensors(), strict=True))
+    demo = torch.zeros_like(buffer.reward), coef * (shown.reward > 0).to(shown.reward.dtype)
+    return buffer.with_tensors(both).replace(demo=torch.cat(demo))
+
+
+def ascent(algorithm, model, buffer, monkeypatch):
+    """The gradient (P,) that the first step of an update of the policy climbs."""
+    found = []
+    if algorithm.second_order:
+        module = f"rlzoo.algorithms.{algorithm.name}.conjugate_gradient"
+        monkeypatch.setattr(module, lambda _, b, *iters: found.append(b) or torch.zeros_like(b))
+    else:
+        minimize = Adam.minimize
+
+        def noted(self, loss, model, batch, *scalars, **settings):
+            if loss.__name__ != "value_loss" and not found:
+                found.append(-gradient_of(loss(model, batch, *scalars), model))
+            return minimize(self, loss, model, batch, *scalars, **settings)
+
+        monkeypatch.setattr(Adam, "minimize", noted)
+    algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
+    return found[0]
+
+
+def gradient_of(y, model):
+    grads = torch.autograd.grad(y, model.policy_parameters(), retain_graph=True)
+    return torch.cat([g.reshape(-1) for g in grads])
+
+
+@ALL
+def test_demonstrations_add_the_gradient_of_their_likelihood(algorithm, monkeypatch):
+    """∇(total) = ∇(RL) + γ·∇(mean log π over the demonstrated steps)."""
+    sizes = {"minibatch_size": 1000} if "minibatch_size" in vars(algorithm) else {}
+    algorithm = dataclasses.replace(algorithm, **sizes)
+    own = make_buffer(make_model(), whole_episodes=True)
+    buffer = with_demonstrations(own)
+    model = make_model()
+    logp = model.distribution(buffer.obs[:, :-1]).log_prob(buffer.action)
+    shown = gradient_of(logp[buffer.demo > 0].mean(), model)
+    expected = ascent(algorithm, make_model(), own, monkeypatch) + 0.7 * shown
+    torch.testing.assert_close(ascent(algorithm, make_model(), buffer, monkeypatch), expected, rtol=0, atol=1e-10)
+    assert shown.norm() > 0.1
+
+
+@ALL
+def test_demonstrations_become_likelier_and_count_in_no_metric(algorithm):
+    start, own = make_model(), make_buffer(make_model(), whole_episodes=True)
+    buffer = with_demonstrations(own, coef=5.0)
+
+    def likelihood(model):
+        logp = model.distribution(buffer.obs[:, :-1]).log_prob(buffer.action)
+        return float(logp.detach()[buffer.demo > 0].mean())
+
+    model, metrics = updated(algorithm, buffer)
+    assert likelihood(model) > likelihood(start) + 0.003
+    assert np.isfinite(list(metrics.values())).all()
+    batch, beside = (algorithm.estimator(x).rows(1) for x in (own, buffer))
+    assert measure(start, beside) == pytest.approx(measure(start, batch), abs=1e-12)
+
+
 @ALL
 def test_setting_out_of_range_is_an_error(algorithm):
     with pytest.raises(ConfigError, match=r"must be"):
@@ -209,17 +290,22 @@ def one_of_each(old_logits, new_logits):
     return batch, old, Categorical(new_logits.expand(k, 1, k))
 
 
+def acting(policy):
+    """A model with this policy."""
+    return SimpleNamespace(distribution=lambda _: policy)
+
+
 def test_kl_metric_is_the_k3_estimate_of_old_to_new():
     new_logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
     batch, old, new = one_of_each(torch.zeros(3, dtype=torch.float64), new_logits)
-    assert measure(new, batch)["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
-    assert measure(new, batch)["kl"] != pytest.approx(float(new.kl(old)[0, 0]), rel=1e-2)
+    assert measure(acting(new), batch)["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
+    assert measure(acting(new), batch)["kl"] != pytest.approx(float(new.kl(old)[0, 0]), rel=1e-2)
 
 
 def test_kl_metric_is_exact_where_the_batch_holds_the_old_policy():
     old_logits, new_logits = torch.tensor([[1.0, 0, 0], [0.3, -1.0, 0.8]], dtype=torch.float64)
     batch, old, new = one_of_each(old_logits, new_logits)
-    assert measure(new, batch.replace(old=old))["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
+    assert measure(acting(new), batch.replace(old=old))["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
 
 
 def test_metrics_are_masked_means():
@@ -227,7 +313,7 @@ def test_metrics_are_masked_means():
     batch = GAE()(make_buffer(model)).rows(1)
     with torch.no_grad():
         policy = model.distribution(batch.obs)
-        metrics = measure(policy, batch.replace(logp=batch.logp - 0.1))
+        metrics = measure(model, batch.replace(logp=batch.logp - 0.1))
         entropy = policy.entropy()[batch.mask].mean()
     assert metrics["entropy"] == pytest.approx(float(entropy))
     assert metrics["kl"] == pytest.approx(np.exp(0.1) - 1 - 0.1)
@@ -237,9 +323,12 @@ def test_explained_variance_by_hand():
     batch, _, new = one_of_each(*torch.zeros(2, 4, dtype=torch.float64))
     returns = torch.tensor([[1.0], [2], [3], [4]], dtype=torch.float64)
     errors = torch.tensor([[0.5], [-0.5], [0.5], [-0.5]], dtype=torch.float64)
-    assert measure(new, batch.replace(return_=returns, value=returns - errors))["explained_variance"] == 1 - 0.25 / 1.25
-    assert measure(new, batch.replace(return_=returns, value=returns))["explained_variance"] == 1
-    assert measure(new, batch)["explained_variance"] == 1
+    assert (
+        measure(acting(new), batch.replace(return_=returns, value=returns - errors))["explained_variance"]
+        == 1 - 0.25 / 1.25
+    )
+    assert measure(acting(new), batch.replace(return_=returns, value=returns))["explained_variance"] == 1
+    assert measure(acting(new), batch)["explained_variance"] == 1
 
 
 def test_state_dict_holds_rng_optimizers_and_scalars():

@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, explicit_fisher, make_buffer, make_model
+from builders import SPACES, PolicyAt, explicit_fisher, make_buffer, make_model
 
 from rlzoo.algorithms import NPG
 from rlzoo.estimators import GAE
-from rlzoo.second_order import FlatPolicy
 
 
 def step_of(algorithm, space="discrete", progress=0.0):
@@ -17,7 +16,7 @@ def step_of(algorithm, space="discrete", progress=0.0):
     model = make_model(SPACES[space], hidden=(3,), obs_size=2)
     buffer = make_buffer(model, rows=4, steps=8)
     batch = GAE(gamma=0.99, gae_lambda=0.97)(buffer).rows(1)
-    policy = FlatPolicy(model, batch.obs)
+    policy = PolicyAt(model, batch.obs)
     theta = policy.theta
     advantage = batch.advantage[batch.mask]
     white = (batch.advantage - advantage.mean()) / advantage.std(correction=0)

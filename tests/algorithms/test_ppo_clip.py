@@ -5,8 +5,7 @@ import pytest
 import torch
 from builders import SPACES, make_buffer, make_model, parameters
 
-from rlzoo.algorithms import PPOClip
-from rlzoo.algorithms.ppo_clip import clip_fraction
+from rlzoo.algorithms import PPOClip, measure
 from rlzoo.estimators import GAE
 
 
@@ -77,13 +76,13 @@ def test_clip_fraction_is_the_share_of_unmasked_steps_out_of_bounds():
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)[batch.mask]
         outside = ((ratio < 0.7) | (ratio > 1.3)).double().mean()
         assert 0 < outside < 1
-        assert clip_fraction(policy, batch, 0.3) == pytest.approx(float(outside))
+        assert measure(model, batch, 0.3)["clip_fraction"] == pytest.approx(float(outside))
 
 
 def test_nothing_is_clipped_at_ratio_one():
     model = make_model()
-    batch = make_buffer(model).rows(1)
-    assert clip_fraction(model.distribution(batch.obs).detach(), batch, 1e-6) == 0
+    batch = GAE()(make_buffer(model)).rows(1)
+    assert measure(model, batch, 1e-6)["clip_fraction"] == 0
 
 
 def spy(state):

@@ -13,6 +13,7 @@ from rlzoo.actors import make_actor
 from rlzoo.algorithms import TRPO, trpo
 from rlzoo.collect import evaluate
 from rlzoo.config import make_config
+from rlzoo.second_order import gradient
 from rlzoo.trainer import Trainer
 
 
@@ -47,7 +48,7 @@ def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogat
     algorithm, model = trainer.algorithm, trainer.model
     accepted = []
     for _ in range(15):
-        buffer, _ = trainer.collector.collect(make_actor(model))
+        buffer, _ = trainer.task.collector.collect(make_actor(model))
         buffer = evaluate(model, buffer)
         old = copy.deepcopy(model)
         metrics = algorithm.update(model, trainer.state, buffer)
@@ -119,7 +120,7 @@ def test_step_outside_the_region_is_not_taken_though_it_improves():
 
 
 def test_step_inside_the_region_is_not_taken_unless_it_improves(monkeypatch):
-    monkeypatch.setattr(trpo, "gradient", lambda f, theta: -torch.autograd.grad(f(theta), theta)[0])
+    monkeypatch.setattr(trpo, "gradient", lambda *given: -gradient(*given))
     model = make_model()
     old, _, metrics = update(TRPO(vf_epochs=0), model, make_buffer(model))
     assert torch.equal(parameters(model), parameters(old))

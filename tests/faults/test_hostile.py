@@ -98,7 +98,7 @@ DAMAGE = {
     "state of another format": lambda folder: edit_state(folder, lambda r: r.update(format=99)),
     "huge header": signed(lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 64)),
     "array that is not there": lambda folder: edit_state(
-        folder, lambda r: r["state"]["collector"].update(obs={"numpy": "../../etc/passwd"})
+        folder, lambda r: r["state"]["task"].update(obs={"numpy": "../../etc/passwd"})
     ),
 }
 
@@ -118,7 +118,7 @@ def test_damaged_checkpoint_is_named_with_an_older_one(run, damage, capsys):
 
 
 MISFITS = {
-    "no collector": lambda r: r["state"].pop("collector"),
+    "no task": lambda r: r["state"].pop("task"),
     "step is a word": lambda r: r["state"].update(step="far"),
     "random generator of another kind": lambda r: r["state"]["algorithm"]["rng"].update(bit_generator="MT19937"),
     "algorithm state is a number": lambda r: r["state"].update(algorithm=3),
@@ -168,20 +168,20 @@ def test_pickle_in_disguise_is_not_executed(run, name, writer, tmp_path):
         "\x80",
         "[" * 100_000,
         "{}",
-        '{"format": 2}',
         '{"format": 1}',
-        '{"format": 1, "algorithm": "ppo-clip"}',
-        '{"format": 1, "algorithm": 3, "env": "CartPole-v1"}',
-        '{"format": 1, "algorithm": ["ppo-clip"], "env": "CartPole-v1"}',
-        '{"format": 1, "algorithm": "os:system", "env": "CartPole-v1"}',
-        '{"format": 1, "algorithm": ":", "env": "CartPole-v1"}',
-        '{"format": 1, "algorithm": "ppo-clip", "env": 3}',
-        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "gamma": "high"}',
-        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "hidden": 5}',
-        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "estimator": "os:system"}',
-        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "gama": 0.9}',
-        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "env_kwargs": []}',
-        '{"format": 1, "algorithm": "ppo-clip", "env": "CartPole-v1", "network": {}}',
+        '{"format": 2}',
+        '{"format": 2, "algorithm": "ppo-clip"}',
+        '{"format": 2, "algorithm": 3, "env": "CartPole-v1"}',
+        '{"format": 2, "algorithm": ["ppo-clip"], "env": "CartPole-v1"}',
+        '{"format": 2, "algorithm": "os:system", "env": "CartPole-v1"}',
+        '{"format": 2, "algorithm": ":", "env": "CartPole-v1"}',
+        '{"format": 2, "algorithm": "ppo-clip", "env": 3}',
+        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "gamma": "high"}',
+        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "hidden": 5}',
+        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "estimator": "os:system"}',
+        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "gama": 0.9}',
+        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "env_kwargs": []}',
+        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "network": {}}',
     ],
 )
 def test_damaged_configuration(run, text, capsys):

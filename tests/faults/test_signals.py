@@ -10,6 +10,7 @@ import time
 import pytest
 import runs
 
+from rlzoo.episodes import evaluate_model
 from rlzoo.errors import Interrupted
 from rlzoo.run import Run
 from rlzoo.train import resume
@@ -53,15 +54,12 @@ def test_second_signal_acts_at_once(tmp_path):
 
 
 def test_signal_in_the_final_evaluation(tmp_path, monkeypatch):
-    module = sys.modules["rlzoo.train"]
-    evaluate_model = module.evaluate_model
-
     def interrupted(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGINT)
         return evaluate_model(*args, **kwargs)
 
     reference = runs.outcome(runs.quick_run(tmp_path / "whole", eval_interval=10_000))
-    monkeypatch.setattr(module, "evaluate_model", interrupted)
+    monkeypatch.setattr("rlzoo.control.evaluate_model", interrupted)
     with pytest.raises(Interrupted):
         runs.quick_run(tmp_path / "run", eval_interval=10_000)
     monkeypatch.undo()

@@ -1,0 +1,268 @@
+"""rlzoo beside TRL 0.11.4 on language models: response tokens per second, peak memory, and generation.
+
+    python -m venv trl
+    trl/bin/pip install torch==2.13.0 trl==0.11.4 transformers==4.46.3 'accelerate<1.3' 'datasets<4' rich
+    python benchmarks/language_throughput.py ppo --peer trl/bin/python        # the same PPO iteration
+    python benchmarks/language_throughput.py generate                         # beside model.generate
+    python benchmarks/language_throughput.py trpo                             # one TRPO update of GPT-2
+
+TRL wants versions of its own, hence the environment. Contestants take turns, each in a process of its own, so that
+a slow minute of the machine hits all alike. The sizes are those of `benchmarks/peers/trl_ppo.py`; an iteration is
+everything from prompts to the updated model: generation, log-probabilities, reference, rewards, four epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"prompts": 16, "prompt_tokens": 16, "new_tokens": 32, "iterations": 3, "config": {}},
+    "small": {
+        "prompts": 64, "prompt_tokens": 8, "new_tokens": 20, "iterations": 20,
+        "config": {"n_layer": 4, "n_embd": 128, "n_head": 4, "vocab_size": 64},
+    },
+}  # fmt: skip
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def random_scores(prompts: list[str], responses: list[str]) -> list[float]:
+    """Scores without meaning, which cost nothing."""
+    import numpy as np
+
+    return np.random.default_rng(len(prompts)).normal(size=len(prompts)).tolist()
+
+
+def make_model(size: str, folder: Path) -> None:
+    """A GPT-2 of random weights, and a tokenizer of one word per id."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    from rlzoo.lm.pretrained import new_causal_lm, save, use_tokens
+
+    model = new_causal_lm({"model_type": "gpt2", **SIZES[size]["config"]})
+    words = Tokenizer(WordLevel({str(i): i for i in range(model.config.vocab_size)}, unk_token="0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    end = str(model.config.vocab_size - 1)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=end, pad_token=end)
+    use_tokens(model, tokenizer)
+    save(model, tokenizer, folder)
+
+
+def make_prompts(size: str, path: Path) -> None:
+    """Prompts of random words; the end of sequence is not among them."""
+    import numpy as np
+
+    shape = SIZES[size]["prompts"] * 4, SIZES[size]["prompt_tokens"]
+    words = np.random.default_rng(0).integers(SIZES[size]["config"].get("vocab_size", 50257) - 1, size=shape)
+    path.write_text("".join(" ".join(map(str, row)) + "\n" for row in words))
+
+
+def train(algorithm: str, size: str, precision: str, iterations: int, folder: Path, **settings: Any) -> dict[str, Any]:
+    """Seconds and response tokens of some iterations after a first one."""
+    from rlzoo import Trainer, make_config
+
+    shape = SIZES[size]
+    config = make_config(
+        algorithm, "Prompts", model=str(folder / "model"), prompts=str(folder / "prompts.txt"),
+        reward=f"{__file__}:random_scores", num_envs=shape["prompts"], max_new_tokens=shape["new_tokens"],
+        precision=PRECISIONS[precision], gamma=1.0, total_steps=10**9, **settings,
+    )  # fmt: skip
+    trainer = Trainer(config)
+    trainer.iterate()
+    seconds, tokens, metrics = [], [], {}
+    for _ in range(iterations):
+        start, before = time.perf_counter(), trainer.step
+        metrics = trainer.iterate().metrics
+        seconds.append(time.perf_counter() - start)
+        tokens.append(trainer.step - before)
+    return {
+        "iteration_seconds": statistics.median(seconds),
+        "iteration_seconds_all": seconds,
+        "tokens_per_second": statistics.median(n / s for n, s in zip(tokens, seconds, strict=True)),
+        "metrics": metrics,
+    }
+
+
+def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[str, Any]:
+    """Seconds of ours and of `model.generate`, in turns, on the same weights and prompts."""
+    import torch
+
+    from rlzoo.lm import pretrained
+    from rlzoo.lm.generate import generate
+    from rlzoo.lm.model import LanguageModel
+
+    shape = SIZES[size]
+    model = pretrained.load_causal_lm(folder / "model")
+    dtype = {"fp32": None, "bf16": torch.bfloat16}[precision]
+    ours = LanguageModel(model, precision=dtype)
+    theirs = pretrained.load_causal_lm(folder / "model").to(dtype or torch.float32)
+    tokenizer = pretrained.load_tokenizer(folder / "model")
+    lines = (folder / "prompts.txt").read_text().splitlines()[: shape["prompts"]]
+    prompt = torch.tensor(pretrained.encode(tokenizer, lines))
+    everywhere = torch.ones_like(prompt).bool()
+    end, new = int(tokenizer.eos_token_id), shape["new_tokens"]
+    seconds: dict[str, list[float]] = {"ours": [], "generate": []}
+    for _ in range(iterations + 1):
+        start = time.perf_counter()
+        generate(ours, prompt, everywhere, new, {end}, end)
+        seconds["ours"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        with torch.no_grad():
+            theirs.generate(
+                prompt, attention_mask=everywhere.long(), max_new_tokens=new, do_sample=True, top_k=0,
+                eos_token_id=end, pad_token_id=end,
+            )  # fmt: skip
+        seconds["generate"].append(time.perf_counter() - start)
+    return {name: statistics.median(values[1:]) for name, values in seconds.items()}
+
+
+def contestant(options: argparse.Namespace) -> None:
+    """One measurement, in a process of its own; prints a line of JSON."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    folder, size, precision = Path(options.folder), options.size, options.precision
+    iterations = options.iterations or SIZES[size]["iterations"]
+    if options.what == "ppo":
+        settings = {"epochs": 4, "minibatch_size": 10**6, "learning_rate": 1e-5, "normalize_advantage": True}
+        result = train("ppo-clip", size, precision, iterations, folder, beta=0.2, **settings)
+    elif options.what == "trpo":
+        settings = {"vf_epochs": 4, "vf_minibatch_size": 10**6, "part_tokens": options.part_tokens}
+        result = train("trpo", size, precision, iterations, folder, **settings)
+    else:
+        result = generate(size, precision, iterations, folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    print(json.dumps({**result, "peak_memory_gb": round(peak, 2)}))
+
+
+def run(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def ours(what: str, size: str, precision: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    arguments = [what, "--contestant", "--size", size, "--precision", precision, "--folder", str(folder)]
+    arguments += ["--threads", str(options.threads), "--part-tokens", str(options.part_tokens)]
+    arguments += ["--iterations", str(options.iterations)] if options.iterations else []
+    return run([sys.executable, __file__, *arguments])
+
+
+def peer(size: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+    arguments = [size, "--precision", precision, "--threads", str(options.threads)]
+    arguments += ["--iterations", str(options.iterations)] if options.iterations else []
+    return run([options.peer, str(HERE / "peers" / "trl_ppo.py"), *arguments])
+
+
+def compare_ppo(options: argparse.Namespace) -> list[str]:
+    lines = ["| model | precision | rlzoo tokens/s | TRL tokens/s | ratio | rlzoo GB | TRL GB | ratio |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as made:
+            make_model_apart(size, Path(made))
+            rounds = []
+            for _ in range(options.rounds):
+                theirs = {p: peer(size, p, options) for p in ("fp32",)}
+                rounds.append(
+                    (theirs["fp32"], {p: ours("ppo", size, p, Path(made), options) for p in options.precisions})
+                )
+                print(json.dumps({"size": size, "round": rounds[-1]}), flush=True)
+        for precision in options.precisions:
+            mine = [r[precision] for _, r in rounds]
+            other = [t for t, _ in rounds]
+            ratios = sorted(m["tokens_per_second"] / t["tokens_per_second"] for m, t in zip(mine, other, strict=True))
+            memory = statistics.median(m["peak_memory_gb"] for m in mine)
+            memory_other = statistics.median(t["peak_memory_gb"] for t in other)
+            lines.append(
+                f"| {size} | {precision} | {statistics.median(m['tokens_per_second'] for m in mine):,.1f} "
+                f"| {statistics.median(t['tokens_per_second'] for t in other):,.1f} "
+                f"| **{statistics.median(ratios):.2f}** ({ratios[0]:.2f} – {ratios[-1]:.2f}) "
+                f"| {memory:.2f} | {memory_other:.2f} | {memory / memory_other:.2f} |"
+            )
+    return [*lines, "", "TRL in float32 throughout; ratios are medians of rounds (lowest – highest)."]
+
+
+def compare_generation(options: argparse.Namespace) -> list[str]:
+    lines = ["| model | precision | rlzoo, s | model.generate, s | ratio |", "|---|---|---|---|---|"]
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as made:
+            make_model_apart(size, Path(made))
+            for precision in options.precisions:
+                result = ours("generate", size, precision, Path(made), options)
+                print(json.dumps({"size": size, "precision": precision, **result}), flush=True)
+                lines.append(
+                    f"| {size} | {precision} | {result['ours']:.3f} | {result['generate']:.3f} "
+                    f"| **{result['generate'] / result['ours']:.2f}** |"
+                )
+    return lines
+
+
+def measure_trpo(options: argparse.Namespace) -> list[str]:
+    lines = ["| model | seconds an iteration | peak GB | accepted | KL | max_kl |", "|---|---|---|---|---|---|"]
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as made:
+            make_model_apart(size, Path(made))
+            result = ours("trpo", size, "fp32", Path(made), options)
+        print(json.dumps({"size": size, **result}), flush=True)
+        metrics = result["metrics"]
+        lines.append(
+            f"| {size} | {result['iteration_seconds']:.1f} | {result['peak_memory_gb']:.2f} "
+            f"| {metrics['accepted']:.0f} | {metrics['kl']:.4f} | 0.01 |"
+        )
+    return lines
+
+
+def make_model_apart(size: str, folder: Path) -> None:
+    """In a process of its own: what it takes to make a model is no part of any measurement."""
+    make_prompts(size, folder / "prompts.txt")
+    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import language_throughput as b, pathlib; "
+    subprocess.run(
+        [sys.executable, "-c", code + f"b.make_model({size!r}, pathlib.Path({str(folder / 'model')!r}))"], check=True
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["ppo", "generate", "trpo"])
+    parser.add_argument("--peer", default="trl/bin/python", help="Python of the environment with TRL")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, help="a measurement; by default 3 for gpt2 and 20 for small")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--part-tokens", type=int, default=384, help="of TRPO")
+    parser.add_argument("--contestant", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--size", choices=list(SIZES), help=argparse.SUPPRESS)
+    parser.add_argument("--precision", choices=list(PRECISIONS), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contestant:
+        contestant(options)
+        return
+    compare = {"ppo": compare_ppo, "generate": compare_generation, "trpo": measure_trpo}[options.what]
+    table = compare(options)
+    shown = " ".join(["python benchmarks/language_throughput.py", *sys.argv[1:]]).replace(
+        options.peer, "trl/bin/python"
+    )
+    RESULTS.mkdir(exist_ok=True)
+    text = "\n".join([f"`{shown}`, {options.threads} PyTorch threads.", "", *table, ""])
+    (RESULTS / f"language-{options.what}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Language models as actor and critic, rows of tokens in every layout, and experience of them."""
+
+import torch
+from tiny import CONFIGS, EOS, PAD, make_tokenizer
+
+from rlzoo.collect import evaluate
+from rlzoo.lm.env import LMEnv
+from rlzoo.lm.model import LanguageModel, Rows, with_adapter
+from rlzoo.lm.pretrained import new_causal_lm
+from rlzoo.lm.rollout import buffer_of, rollout
+
+KINDS = tuple(CONFIGS)
+LETTERS = 52
+"""Tokens 0 … 51 are letters."""
+STOPS = frozenset({EOS, *range(12)})
+"""Stop tokens that a model of random weights soon says."""
+
+
+def make_actor(kind="gpt2", *, vocabulary=PAD + 1, seed=0, attention="sdpa", dtype=torch.float32, **config):
+    """A causal language model of random weights, ten times the usual ones."""
+    config = {**CONFIGS[kind], "initializer_range": 0.2, **config}
+    return new_causal_lm(config, vocabulary, seed, attention).to(dtype)
+
+
+def make_model(kind="gpt2", *, critic=False, rank=None, settings=None, **actor):
+    """An actor and critic whose value is not 0, as after some training."""
+    critic = make_actor(kind, **{**actor, "seed": 9}).base_model if critic else None
+    plain = make_actor(kind, **actor)
+    model = LanguageModel(plain if rank is None else with_adapter(plain, rank, seed=0), critic, **(settings or {}))
+    return move(model, list(model.value.head.parameters()), 0.3)
+
+
+def make_small(**settings):
+    """GPT-2 with a thousand parameters, in double precision and twice differentiable."""
+    shape = {"vocabulary": 7, "n_layer": 1, "n_embd": 8, "n_positions": 12}
+    return make_model(**shape, dtype=torch.float64, attention="eager", settings=settings)
+
+
+@torch.no_grad()
+def move(model, parameters=None, spread=0.05, seed=1):
+    """`model`, some or all of its trained parameters moved by `spread` times a normal."""
+    generator = torch.Generator().manual_seed(seed)
+    for p in [p for p in model.parameters() if p.requires_grad] if parameters is None else parameters:
+        p.add_(spread * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return model
+
+
+def make_rows(sizes, layout="generated", before=0, after=0, vocabulary=LETTERS, padding=PAD):
+    """Rows of the same random tokens whatever the layout. `sizes` are those of (prompt, response).
+
+    Padding is left of all ("left"), right of all ("right"), or left of prompts and right of responses
+    ("generated"); `before` and `after` are columns of it in addition. `x[rows.acts]` lists the steps row by row.
+    """
+    generator = torch.Generator().manual_seed(len(sizes))
+    texts = [torch.randint(vocabulary, (p + r,), generator=generator) for p, r in sizes]
+    longest_prompt, longest = max(p for p, _ in sizes), max(map(len, texts))
+    starts = {
+        "left": [longest - len(text) for text in texts],
+        "right": [0 for _ in texts],
+        "generated": [longest_prompt - p for p, _ in sizes],
+    }[layout]
+    columns = before + after + max(start + len(text) for start, text in zip(starts, texts, strict=True))
+    token = torch.full((len(sizes), columns), padding)
+    attention, acts = torch.zeros(2, *token.shape, dtype=torch.bool)
+    for i, ((prompt, _), text, start) in enumerate(zip(sizes, texts, starts, strict=True)):
+        first, end = before + start, before + start + len(text)
+        token[i, first:end] = text
+        attention[i, first:end] = True
+        acts[i, first + prompt - 1 : end - 1] = True
+    return Rows(token, attention, acts)
+
+
+def single(rows, i):
+    """Row i by itself, without any padding."""
+    return Rows(*(x[i : i + 1, rows.attention[i]] for x in rows))
+
+
+def make_buffer(model, rows, seed=0):
+    """An evaluated buffer of these rows, with random rewards."""
+    buffer = buffer_of(rows)
+    generator = torch.Generator().manual_seed(seed)
+    reward = torch.randn(buffer.mask.shape, generator=generator, dtype=next(model.parameters()).dtype)
+    return evaluate(model, buffer.replace(reward=reward * buffer.mask))
+
+
+def letters(prompts, responses):
+    """A score: how many of the first half of the alphabet a response has, less a half."""
+    return [sum(x in "abcdefghijklm" for x in response) - 0.5 for response in responses]
+
+
+def make_env(model, prompts=("ab", "cdefg", "h"), score=letters, tokenizer=None, **settings):
+    settings = {"max_new_tokens": 6, "stop_tokens": STOPS, **settings}
+    return LMEnv(model, tokenizer or make_tokenizer(), prompts, score, **settings)
+
+
+def experience(env, rows=6, seed=0):
+    """A buffer as training has it: sampled, evaluated and settled."""
+    buffer = rollout(env, env.next_prompts(rows), torch.Generator().manual_seed(seed))
+    return env.settle(evaluate(env.model, buffer))

@@ -1,0 +1,47 @@
+"""Language models of a few thousand parameters, and a tokenizer of one token a character."""
+
+import string
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlzoo.lm.pretrained import new_causal_lm, save, use_tokens
+
+CHARACTERS = string.ascii_letters + " .,!"
+EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
+
+CONFIGS = {
+    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 32},
+    "llama": {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
+        "intermediate_size": 48, "max_position_embeddings": 32,
+    },
+    "gpt_neox": {
+        "model_type": "gpt_neox", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2,
+        "intermediate_size": 48, "max_position_embeddings": 32,
+    },
+}  # fmt: skip
+
+
+def make_tokenizer(eos="<eos>", pad="<pad>"):
+    """Each character a token, "<eos>" and "<pad>" the last two, used as what the arguments say."""
+    vocabulary = {token: i for i, token in enumerate((*CHARACTERS, "<eos>", "<pad>"))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="."))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos, pad_token=pad)
+
+
+def make_lm(kind="gpt2", seed=0, **settings):
+    """Random weights, ten times the usual ones, so that what a row holds can be told from its scores."""
+    model = new_causal_lm({**CONFIGS[kind], "initializer_range": 0.2, **settings}, PAD + 1, seed)
+    use_tokens(model, make_tokenizer())
+    return model
+
+
+def save_lm(folder, kind="gpt2", tokenizer=None, **settings):
+    tokenizer = tokenizer or make_tokenizer()
+    model = make_lm(kind, **settings)
+    use_tokens(model, tokenizer)
+    save(model, tokenizer, folder)
+    return folder
