@@ -56,6 +56,7 @@ class Trunk(nn.Module):
         if checkpointing:
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
+        self._pad = getattr(base.config, "pad_token_id", None)
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
 
     def forward(self, obs: Int[Tensor, "R T 3"]) -> Float[Tensor, "R T H"]:
@@ -79,7 +80,9 @@ class Trunk(nn.Module):
             more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
         if self.checkpointing:  # Hugging Face heeds it in training mode, and has no cache then
             self.base.train(torch.is_grad_enabled())
-        mask = None if bool(attention.all()) else attention.long()
+        mask = None if bool(attention.all()) else attention.long()  # attention is faster without
+        if mask is None and self._pad is not None and bool((token == self._pad).any()):
+            mask = attention.long()  # where it would warn without
         with autocast(token.device, self.precision):
             return self.base(input_ids=token, attention_mask=mask, **more)
 
