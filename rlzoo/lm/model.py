@@ -184,10 +184,10 @@ class LanguageModel(ActorCritic):
         seen = Rows(token, torch.ones_like(token).bool(), torch.ones_like(token).bool()).obs
         logits = causal_lm(self.actor)(token, attention_mask=torch.ones_like(token)).logits
         hidden = self.trunk.run(token, seen[..., 1].bool(), use_cache=False).last_hidden_state
-        ours = self.policy.now._replace(temperature=1.0, autocast=None)(hidden.to(logits.dtype))
+        ours = self.policy.now._replace(temperature=1.0, autocast=None)(hidden[0].to(logits.dtype))
         exact = self.trunk.precision is None
         require(
-            not exact or torch.allclose(ours, logits, rtol=1e-5, atol=1e-6),
+            not exact or torch.allclose(ours, logits[0], rtol=1e-5, atol=1e-6),
             f"{name} does more to its logits than an output embedding does; it is not supported",
         )
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlzoo.errors import require
+from rlzoo.estimators import GroupNorm, LeaveOneOut
 from rlzoo.fields import Count, NonNegative, NonNegativeInt, Positive, check_fields
 from rlzoo.lm import TASKS
 from rlzoo.task import Say, Task, TaskSettings, silent
@@ -79,6 +80,8 @@ class Language(TaskSettings):
     def check(self, config: Config) -> None:
         algorithm = config.algorithm
         rows, each = config.num_envs, self.responses_per_prompt
+        grouped = isinstance(algorithm.estimator, (LeaveOneOut, GroupNorm))
+        require(not grouped or each > 1, "responses_per_prompt must be at least 2 for advantages within a group, got 1")
         require(rows % each == 0, f"num_envs must be a multiple of responses_per_prompt = {each}, got {rows}")
         require(
             not (self.attention == "sdpa" and algorithm.second_order),

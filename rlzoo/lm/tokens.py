@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
-from torch.nn.functional import linear
 
 from rlzoo.distributions import Categorical, Distribution
 
@@ -28,11 +27,12 @@ class Head(NamedTuple):
     autocast: torch.dtype | None
     """Precision of the product; None for that of the weights."""
 
-    def __call__(self, hidden: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch V"]:
+    def __call__(self, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
+        """A view of (V, S), the order in which this product of few rows and many columns is fastest on a CPU."""
         with autocast(hidden.device, self.autocast):
-            bias = None if self.bias is None else self.bias / self.temperature
-            logits = linear(hidden / self.temperature if self.temperature != 1 else hidden, self.weight, bias)
-        return logits if logits.dtype == torch.float64 else logits.float()
+            logits = (self.weight @ (hidden / self.temperature if self.temperature != 1 else hidden).t()).t()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits if self.bias is None else logits + self.bias / self.temperature
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
@@ -57,8 +57,12 @@ class TokenDistribution(Distribution):
         return self.hidden[self.acts]
 
     @cached_property
+    def _logits(self) -> Float[Tensor, "S V"]:
+        return self.head(self._steps)
+
+    @cached_property
     def _log_probs(self) -> Float[Tensor, "S V"]:
-        return self.head(self._steps).log_softmax(-1)
+        return self._logits.log_softmax(-1)
 
     def _per_step(self, fn: Callable[..., Shaped[Tensor, "S"]], *others: TokenDistribution) -> Shaped[Tensor, "R T"]:
         """`fn(distributions, steps)` of the acting steps: in one piece with gradients, else in chunks."""
@@ -89,8 +93,8 @@ class TokenDistribution(Distribution):
         return self._per_step(lambda given, _: given[0]._log_probs.argmax(-1))
 
     def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
-        taken = action[self.acts].unsqueeze(-1)
-        return self._per_step(lambda given, cut: given[0]._log_probs.gather(-1, taken[cut]).squeeze(-1))
+        taken = action[self.acts]
+        return self._per_step(lambda given, cut: _Chosen.apply(given[0]._logits, taken[cut]))  # type: ignore[no-untyped-call]
 
     def entropy(self) -> Float[Tensor, "R T"]:
         return self._per_step(lambda given, _: -(given[0]._log_probs.exp() * given[0]._log_probs).sum(-1))
@@ -110,3 +114,20 @@ class TokenDistribution(Distribution):
         bias = None if self.head.bias is None else self.head.bias.detach().clone()
         head = self.head._replace(weight=self.head.weight.detach().clone(), bias=bias)
         return replace(self, hidden=self.hidden.detach(), head=head)
+
+
+class _Chosen(torch.autograd.Function):
+    """log softmax(logits)[a] of each row; its gradient, g·(1[a] − softmax), takes two passes over the vocabulary."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Float[Tensor, "S V"], action: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
+        log_probs = logits.log_softmax(-1)
+        ctx.save_for_backward(log_probs, action)
+        return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Float[Tensor, "S"]) -> tuple[Float[Tensor, "S V"], None]:
+        log_probs, action = ctx.saved_tensors
+        grad = grad.unsqueeze(-1)
+        return log_probs.exp().mul_(-grad).scatter_add_(-1, action.unsqueeze(-1), grad), None

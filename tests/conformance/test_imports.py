@@ -39,8 +39,8 @@ MAY_IMPORT = {
     "task": {"algorithms", "buffer", "collect", "episodes", "models"},
     "control": {"task", "lm", "actors", "collect", "episodes", "envs", "models", "networks", "fields", "errors"},
     "lm": {
-        "task", "algorithms", "buffer", "collect", "compilation", "distributions", "episodes", "envs", "models",
-        "fields", "errors",
+        "task", "algorithms", "buffer", "collect", "compilation", "distributions", "episodes", "envs", "estimators",
+        "models", "fields", "errors",
     },
     "config": {"control", "lm", "task", "algorithms", "estimators", "networks", "presets", "fields", "errors"},
     "checkpoint": set(),

@@ -565,10 +565,10 @@ def test_an_adapter_is_all_that_trains_and_off_it_is_the_reference(kind, tmp_pat
 
     row = single(rows, 0)
     with torch.no_grad():
-        policy = model.policy.now(model.trunk.run(row.token, row.attention).last_hidden_state)
+        policy = model.policy.now(model.trunk.run(row.token, row.attention).last_hidden_state[0])
         model.save_pretrained(make_tokenizer(), tmp_path / "merged")
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-        torch.testing.assert_close(merged(row.token).logits, policy, rtol=0, atol=1e-4)
+        torch.testing.assert_close(merged(row.token).logits[0], policy, rtol=0, atol=1e-4)
     assert not (tmp_path / "merged/adapter_config.json").exists()
     assert hasattr(model.actor, "disable_adapter")
 
@@ -594,8 +594,8 @@ def test_a_saved_actor_gives_the_same_logits(kind, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
     row = single(rows, 1)
     with torch.no_grad():
-        expected = model.policy.now(model.trunk.run(row.token, row.attention).last_hidden_state)
-        torch.testing.assert_close(loaded(row.token).logits, expected, rtol=0, atol=1e-5)
+        expected = model.policy.now(model.trunk.run(row.token, row.attention).last_hidden_state[0])
+        torch.testing.assert_close(loaded(row.token).logits[0], expected, rtol=0, atol=1e-5)
     size = (tmp_path / "actor/model.safetensors").stat().st_size
     assert size < 4.5 * model.actor.num_parameters()
 
