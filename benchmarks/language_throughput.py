@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -131,13 +132,15 @@ def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[s
 
 def contestant(options: argparse.Namespace) -> None:
     """One measurement, in a process of its own; prints a line of JSON."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command line does
     import torch
 
     torch.set_num_threads(options.threads)
     folder, size, precision = Path(options.folder), options.size, options.precision
     iterations = options.iterations or SIZES[size]["iterations"]
     if options.what == "ppo":
-        settings = {"epochs": 4, "minibatch_size": 10**6, "learning_rate": 1e-5, "normalize_advantage": True}
+        settings = {"epochs": 4, "minibatch_size": 10**6, "learning_rate": 1e-5}
+        settings["part_tokens"] = options.part_tokens
         result = train("ppo-clip", size, precision, iterations, folder, beta=0.2, **settings)
     elif options.what == "trpo":
         settings = {"vf_epochs": 4, "vf_minibatch_size": 10**6, "part_tokens": options.part_tokens}

@@ -4,9 +4,9 @@
     python benchmarks/random_walks.py frontier   # β from 0 to 0.5         -> results/random-walks-frontier.jsonl
     python benchmarks/random_walks.py report     # both -> results/random-walks.md and docs/assets/random-walks.png
 
-Every run is the command `rlzoo train ALGORITHM RandomWalks --seed S [--beta β]` with one PyTorch thread, `--jobs` of them
-side by side. Optimality and KL are those of the final evaluation; optimality is exact, the KL an average over 100
-responses of its exact value at each token. What is there already is not run again.
+Every run is the command `rlzoo train ALGORITHM RandomWalks --seed S [--beta β]` with one PyTorch thread, `--jobs` of
+them side by side. Optimality and KL are those of the final evaluation; optimality is exact, the KL an average over
+100 responses of its exact value at each token. What is there already is not run again.
 """
 
 from __future__ import annotations

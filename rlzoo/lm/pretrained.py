@@ -35,8 +35,9 @@ from transformers.utils import logging as transformers_logging
 from rlzoo.errors import ConfigError, no_such, require
 from rlzoo.lm.files import check_output
 
-Attention = Literal["sdpa", "eager"]
-"""Fused attention, or attention in plain operations, which has a second derivative."""
+Attention = Literal["auto", "sdpa", "eager"]
+"""Fused attention (sdpa), or attention in plain operations, which has a second derivative; `auto` is the fused one
+where the architecture has it."""
 
 _hub: Any = huggingface_hub.utils
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -69,7 +70,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_causal_lm(name: Path | str, attention: Attention = "sdpa") -> PreTrainedModel:
+def load_causal_lm(name: Path | str, attention: Attention = "auto") -> PreTrainedModel:
     """A causal language model, from a directory or from the Hub.
 
     It is in float32, in evaluation mode, and has no dropout left that training mode could turn on. What it brings
@@ -81,7 +82,7 @@ def load_causal_lm(name: Path | str, attention: Attention = "sdpa") -> PreTraine
     return _load(AutoModelForCausalLM, str(name), attention)
 
 
-def load_reward_model(name: Path | str, attention: Attention = "sdpa", head_seed: int | None = None) -> PreTrainedModel:
+def load_reward_model(name: Path | str, attention: Attention = "auto", head_seed: int | None = None) -> PreTrainedModel:
     """A sequence classifier of one label, with a head called `score`, else as `load_causal_lm`.
 
     Args:
@@ -98,7 +99,7 @@ def new_causal_lm(
     config: Path | str | Mapping[str, Any],
     vocab_size: int | None = None,
     seed: int = 0,
-    attention: Attention = "sdpa",
+    attention: Attention = "auto",
 ) -> PreTrainedModel:
     """A causal language model of random weights, the same for the same seed; the global generators stay as they are.
 
@@ -128,7 +129,9 @@ def new_causal_lm(
         _zero_dropout(made)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         auto: Any = AutoModelForCausalLM
-        model = auto.from_config(made, attn_implementation=attention, trust_remote_code=False)
+        model = auto.from_config(
+            made, attn_implementation=None if attention == "auto" else attention, trust_remote_code=False
+        )
     return _ready(model.float(), name)
 
 
@@ -139,7 +142,7 @@ def is_config(source: Path | str) -> bool:
 
 
 def initialise_from(
-    source: Path | str, vocab_size: int | None = None, seed: int = 0, attention: Attention = "sdpa"
+    source: Path | str, vocab_size: int | None = None, seed: int = 0, attention: Attention = "auto"
 ) -> PreTrainedModel:
     """`new_causal_lm` of a configuration, else `load_causal_lm`.
 
@@ -351,7 +354,7 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         model, info = auto.from_pretrained(
             name,
             config=config,
-            attn_implementation=attention,
+            attn_implementation=None if attention == "auto" else attention,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # told below, in one line
             output_loading_info=True,

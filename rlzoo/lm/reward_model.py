@@ -65,7 +65,7 @@ class RewardModel:
         self.micro_batch_tokens = micro_batch_tokens
 
     @classmethod
-    def load(cls, folder: Path | str, attention: Attention = "sdpa", device: str = "cpu") -> RewardModel:
+    def load(cls, folder: Path | str, attention: Attention = "auto", device: str = "cpu") -> RewardModel:
         """What `reward-model` saved, or any sequence classifier of one label with a head called `score`.
 
         Raises:

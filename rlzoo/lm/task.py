@@ -97,8 +97,8 @@ class LanguageTask(Task):
     def _build(self) -> LanguageModel:
         settings = self.settings
         attention = settings.attention
-        if attention == "auto":
-            attention = "eager" if self.config.algorithm.second_order else "sdpa"
+        if attention == "auto" and self.config.algorithm.second_order:
+            attention = "eager"
         actor = pretrained.load_causal_lm(self._start, attention)
         pretrained.check_vocabulary(actor, len(self.tokenizer), self._start)
         critic = None

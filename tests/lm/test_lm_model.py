@@ -440,6 +440,21 @@ def test_gradients_of_uneven_parts_add_up(kind):
         assert norm == pytest.approx(float(expected.norm()), rel=1e-6)
 
 
+@pytest.mark.parametrize("part_steps", [None, 25])
+def test_adam_on_a_language_model_equals_torch(part_steps):
+    """Over several steps, tied embeddings included, whatever a step leaves behind for the next."""
+    ours, theirs = make_small(part_steps=part_steps), make_small()
+    batch = PPOClip().estimator(make_buffer(ours, make_rows(SIZES, vocabulary=7, padding=0))).rows(0)
+    optimizer, reference = Adam(trained(ours)), torch.optim.Adam(trained(theirs), lr=0.01, eps=1e-5)
+    for _ in range(5):
+        optimizer.minimize(PPOClip().loss, ours, batch, 0.2, learning_rate=0.01)
+        reference.zero_grad()
+        PPOClip().loss(theirs, batch, 0.2).backward()
+        reference.step()
+    for mine, expected in zip(trained(ours), trained(theirs), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-9)
+
+
 def test_tied_embeddings_count_once():
     model = make_model()
     assert model.trunk.base.wte.weight is model.policy.head.weight
