@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ from typing import Any
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 SIZES: dict[str, dict[str, Any]] = {
-    "gpt2": {"prompts": 16, "prompt_tokens": 16, "new_tokens": 32, "iterations": 3, "config": {}},
+    "gpt2": {"prompts": 16, "prompt_tokens": 16, "new_tokens": 32, "iterations": 2, "config": {}},
     "small": {
         "prompts": 64, "prompt_tokens": 8, "new_tokens": 20, "iterations": 20,
         "config": {"n_layer": 4, "n_embd": 128, "n_head": 4, "vocab_size": 64},
@@ -132,7 +131,6 @@ def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[s
 
 def contestant(options: argparse.Namespace) -> None:
     """One measurement, in a process of its own; prints a line of JSON."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the command line does
     import torch
 
     torch.set_num_threads(options.threads)
@@ -140,10 +138,9 @@ def contestant(options: argparse.Namespace) -> None:
     iterations = options.iterations or SIZES[size]["iterations"]
     if options.what == "ppo":
         settings = {"epochs": 4, "minibatch_size": 10**6, "learning_rate": 1e-5}
-        settings["part_tokens"] = options.part_tokens
         result = train("ppo-clip", size, precision, iterations, folder, beta=0.2, **settings)
     elif options.what == "trpo":
-        settings = {"vf_epochs": 4, "vf_minibatch_size": 10**6, "part_tokens": options.part_tokens}
+        settings = {"vf_epochs": 4, "vf_minibatch_size": 10**6, "part_tokens": 384}
         result = train("trpo", size, precision, iterations, folder, **settings)
     else:
         result = generate(size, precision, iterations, folder)
@@ -160,7 +157,7 @@ def run(command: list[str]) -> dict[str, Any]:
 
 def ours(what: str, size: str, precision: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     arguments = [what, "--contestant", "--size", size, "--precision", precision, "--folder", str(folder)]
-    arguments += ["--threads", str(options.threads), "--part-tokens", str(options.part_tokens)]
+    arguments += ["--threads", str(options.threads)]
     arguments += ["--iterations", str(options.iterations)] if options.iterations else []
     return run([sys.executable, __file__, *arguments])
 
@@ -243,11 +240,10 @@ def main() -> None:
     parser.add_argument("what", choices=["ppo", "generate", "trpo"])
     parser.add_argument("--peer", default="trl/bin/python", help="Python of the environment with TRL")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, help="a measurement; by default 3 for gpt2 and 20 for small")
+    parser.add_argument("--iterations", type=int, help="a measurement; by default 2 for gpt2 and 20 for small")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--part-tokens", type=int, default=384, help="of TRPO")
     parser.add_argument("--contestant", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--size", choices=list(SIZES), help=argparse.SUPPRESS)
     parser.add_argument("--precision", choices=list(PRECISIONS), help=argparse.SUPPRESS)

@@ -422,7 +422,6 @@ def _importing(threads: int) -> Iterator[None]:
         raise ConfigError(f"threads must be at least 1, got {threads}")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in large pages: new memory costs a quarter
     gc.disable()
     try:
         import torch

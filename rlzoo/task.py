@@ -79,6 +79,8 @@ class Task(abc.ABC):
     """Collects experience with a model, and evaluates it."""
 
     model: ActorCritic
+    evaluates_start: bool = False
+    """Whether the model is worth an evaluation before it is trained."""
 
     @abc.abstractmethod
     def collect(self) -> Experience:

@@ -235,6 +235,8 @@ class _Session:
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         try:
             with self._failures_named(), self.signals:
+                if self.trainer.step == 0 and self.trainer.task.evaluates_start and not self.run.evaluations():
+                    self._evaluate(self.config.eval_episodes)
                 while not (self.trainer.done or stopped):
                     stopped = self._turn()
                 self._finish()
@@ -248,7 +250,7 @@ class _Session:
         stopped, best_step = False, None
         for evaluation in self.run.evaluations():
             step, mean_return = evaluation["step"], evaluation["mean_return"]
-            if not evaluation["deterministic"]:
+            if not evaluation["deterministic"] and step > 0:
                 stopped = step == self.trainer.step and self._is_enough(mean_return)
                 if mean_return > self.best_return:
                     self.best_return, best_step = mean_return, step

@@ -47,6 +47,7 @@ class LanguageTask(Task):
     """
 
     model: LanguageModel
+    evaluates_start = True
 
     def __init__(
         self,
@@ -179,7 +180,9 @@ class LanguageTask(Task):
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         """Responses to the evaluation's prompts in turn; returns are raw scores, without the KL.
 
-        On RandomWalks the returns are the exact expectations for each start, however many episodes are asked for.
+        On RandomWalks the returns are the exact expectations for each start, however many episodes are asked for,
+        and `score` is the mean score of sampled responses. On another built-in task with a score of one's own,
+        `true_score` is the mean of the task's.
         """
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
         returns = np.array([x.score for x in samples])
@@ -191,6 +194,9 @@ class LanguageTask(Task):
         if self.data is not None and self.data.walks is not None:
             further = {"exact": True, "score": float(returns.mean()), **further}
             returns = self._optimality(self.data.walks, deterministic)
+        elif self.data is not None and self.settings.reward is not None:
+            said = [x.prompt for x in samples], [x.response for x in samples]
+            further = {"true_score": float(np.mean(self.data.score(*said))), **further}
         lengths = np.array([x.length for x in samples])
         return Evaluation(returns, lengths, deterministic, seed, further)
 

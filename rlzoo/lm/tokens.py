@@ -117,7 +117,11 @@ class TokenDistribution(Distribution):
 
 
 class _Chosen(torch.autograd.Function):
-    """log softmax(logits)[a] of each row; its gradient, g·(1[a] − softmax), takes two passes over the vocabulary."""
+    """log softmax(logits)[a] of each row; its gradient is g·(1[a] − softmax).
+
+    The gradient takes the place of the log-probabilities, so it can be had once; autograd says so to whoever asks
+    again.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Float[Tensor, "S V"], action: Int[Tensor, "S"]) -> Float[Tensor, "S"]:
@@ -130,4 +134,4 @@ class _Chosen(torch.autograd.Function):
     def backward(ctx: Any, grad: Float[Tensor, "S"]) -> tuple[Float[Tensor, "S V"], None]:
         log_probs, action = ctx.saved_tensors
         grad = grad.unsqueeze(-1)
-        return log_probs.exp().mul_(-grad).scatter_add_(-1, action.unsqueeze(-1), grad), None
+        return log_probs.exp_().mul_(-grad).scatter_add_(-1, action.unsqueeze(-1), grad), None

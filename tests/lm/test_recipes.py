@@ -1,6 +1,7 @@
 import math
 
 import pytest
+import torch
 
 import rlzoo
 from rlzoo.config import make_config, with_recipe
@@ -55,12 +56,15 @@ def test_recipe_sets_all_that_another_turns_on(name):
 
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("name", NAMES)
-def test_recipe_trains(name, env, models, tmp_path):
+def test_recipe_starts_at_ratio_1_and_trains(name, env, models, tmp_path):
     score = tmp_path / "score.py"  # a model of random weights gets 0 from the task's own for all it says
     score.write_text("def length(prompts, responses):\n    return [float(len(x)) for x in responses]\n")
     own = {"model": str(models[env]), "reward": f"{score}:length", "num_envs": 4}
     settings, _ = with_recipe(name, "ppo-clip", env, own)
     trainer = rlzoo.Trainer(make_config("ppo-clip", env, **settings))
+    batch = trainer.task.collect().buffer.rows(0)
+    ratio = torch.exp(trainer.model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
+    assert (ratio - 1)[batch.mask].abs().max() < 1e-5
     iteration = trainer.iterate()
     assert iteration.metrics["gradient_steps"] == settings["epochs"]
     assert iteration.metrics["beta"] == settings["beta"]
