@@ -62,12 +62,13 @@ def test_recipe_starts_at_ratio_1_and_trains(name, env, models, tmp_path):
     own = {"model": str(models[env]), "reward": f"{score}:length", "num_envs": 4}
     settings, _ = with_recipe(name, "ppo-clip", env, own)
     trainer = rlzoo.Trainer(make_config("ppo-clip", env, **settings))
-    batch = trainer.task.collect().buffer.rows(0)
+    experience = trainer.task.collect()
+    assert experience.metrics["beta"] == settings["beta"]
+    batch = experience.buffer.rows(0)
     ratio = torch.exp(trainer.model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
     assert (ratio - 1)[batch.mask].abs().max() < 1e-5
     iteration = trainer.iterate()
     assert iteration.metrics["gradient_steps"] == settings["epochs"]
-    assert iteration.metrics["beta"] == settings["beta"]
     assert all(math.isfinite(x) for x in iteration.metrics.values())
 
 

@@ -1,0 +1,13 @@
+"""Most tests of language models take a second or more: all but those of these files are slow."""
+
+from pathlib import Path
+
+import pytest
+
+QUICK = {f"test_{name}" for name in ("tokens", "rewards", "scores", "files", "rollout", "demonstrations", "exact")}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem not in QUICK:
+            item.add_marker(pytest.mark.slow)
