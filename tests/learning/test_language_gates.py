@@ -1,0 +1,33 @@
+"""Language models learn: exact expected optimality of RandomWalks after part of a preset's run.
+
+The bounds lie 0.05 or more below the lowest of seeds 10 to 12 at those steps (`benchmarks/results/random-walks.jsonl`);
+the test's seed is another one.
+"""
+
+import pytest
+
+from rlzoo.config import make_config, with_preset
+from rlzoo.trainer import Trainer
+
+START = 0.36
+"""Of the supervised start."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "steps", "bound"),
+    [
+        ("reinforce", 8_000, 0.84),
+        ("npg", 6_000, 0.74),
+        ("trpo", 6_000, 0.74),
+        ("ppo-penalty", 6_000, 0.87),
+        ("ppo-clip", 6_000, 0.77),
+    ],
+)
+def test_optimality_rises(algorithm, steps, bound):
+    settings, _ = with_preset(algorithm, "RandomWalks", {"seed": 100})
+    trainer = Trainer(make_config(algorithm, "RandomWalks", **settings))
+    assert trainer.task.evaluate(1, seed=0).mean_return == pytest.approx(START, abs=0.03)
+    while trainer.step < steps:
+        trainer.iterate()
+    assert trainer.task.evaluate(1, seed=0).mean_return > bound
