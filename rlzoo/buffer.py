@@ -120,7 +120,7 @@ class Buffer:
         top, dealt out evenly.
         """
         rows = max(1, steps // self.mask.shape[1])
-        shown = None if self.demo is _ABSENT else self.demo.any(1).cpu().numpy()
+        shown = self.demo.any(1).cpu().numpy() if self.has_demonstrations else None
         if shown is not None:
             rows = -(-rows * self.num_rows // max(self.num_rows - int(shown.sum()), 1))
         if rows >= self.num_rows:
@@ -171,10 +171,12 @@ class Buffer:
             return whole.demo_weight[rows]
         return self.demo / self.demo.count_nonzero().clamp(min=1)
 
-    def demonstrated(self, logp: Float[Tensor, "N T"]) -> Float[Tensor, ""] | float:
-        """γ·E[log π(a|s)] over the demonstrated steps; 0 if there are none."""
-        if self.demo is _ABSENT:
-            return 0.0
+    @property
+    def has_demonstrations(self) -> bool:
+        return self.demo is not _ABSENT
+
+    def demonstrated(self, logp: Float[Tensor, "N T"]) -> Float[Tensor, ""]:
+        """γ·E[log π(a|s)] over the demonstrated steps."""
         return torch.dot(logp.reshape(-1), self.demo_weight.reshape(-1))
 
     def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:

@@ -71,8 +71,9 @@ class Adam:
         if max_grad_norm is not None and norm > max_grad_norm:
             g.mul_(max_grad_norm / norm)
         step, eps = self._bias_corrected(learning_rate)
-        vectors = zip(*(torch.split(x, _BLOCK) for x in (self.theta, self.m, self.v, g)), strict=True)
-        for theta, m, v, grad in vectors:
+        whole = self.theta, self.m, self.v, g
+        blocks = [whole] if len(g) <= _BLOCK else zip(*(torch.split(x, _BLOCK) for x in whole), strict=True)
+        for theta, m, v, grad in blocks:
             m.lerp_(grad, 1 - self.betas[0])
             v.mul_(self.betas[1]).addcmul_(grad, grad, value=1 - self.betas[1])
             theta.addcdiv_(m, v.sqrt().add_(eps), value=-step)

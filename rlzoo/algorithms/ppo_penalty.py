@@ -75,7 +75,8 @@ class PPOPenalty(Algorithm):
         loss = 0.5 * self.vf_coef * error - objective
         if self.ent_coef:
             loss = loss - self.ent_coef * policy.entropy()
-        return batch.mean(loss) - batch.demonstrated(logp)
+        total = batch.mean(loss)
+        return total - batch.demonstrated(logp) if batch.has_demonstrations else total
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)

@@ -58,7 +58,8 @@ class Reinforce(Algorithm):
         objective = logp * batch.advantage
         if self.ent_coef:
             objective = objective + self.ent_coef * policy.entropy()
-        return -batch.mean(objective) - batch.demonstrated(logp)
+        loss = -batch.mean(objective)
+        return loss - batch.demonstrated(logp) if batch.has_demonstrations else loss
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         if not self.baseline:

@@ -75,7 +75,8 @@ class TRPO(Algorithm):
         def surrogate(theta: Tensor, batch: Buffer) -> Tensor:
             logp = policy(theta, batch.obs).log_prob(batch.action)
             ratio = torch.exp(logp - batch.logp)
-            return batch.mean(ratio * batch.advantage) + batch.demonstrated(logp)
+            gain = batch.mean(ratio * batch.advantage)
+            return gain + batch.demonstrated(logp) if batch.has_demonstrations else gain
 
         def kl(theta: Tensor, batch: Buffer) -> Tensor:
             assert batch.old is not None
