@@ -221,7 +221,8 @@ def test_demonstrated_is_a_weighted_mean_over_steps_of_demonstrations():
     logp = torch.tensor([[9, 9, 9], [9, 9, 9], [-1, -2, 9], [-3, -6, 9]]).double()
     assert float(buffer.demonstrated(logp)) == 0.5 * -12 / 4
     assert float(buffer.mean(logp)) == 9
-    assert spread().demonstrated(logp) == 0
+    assert buffer.has_demonstrations
+    assert not spread().has_demonstrations
     assert float(buffer.replace(demo=torch.zeros_like(buffer.demo)).demonstrated(logp)) == 0
 
 
