@@ -81,7 +81,12 @@ def brief(monkeypatch):
     monkeypatch.setattr("rlzoo.lm.reward_model.read_pairs", lambda path: read_pairs(path)[:100])
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=name_of)
+SLOW = [page for page in WITH_PYTHON if page.name in ("language-guide.md", "tasks.md")]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in WITH_PYTHON], ids=name_of
+)
 def test_python_runs(page, workplace, brief):
     namespace = {"__name__": "__main__"}
     for language, title, text in blocks(page):

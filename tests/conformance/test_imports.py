@@ -114,7 +114,6 @@ def test_rooms_within_know_of_language_models_their_settings_alone(module):
     [
         ("import rlzoo, rlzoo.train, rlzoo.evaluate, rlzoo.play", "transformers"),
         ("from rlzoo.config import make_config; make_config('ppo', 'RandomWalks')", "transformers"),
-        ("import rlzoo.lm.settings", "transformers"),
         ("import rlzoo.cli", "torch"),
         ("import rlzoo.lm", "torch"),
     ],

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-QUICK = {f"test_{name}" for name in ("tokens", "rewards", "scores", "files", "rollout", "demonstrations", "exact")}
+QUICK = {f"test_{name}" for name in ("tokens", "rewards", "scores", "files", "rollout", "demonstrations")}
 
 
 def pytest_collection_modifyitems(items):
