@@ -6,7 +6,6 @@
     events.out.tfevents* TensorBoard
     checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
     checkpoints/best.json
-    start/, actor/       of a language run: the model it started from, and at the end what it became
     start/, actor/       of a language task: the model that it began with, and what became of it
 
 Nothing here is ever unpickled. A checkpoint is written under a temporary name, flushed to disk and renamed,

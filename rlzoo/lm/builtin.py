@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlzoo.compilation import cache_directory
-from rlzoo.lm import pretrained, reviews, sft
+from rlzoo.lm import padding, pretrained, reviews, sft
 from rlzoo.lm.scores import Score
 from rlzoo.lm.sft import SFTSettings
 from rlzoo.lm.walks import RandomWalks
@@ -42,7 +42,7 @@ class BuiltIn:
 
         It lies in `$RLZOO_CACHE`, or else `$XDG_CACHE_HOME/rlzoo`, or else `~/.cache/rlzoo`.
         """
-        source = "".join(inspect.getsource(module) for module in (pretrained, sft))
+        source = "".join(inspect.getsource(module) for module in (padding, pretrained, sft))
         versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
         parts = self.texts, self.config, self.fit, versions, source
         folder = cache_directory() / f"{self.name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
@@ -81,7 +81,7 @@ def built_in(name: str) -> BuiltIn | None:
             eval_prompts=reviews.prompts(64, seed=2),
             score=reviews.sentiment,
             texts=texts,
-            tokenizer=lambda: reviews.tokenizer(texts),
+            tokenizer=lambda: sft.train_tokenizer(texts, vocab_size=384),
             config=_gpt2(layers=4, width=128, heads=4, positions=96),
             fit=SFTSettings(epochs=4, batch_size=32, learning_rate=1e-3, held_out=0.05),
         )

@@ -11,7 +11,7 @@ from torch.nn.functional import pad as widen
 
 from rlzoo.buffer import Buffer
 from rlzoo.lm.model import Rows
-from rlzoo.lm.pretrained import pad
+from rlzoo.lm.padding import pad
 from rlzoo.lm.shuffled import Shuffled
 
 

@@ -18,7 +18,7 @@ from rlzoo.buffer import Buffer
 from rlzoo.collect import Episode
 from rlzoo.errors import ConfigError, require
 from rlzoo.lm.model import LanguageModel, Reference, Rows
-from rlzoo.lm.pretrained import encode, max_positions, pad
+from rlzoo.lm.pretrained import encode, max_positions
 from rlzoo.lm.rewards import (
     KL_ESTIMATORS,
     FixedKL,
@@ -88,7 +88,7 @@ class LMEnv(gymnasium.Env[Obs, int]):
         self.stop = stop_ids(tokenizer) if stop_tokens is None else frozenset(stop_tokens)
         self.pad_token = int(tokenizer.pad_token_id)
         self.responses_per_prompt = responses_per_prompt
-        self.kl_of_logp = KL_ESTIMATORS[kl_estimator].of_logp
+        self.kl_of_logp = KL_ESTIMATORS[kl_estimator]
         self.control = control or FixedKL()
         self.treatment = treatment or ScoreTreatment()
         self.prompts = list(prompts)
@@ -266,9 +266,3 @@ def _room_for_prompts(model: LanguageModel, max_new_tokens: int, max_prompt_toke
         f"max_new_tokens must leave room for a prompt in the model's context of {positions}, got {max_new_tokens}",
     )
     return min(positions - max_new_tokens, max_prompt_tokens or positions)
-
-
-def left_padded(rows: Sequence[Sequence[int]], pad_token: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Prompts (N, P) padded on the left, and their attention."""
-    ids, attention = pad(rows, pad_token, side="left")
-    return ids.to(device), attention.to(device)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rlzoo.lm.model import LanguageModel, Rows
-from rlzoo.lm.pretrained import pad
+from rlzoo.lm.padding import pad
 from rlzoo.lm.walks import RandomWalks
 
 

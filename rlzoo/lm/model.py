@@ -19,7 +19,8 @@ from transformers.pytorch_utils import Conv1D
 
 from rlzoo.distributions import Categorical
 from rlzoo.errors import ConfigError, require
-from rlzoo.lm.pretrained import position_ids, save, without_dropout
+from rlzoo.lm.padding import position_ids
+from rlzoo.lm.pretrained import save, without_dropout
 from rlzoo.lm.tokens import Head, TokenDistribution, autocast
 from rlzoo.models import ActorCritic, Policy, Value
 

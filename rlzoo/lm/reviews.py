@@ -21,11 +21,9 @@ from rlzoo.errors import require
 from rlzoo.lm.files import write_command, write_lines
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    pass
 
 Drawn = TypeVar("Drawn")
-
-END, PAD = "<eos>", "<pad>"
 
 OPENINGS = (
     "",
@@ -165,33 +163,6 @@ def sentiment(prompts: list[str], responses: list[str]) -> list[float]:
     A word counts each time it occurs, in capitals or not, and only if it is whole. The prompts have no say.
     """
     return [_sentiment(response) for _, response in zip(prompts, responses, strict=True)]
-
-
-def tokenizer(texts: Sequence[str], vocab_size: int = 384) -> PreTrainedTokenizerFast:
-    """Byte-level byte-pair encoding (Sennrich et al. 2016) learnt from `texts`, with `<eos>` and `<pad>`.
-
-    Any string comes back as it was: all 256 bytes are tokens. The vocabulary is smaller than `vocab_size` if the
-    texts allow no more merges.
-
-    Raises:
-        ConfigError: `vocab_size` has no room for the bytes and the two special tokens.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    least = len(alphabet) + 2
-    require(vocab_size >= least, f"vocab_size must be at least {least}, all bytes and two more; got {vocab_size}")
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END, PAD], initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=bpe, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
-    )
 
 
 def write(folder: Path | str, seed: int = 0) -> dict[str, int]:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlzoo.errors import ConfigError, require
 from rlzoo.fields import Count, NonNegative, Positive, Range
 from rlzoo.lm.files import Pair, check_output, held_out, read_pairs
+from rlzoo.lm.padding import pack_right, pad
 from rlzoo.lm.pretrained import (
     HEAD,
     Attention,
@@ -25,8 +26,6 @@ from rlzoo.lm.pretrained import (
     load_reward_model,
     load_tokenizer,
     max_positions,
-    pack_right,
-    pad,
     save,
     use_tokens,
 )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from rlzoo.buffer import Buffer
-from rlzoo.lm.env import LMEnv, left_padded
+from rlzoo.lm.env import LMEnv
 from rlzoo.lm.generate import generate
 from rlzoo.lm.model import Rows
+from rlzoo.lm.padding import pad
 
 
 def rollout(
@@ -17,7 +18,7 @@ def rollout(
 ) -> Buffer:
     """One response of the environment's model to each prompt, yet to be evaluated and settled."""
     device = next(env.model.parameters()).device
-    ids, attention = left_padded(prompts, env.pad_token, device)
+    ids, attention = (x.to(device) for x in pad(prompts, env.pad_token, side="left"))
     rows = generate(
         env.model, ids, attention, env.max_new_tokens, env.stop, env.pad_token, generator, deterministic
     )  # fmt: skip

@@ -35,11 +35,6 @@ class Score(Protocol):
     def __call__(self, prompts: list[str], responses: list[str], /) -> list[float]: ...
 
 
-def is_reward_model(spec: str) -> bool:
-    """Whether `spec` is the directory of a reward model, and not a function for `load_score`."""
-    return Path(spec).is_dir()
-
-
 def load_score(spec: str) -> Score:
     """The function that `module:function` or `path/file.py:function` names.
 

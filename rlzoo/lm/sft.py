@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from rlzoo.errors import NonFiniteError, require
 from rlzoo.fields import Count, NonNegative, NonNegativeInt, Positive, Range, UnitInterval, check_fields
 from rlzoo.lm.files import check_output, held_out, read_texts
+from rlzoo.lm.padding import pad, summed_nll
 from rlzoo.lm.pretrained import (
     check_vocabulary,
     encode,
@@ -25,9 +26,7 @@ from rlzoo.lm.pretrained import (
     is_config,
     load_tokenizer,
     max_positions,
-    pad,
     save,
-    summed_nll,
     use_tokens,
 )
 

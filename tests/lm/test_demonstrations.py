@@ -14,7 +14,7 @@ from rlzoo.buffer import Buffer
 from rlzoo.estimators import GAE, GroupNorm, LeaveOneOut, MonteCarlo
 from rlzoo.lm.demonstrations import Demonstrations
 from rlzoo.lm.model import Rows
-from rlzoo.lm.pretrained import pad, summed_nll
+from rlzoo.lm.padding import pad, summed_nll
 
 TEXTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], [17, 18, 19, 20]]
 GAMMA = 0.7

@@ -10,7 +10,8 @@ from transformers import GenerationConfig
 from rlzoo.lm import packed
 from rlzoo.lm.generate import generate
 from rlzoo.lm.model import LanguageModel, Rows
-from rlzoo.lm.pretrained import load_causal_lm, pad, save
+from rlzoo.lm.padding import pad
+from rlzoo.lm.pretrained import load_causal_lm, save
 
 PROMPTS = [[3], [7, 1, 4, 40], [22, 9]]
 IDS, ATTENTION = pad(PROMPTS, PAD)

@@ -13,7 +13,7 @@ from tiny import EOS, PAD, make_tokenizer
 from rlzoo.collect import evaluate
 from rlzoo.errors import ConfigError
 from rlzoo.estimators import GAE
-from rlzoo.lm.env import LMEnv, left_padded, stop_ids
+from rlzoo.lm.env import LMEnv, stop_ids
 from rlzoo.lm.model import LanguageModel, Reference
 from rlzoo.lm.rewards import AdaptiveKL, FixedKL, Moments, ScoreTreatment
 from rlzoo.lm.rollout import buffer_of, rollout
@@ -283,12 +283,6 @@ def test_state_dict_round_trip():
         assert torch.equal(a.reward, b.reward)
     assert other.beta == env.beta != 0.2
     assert other.moments == env.moments
-
-
-def test_left_padding():
-    ids, attention = left_padded([[5, 6, 7], [8]], 9, "cpu")
-    assert ids.tolist() == [[5, 6, 7], [9, 9, 8]]
-    assert attention.tolist() == [[True, True, True], [False, False, True]]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import CONFIGS, EOS, PAD, make_lm, make_tokenizer, save_lm
+from tiny import CONFIGS, EOS, PAD, lm_loss, make_lm, make_tokenizer, save_lm
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -29,21 +29,17 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rlzoo.errors import ConfigError
+from rlzoo.lm.padding import pack_right, pad, position_ids, summed_nll
 from rlzoo.lm.pretrained import (
     encode,
     initialise_from,
     is_config,
-    lm_loss,
     load_causal_lm,
     load_reward_model,
     load_tokenizer,
     max_positions,
     new_causal_lm,
-    pack_right,
-    pad,
-    position_ids,
     save,
-    summed_nll,
     use_tokens,
 )
 

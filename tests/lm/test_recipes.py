@@ -6,6 +6,7 @@ import torch
 import rlzoo
 from rlzoo.config import make_config, with_recipe
 from rlzoo.lm import pretrained, reviews
+from rlzoo.lm.sft import train_tokenizer
 from rlzoo.lm.walks import RandomWalks
 from rlzoo.presets import recipes
 
@@ -18,7 +19,7 @@ def models(tmp_path_factory):
     """A directory for each task, with a model of random weights that speaks its tokens."""
     tokenizers = {
         "RandomWalks": RandomWalks.make().tokenizer(),
-        "Reviews": reviews.tokenizer(reviews.texts(50, seed=0), vocab_size=300),
+        "Reviews": train_tokenizer(reviews.texts(50, seed=0), vocab_size=300),
     }
     shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1, "n_positions": 128}
     folders = {}

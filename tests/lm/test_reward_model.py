@@ -12,7 +12,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlzoo.errors import ConfigError, NonFiniteError
 from rlzoo.lm.files import Pair, held_out
-from rlzoo.lm.pretrained import load_reward_model, pad, position_ids
+from rlzoo.lm.padding import pad, position_ids
+from rlzoo.lm.pretrained import load_reward_model
 from rlzoo.lm.reward_model import (
     RewardModel,
     RewardModelSettings,

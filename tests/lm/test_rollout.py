@@ -10,7 +10,7 @@ from tiny import PAD
 from rlzoo.collect import evaluate
 from rlzoo.lm.generate import generate
 from rlzoo.lm.model import Rows
-from rlzoo.lm.pretrained import pad
+from rlzoo.lm.padding import pad
 from rlzoo.lm.rollout import buffer_of, rollout
 
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)

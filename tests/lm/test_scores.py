@@ -10,7 +10,7 @@ import torch
 
 from rlzoo.envs import EnvError
 from rlzoo.errors import ConfigError
-from rlzoo.lm.scores import call_score, is_reward_model, load_score
+from rlzoo.lm.scores import call_score, load_score
 
 PROMPTS, RESPONSES = ["a", "b", "c"], ["first", "second", "third"]
 
@@ -122,13 +122,6 @@ def test_module_that_cannot_be_imported_is_an_error_that_names_the_line(folder, 
     with pytest.raises(ConfigError, match=f"^reward '{spec}': .*{message}$"):
         load_score(spec)
     assert "_reward_bad_reward" not in sys.modules
-
-
-def test_directory_is_a_reward_model(folder):
-    assert is_reward_model(str(folder))
-    assert not is_reward_model("scorers.py")
-    assert not is_reward_model("scorers:length")
-    assert not is_reward_model("absent")
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import CONFIGS, EOS, PAD, make_lm, make_tokenizer, save_lm
+from tiny import CONFIGS, EOS, PAD, lm_loss, make_lm, make_tokenizer, save_lm
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlzoo.errors import ConfigError, NonFiniteError
 from rlzoo.lm.files import held_out
-from rlzoo.lm.pretrained import lm_loss, load_causal_lm, new_causal_lm, pad
+from rlzoo.lm.padding import pad
+from rlzoo.lm.pretrained import load_causal_lm, new_causal_lm
 from rlzoo.lm.sft import (
     SFTSettings,
     batches_by_length,

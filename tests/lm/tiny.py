@@ -5,6 +5,7 @@ import string
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rlzoo.lm.padding import summed_nll
 from rlzoo.lm.pretrained import new_causal_lm, save, use_tokens
 
 CHARACTERS = string.ascii_letters + " .,!"
@@ -45,3 +46,9 @@ def save_lm(folder, kind="gpt2", tokenizer=None, **settings):
     use_tokens(model, tokenizer)
     save(model, tokenizer, folder)
     return folder
+
+
+def lm_loss(model, ids, attention):
+    """−mean log π(x_t | x_<t) over all tokens but the first of each row, padding left out; 0 if there is none."""
+    predicted = (attention.sum(1) - 1).clamp(min=0).sum()
+    return summed_nll(model, ids, attention) / predicted.clamp(min=1)

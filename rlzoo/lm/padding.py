@@ -1,0 +1,49 @@
+"""Rows of unequal length as one tensor, and what follows from that: positions, and the likelihood of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+def pad(
+    rows: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"] = "left"
+) -> tuple[Int[Tensor, "N T"], Bool[Tensor, "N T"]]:
+    """Rows of tokens as one tensor, and where it holds tokens rather than padding."""
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long).unsqueeze(1)
+    longest = int(lengths.max()) if len(rows) else 0
+    column = torch.arange(longest)
+    attention = column >= longest - lengths if side == "left" else column < lengths
+    ids = torch.full(attention.shape, pad_id)
+    ids[attention] = torch.tensor([token for row in rows for token in row], dtype=torch.long)
+    return ids, attention
+
+
+def pack_right(
+    ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]
+) -> tuple[Int[Tensor, "N L"], Bool[Tensor, "N L"]]:
+    """The same rows with all padding on the right, cut to the longest of them.
+
+    So every architecture gives each token its position, whether or not it accepts position ids.
+    """
+    order = torch.argsort(~attention, dim=1, stable=True)[:, : int(attention.sum(1).max())]
+    return ids.gather(1, order), attention.gather(1, order)
+
+
+def position_ids(attention: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
+    """Position of each token among those of its row that are not padding; 0 in padding before the first."""
+    return (attention.long().cumsum(1) - 1).clamp(min=0)
+
+
+def summed_nll(model: nn.Module, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:
+    """−Σ log π(x_t | x_<t) over all tokens but the first of each row, padding left out, on either side."""
+    ids, attention = pack_right(ids, attention)
+    logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
+    targets = torch.full_like(ids, -100)
+    targets[:, :-1] = ids[:, 1:].masked_fill(~attention[:, 1:], -100)
+    return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
