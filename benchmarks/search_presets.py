@@ -1,154 +1,189 @@
-"""How rlzoo/presets were found: variants of a preset side by side, by hand or by TPE.
+"""How rlzoo/presets were found: a search by TPE that starts from the present preset, prunes, and can be resumed.
 
-    python benchmarks/search_presets.py compare trpo Pendulum-v1 "" "gamma=0.95 num_envs=4" "anneal_kl=true"
     pip install -e '.[search]'
-    python benchmarks/search_presets.py search trpo Pendulum-v1 --trials 30
+    python benchmarks/search_presets.py trpo Acrobot-v1 --trials 30 --jobs 2
+    python benchmarks/search_presets.py trpo Acrobot-v1 --trials 1 --try "max_kl=0.03 num_envs=8"
+    python benchmarks/search_presets.py trpo Acrobot-v1 --show
 
-`compare` trains every variant (settings on top of the present preset; "" is the preset itself) on seeds 0 to 3 and
-prints ten evaluations of each run. The presets started from rl-baselines3-zoo's public values and were improved in
-this way. `search` does the same without a hand: a trial trains the seeds one after the other, its score is the mean
-return over the last four of the ten evaluations, less half the standard deviation over seeds, and a trial that falls
-behind the median of the others is pruned. The study is kept in `--study`, a journal file, and goes on from there; the
-best settings are printed as TOML.
+The first trial is the present preset. A trial trains seeds 0, 1 and 2 one after the other for the budget of the suite
+`classic`, whose own seeds are others. A run's score is 0.7 times the mean return over the last quarter of 20
+evaluations, plus 0.3 times that over all of them; a trial's score is the mean over the seeds. After each seed, a
+trial that lies below the median of the others is pruned. Studies are kept in `benchmarks/studies`, one journal a pair,
+and go on from there; `--show` prints the best trial as TOML. `--try` adds a trial of one's own.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
+import sys
 import tomllib
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import optuna
 import torch
 
 from rlzoo import Trainer, make_config
 from rlzoo.evaluate import evaluate_model
 from rlzoo.presets import find_preset
 
-if TYPE_CHECKING:
-    import optuna
+STUDIES = Path(__file__).parent / "studies"
+SEEDS = (0, 1, 2)
+"""Results are reported for others: see suites/classic.yaml."""
+EVALUATIONS = 20
+BUDGET = {"MountainCar-v0": 200_000}
 
-SEEDS = (0, 1, 2, 3)
-"""Results are reported for others: see curves.py."""
-SHARED = {
+Choices = tuple[Any, ...]
+Range = optuna.distributions.FloatDistribution
+
+
+def log(low: float, high: float) -> Range:
+    return Range(low, high, log=True)
+
+
+SHARED: dict[str, Choices | Range] = {
     "gamma": (0.9, 0.95, 0.98, 0.99, 0.995),
-    "num_envs": (4, 8, 16),
-    "normalize_obs": (False, True),
-    "normalize_reward": (False, True),
-    "noise_correlation": (0.0, 0.5, 0.8, 0.9, 0.95),
+    "num_envs": (4, 8, 16, 32),
+    "noise_correlation": (0.0, 0.5, 0.7, 0.8, 0.9, 0.95),
 }
-GAE = {"gae_lambda": (0.8, 0.9, 0.95, 0.98, 1.0), "num_steps": (32, 64, 128, 256, 512)}
-CRITIC = {"vf_learning_rate": (3e-4, 1e-3, 3e-3), "vf_epochs": (5, 10, 20), "vf_minibatch_size": (64, 128, 256)}
-TRUST_REGION = {**SHARED, **GAE, **CRITIC, "max_kl": (0.005, 0.01, 0.02, 0.04), "anneal_kl": (False, True)}
+GAE: dict[str, Choices | Range] = {"gae_lambda": Range(0.8, 1.0), "num_steps": (16, 32, 64, 128, 256, 512)}
+CRITIC: dict[str, Choices | Range] = {
+    "vf_learning_rate": log(3e-4, 1e-2),
+    "vf_epochs": (5, 10, 20),
+    "vf_minibatch_size": (64, 128, 256),
+}
+TRUST_REGION = {**SHARED, **GAE, **CRITIC, "max_kl": log(0.005, 0.1), "anneal_kl": (False, True)}
 PPO = {
     **SHARED,
     **GAE,
-    "learning_rate": (3e-4, 1e-3, 2e-3, 3e-3),
+    "learning_rate": log(2e-4, 5e-3),
     "anneal_lr": (False, True),
-    "epochs": (4, 8, 10, 20),
+    "epochs": (4, 5, 8, 10, 20),
     "minibatch_size": (64, 128, 256),
 }
-SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "reinforce": {**SHARED, **CRITIC, "learning_rate": (1e-3, 3e-3, 5e-3, 1e-2), "anneal_lr": (False, True)},
+SPACES: dict[str, dict[str, Choices | Range]] = {
+    "reinforce": {**SHARED, **CRITIC, "learning_rate": log(1e-3, 3e-2), "anneal_lr": (False, True)},
     "npg": TRUST_REGION,
     "trpo": TRUST_REGION,
-    "ppo-penalty": {**PPO, "target_kl": (0.005, 0.01, 0.02, 0.04)},
+    "ppo-penalty": {**PPO, "target_kl": log(0.003, 0.05)},
     "ppo-clip": {**PPO, "clip_coef": (0.1, 0.2, 0.3), "anneal_clip": (False, True)},
 }
 
 
-def train(algorithm: str, env: str, settings: dict[str, Any], seed: int) -> list[float]:
-    """Mean returns of ten stochastic evaluations of 64 episodes, spread over the run."""
-    torch.set_num_threads(1)
+def budget(env: str) -> int:
+    return BUDGET.get(env, 100_000)
+
+
+def score(algorithm: str, env: str, settings: dict[str, Any], seed: int) -> float:
+    """Of one run; stochastic evaluations of 50 episodes."""
     trainer = Trainer(make_config(algorithm, env, **settings, seed=seed))
-    interval = trainer.config.total_steps / 10
+    interval = trainer.config.total_steps / EVALUATIONS
     returns: list[float] = []
     while not trainer.done:
         trainer.iterate()
-        if trainer.step >= interval * (len(returns) + 1):
-            returns.append(evaluate_model(trainer.model, env, 64, seed=len(returns)).mean_return)
-    return returns
-
-
-def compare(algorithm: str, env: str, variants: list[str], seeds: int, jobs: int) -> None:
-    preset = find_preset(algorithm, env) or {}
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        runs = {
-            variant: [pool.submit(train, algorithm, env, preset | parse(variant), seed) for seed in range(seeds)]
-            for variant in variants
-        }
-        for variant, trained in runs.items():
-            print(f"{algorithm} {env} {variant or '(the preset)'}")
-            for seed, run in enumerate(trained):
-                print(f"  seed {seed}  " + "".join(f"{x:9.1f}" for x in run.result()), flush=True)
-
-
-def parse(variant: str) -> dict[str, Any]:
-    """`gamma=0.95 num_envs=4`, with values as in a preset's TOML."""
-    return tomllib.loads("\n".join(variant.split()))
-
-
-def score(runs: list[list[float]]) -> float:
-    ends = [np.mean(returns[-4:]) for returns in runs]
-    return float(np.mean(ends) - 0.5 * np.std(ends))
+        while trainer.step >= interval * (len(returns) + 1) and len(returns) < EVALUATIONS:
+            returns.append(evaluate_model(trainer.model, env, 50, seed=len(returns)).mean_return)
+    trainer.task.close()
+    return float(0.7 * np.mean(returns[-EVALUATIONS // 4 :]) + 0.3 * np.mean(returns))
 
 
 def objective(trial: optuna.Trial, algorithm: str, env: str) -> float:
-    import optuna
-
-    choices = SPACES[algorithm]
-    settings = {name: trial.suggest_categorical(name, values) for name, values in choices.items()}
-    settings = (find_preset(algorithm, env) or {}) | settings
+    settings: dict[str, Any] = (find_preset(algorithm, env) or {}) | trial.user_attrs.get("settings", {})
+    for name, choices in SPACES[algorithm].items():
+        if isinstance(choices, tuple):
+            settings[name] = trial.suggest_categorical(name, choices)
+        else:
+            settings[name] = trial.suggest_float(name, choices.low, choices.high, log=choices.log)
+    settings["total_steps"] = budget(env)
     if not 256 <= settings["num_envs"] * settings.get("num_steps", 1024) <= 4096:
         raise optuna.TrialPruned
-    runs: list[list[float]] = []
+    scores: list[float] = []
     for seed in SEEDS:
-        runs.append(train(algorithm, env, settings, seed))
-        trial.report(score(runs), len(runs))
+        scores.append(score(algorithm, env, settings, seed))
+        trial.report(float(np.mean(scores)), len(scores))
         if trial.should_prune():
             raise optuna.TrialPruned
-    print(f"{score(runs):10.1f}  {trial.params}", flush=True)
-    return score(runs)
+    print(f"{algorithm} {env} trial {trial.number}: {np.mean(scores):.1f}  {trial.params}", flush=True)
+    return float(np.mean(scores))
 
 
-def search(algorithm: str, env: str, trials: int, path: Path) -> None:
-    import optuna
-
-    study = optuna.create_study(
+def open_study(algorithm: str, env: str) -> optuna.Study:
+    STUDIES.mkdir(exist_ok=True)
+    file = optuna.storages.journal.JournalFileBackend(str(STUDIES / f"{algorithm}-{env}.log"))
+    return optuna.create_study(
         study_name=f"{algorithm}/{env}",
-        storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path))),
-        sampler=optuna.samplers.TPESampler(multivariate=True, n_startup_trials=8),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+        storage=optuna.storages.JournalStorage(file),
+        sampler=optuna.samplers.TPESampler(multivariate=True, group=True, n_startup_trials=6),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=1),
         direction="maximize",
         load_if_exists=True,
     )
-    study.optimize(lambda trial: objective(trial, algorithm, env), n_trials=trials)
-    print(f"\n# {study.best_value:.1f}\n[{env}]")
-    for name, value in study.best_params.items():
-        print(f"{name} = {str(value).lower() if isinstance(value, bool) else value}")
 
 
-def main() -> None:
+def enqueue(study: optuna.Study, algorithm: str, env: str, variant: str) -> None:
+    """A trial of the preset with some settings changed (`gamma=0.95 num_envs=4`, values as in TOML)."""
+    settings = (find_preset(algorithm, env) or {}) | tomllib.loads("\n".join(variant.split()))
+    known = SPACES[algorithm]
+    searched = {name: x for name, x in settings.items() if name in known}
+    searched |= {"noise_correlation": settings.get("noise_correlation", 0.0)}
+    for name in ("anneal_lr", "anneal_kl", "anneal_clip"):
+        if name in known:
+            searched[name] = settings.get(name, False)
+    fixed = {name: x for name, x in settings.items() if name not in known}
+    study.enqueue_trial(searched, user_attrs={"settings": fixed})
+
+
+def work(algorithm: str, env: str, trials: int) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    torch.set_num_threads(1)
+    open_study(algorithm, env).optimize(lambda trial: objective(trial, algorithm, env), n_trials=trials)
+
+
+def show(study: optuna.Study, env: str) -> None:
+    done = sorted(study.get_trials(states=[optuna.trial.TrialState.COMPLETE]), key=lambda trial: -(trial.value or 0))
+    for trial in done[:5]:
+        print(f"# {study.study_name}, trial {trial.number} of {len(study.trials)}: {trial.value:.1f}")
+    best = done[0]
+    algorithm = study.study_name.split("/")[0]
+    settings = (find_preset(algorithm, env) or {}) | best.user_attrs.get("settings", {}) | best.params
+    settings["total_steps"] = budget(env)
+    print(f"[{env}]")
+    for name, x in settings.items():
+        text = str(x).lower() if isinstance(x, bool) else f"{x:.3g}" if isinstance(x, float) else x
+        print(f"{name} = {text}")
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    comparing, searching = commands.add_parser("compare"), commands.add_parser("search")
-    for command in (comparing, searching):
-        command.add_argument("algorithm", choices=SPACES)
-        command.add_argument("env")
-    comparing.add_argument("variants", nargs="+", metavar="SETTINGS")
-    comparing.add_argument("--seeds", type=int, default=len(SEEDS))
-    comparing.add_argument("--jobs", type=int, default=2)
-    searching.add_argument("--trials", type=int, default=30)
-    searching.add_argument("--study", type=Path, default=Path("presets-study.log"))
+    parser.add_argument("algorithm", choices=SPACES)
+    parser.add_argument("env")
+    parser.add_argument("--trials", type=int, default=30, metavar="N", help="a process's [30]")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time [1]")
+    parser.add_argument("--try", dest="variants", action="append", default=[], metavar="SETTINGS", help="add a trial")
+    parser.add_argument("--show", action="store_true", help="print the best trials, and search no further")
     options = parser.parse_args()
-    if options.command == "compare":
-        compare(options.algorithm, options.env, options.variants, options.seeds, options.jobs)
-    else:
-        search(options.algorithm, options.env, options.trials, options.study)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = open_study(options.algorithm, options.env)
+    if options.show:
+        show(study, options.env)
+        return 0
+    for variant in [""] * (not study.trials) + options.variants:
+        enqueue(study, options.algorithm, options.env, variant)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = "1"  # for the workers, before they import NumPy
+    context = multiprocessing.get_context("spawn")
+    arguments = (options.algorithm, options.env, options.trials)
+    workers = [context.Process(target=work, args=arguments) for _ in range(options.jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    show(study, options.env)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

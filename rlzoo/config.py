@@ -106,12 +106,18 @@ def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) 
     return {"algorithm": chosen, "task": task, **settings}
 
 
-def with_preset(algorithm: str, env: str, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def with_preset(
+    algorithm: str, env: str, settings: dict[str, Any], of: str | None = None
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """`settings` on top of the preset for the pair, and what the preset gave; None if there is no preset.
 
     With an estimator of one's own, the preset's settings for its estimator are left out.
+
+    Args:
+        of: take the preset of this algorithm instead.
     """
-    preset = find_preset(ALIASES.get(algorithm, algorithm), env)
+    of = of or algorithm
+    preset = find_preset(ALIASES.get(of, of), env)
     if preset is None:
         return settings, None
     preset = _below(settings, preset, algorithm, env)

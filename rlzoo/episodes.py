@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlzoo import envs
-from rlzoo.actors import ActionNoise, make_actor
+from rlzoo.actors import ActionNoise, Actor, make_actor
 from rlzoo.errors import require
 from rlzoo.models import ActorCritic
 
@@ -61,10 +61,30 @@ def evaluate_model(
     vectorized: bool = True,
     **env_kwargs: Any,
 ) -> Evaluation:
-    """Plays `episodes` complete episodes and changes nothing.
+    """Plays `episodes` complete episodes with a model and changes nothing. See `evaluate_actor`."""
+    actor = make_actor(model)
+    return evaluate_actor(
+        actor, env_id, episodes, seed=seed, deterministic=deterministic, vectorized=vectorized, **env_kwargs
+    )
+
+
+def evaluate_actor(
+    actor: Actor,
+    env_id: str,
+    episodes: int,
+    *,
+    seed: int,
+    deterministic: bool = False,
+    vectorized: bool = True,
+    **env_kwargs: Any,
+) -> Evaluation:
+    """Plays `episodes` complete episodes.
 
     Episode i is played by copy i mod N and every copy plays a number fixed beforehand, so that short episodes
     are not counted more often than long ones.
+
+    Args:
+        actor: is given observations (N, *obs), and standard noise that is 0 if `deterministic`.
     """
     require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
     require(seed >= 0, f"seed must be at least 0, got {seed}")
@@ -72,7 +92,6 @@ def evaluate_model(
     env_seed, noise_seed = np.random.SeedSequence(seed).generate_state(2)
     env = envs.make(env_id, copies, int(env_seed), vectorized=vectorized, **env_kwargs)
     noise = ActionNoise(env.action_space, copies, np.random.default_rng(int(noise_seed)))
-    actor = make_actor(model)
     try:
         quota = np.bincount(np.arange(episodes) % copies, minlength=copies)
         returns: list[list[float]] = [[] for _ in range(copies)]

@@ -299,7 +299,7 @@ class _Clock:
     def pace(self, step: int) -> str:
         rate = max(step - self._first, 1) / max(time.monotonic() - self._start, 1e-9)
         left = max(self.total - step, 0) / rate
-        return f"{rate:>7,.0f} steps/s" + (f"  {_duration(left)} left" if left else "")
+        return f"{rate:>7,.0f} steps/s" + (f"  {duration(left)} left" if left else "")
 
 
 def _next_tenth(step: int, total: int) -> int:
@@ -320,7 +320,7 @@ def _short(x: float | None) -> str:
     return f"{x:,.1f}" if abs(x) >= 10 else f"{x:.3g}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

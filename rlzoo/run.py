@@ -15,13 +15,12 @@ name is complete.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,12 +32,7 @@ import rlzoo
 from rlzoo.checkpoint import FILES, FORMAT, Checkpoint, pack, unpack
 from rlzoo.config import Config, make_config
 from rlzoo.errors import ConfigError, RunError
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two processes apart there
-    fcntl = None  # type: ignore[assignment]
-
+from rlzoo.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
 
 _OF_LANGUAGE_TASKS = ("start", "actor")
 
@@ -99,21 +93,9 @@ class Run:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keeps other processes from training here, for as long as this one lives.
-
-        Raises:
-            RunError: another process is at it.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise RunError(f"{self.path} is in use by another process") from error
-            yield
+    def lock(self) -> AbstractContextManager[None]:
+        """Keeps other processes from training here. Raises `RunError` if one is at it."""
+        return lock(self.path)
 
     def _clear(self) -> None:
         """Removes the run, its configuration last: a directory that is half cleared is still known as a run."""
@@ -130,19 +112,14 @@ class Run:
             **config.to_dict(),
             "model_class": model,
             "extended_at": extended_at,
-            "versions": {
-                "rlzoo": rlzoo.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-            },
-            "git_commit": _git_commit(),
+            "versions": versions(),
+            "git_commit": git_commit(),
         }
         try:
             data = json.dumps(record, indent=2)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"config.json cannot hold these settings: {error}") from error
-        _write_atomically(self._config, (data + "\n").encode())
+        write_atomically(self._config, (data + "\n").encode())
 
     def read_config(self) -> Config:
         """The configuration of the run.
@@ -182,11 +159,11 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one an iteration, oldest first."""
-        return [record for _, record in _read_jsonl(self.path / "metrics.jsonl")]
+        return [record for _, record in _read(self.path / "metrics.jsonl")]
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of `evaluations.jsonl`, oldest first."""
-        records = (record for _, record in _read_jsonl(self.path / "evaluations.jsonl"))
+        records = (record for _, record in _read(self.path / "evaluations.jsonl"))
         return [r for r in records if {"mean_return", "deterministic", "final"} <= r.keys()]
 
     @property
@@ -221,10 +198,10 @@ class Run:
         temporary.mkdir(parents=True)
         try:
             for name, data in files.items():
-                _write_and_sync(temporary / name, data)
-            _sync_directory(temporary)
+                write_and_sync(temporary / name, data)
+            sync_directory(temporary)
             temporary.rename(target)
-            _sync_directory(self.checkpoints)
+            sync_directory(self.checkpoints)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -281,7 +258,7 @@ class Run:
     def mark_best(self, step: int, mean_return: float) -> None:
         """Keeps the checkpoint at `step` whatever comes later, and lets go of the one that was best before."""
         data = json.dumps({"step": step, "mean_return": mean_return}).encode()
-        _write_atomically(self.checkpoints / "best.json", data)
+        write_atomically(self.checkpoints / "best.json", data)
         self._prune()
 
     def forget_after(self, step: int) -> None:
@@ -295,26 +272,21 @@ class Run:
             if path.exists():
                 lines = [
                     line
-                    for line, record in _read_jsonl(path)
+                    for line, record in _read(path)
                     if record["step"] < step or (record["step"] == step and (ended or not record.get("final")))
                 ]
-                _write_atomically(path, "".join(lines).encode())
+                write_atomically(path, "".join(lines).encode())
         best = self.best_step()
         if best is not None and best > step:
             (self.checkpoints / "best.json").unlink()
         self._prune()
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The lines of a JSON-lines file and what they hold; a half-written last line is left out."""
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if line.endswith("\n") and isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield line, record
+    for line, record in read_jsonl(path):
+        if record is not None and isinstance(record.get("step"), int):
+            yield line, record
 
 
 def _describe(error: BaseException) -> str:
@@ -323,34 +295,17 @@ def _describe(error: BaseException) -> str:
     return text if isinstance(error, (ConfigError, OSError)) else f"{type(error).__name__}: {text}"
 
 
-def _write_and_sync(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def versions() -> dict[str, str]:
+    """Of rlzoo, and of what its results depend on."""
+    return {
+        "rlzoo": rlzoo.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        _write_and_sync(temporary, data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _git_commit() -> str | None:
+def git_commit() -> str | None:
     """Commit of the checkout that rlzoo runs from, if it runs from one."""
     root = Path(rlzoo.__file__).parent.parent
     if not (root / ".git").exists():

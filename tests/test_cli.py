@@ -157,7 +157,9 @@ def test_list_of_language_tasks(monkeypatch, capsys):
     monkeypatch.setattr("rlzoo.presets.recipes", lambda: {"gentle": {"beta": 0.2}})
     assert main(["list"]) == 0
     page = capsys.readouterr().out
-    controls, tasks = page.split("language tasks\n", 1)
+    controls, rest = page.split("language tasks\n", 1)
+    tasks, suites = rest.split("suites for rlzoo benchmark\n")
+    assert {"classic", "smoke"} <= {*suites.split()}
     assert "  CartPole-v1                npg trpo\n" in controls
     assert "Reviews" not in controls
     assert [line.split()[0] for line in tasks.splitlines() if line.startswith("  ") and line[2] != " "] == [
@@ -172,6 +174,7 @@ def test_list_of_language_tasks(monkeypatch, capsys):
     assert reviews["presets"] == ["ppo-clip"]
     assert "reviews" in reviews["description"]
     assert listed["recipes"] == {"gentle": {"beta": 0.2}}
+    assert listed["suites"] == suites.split()
 
 
 @pytest.mark.parametrize(("env", "expected"), [("CartPole-v1", 1), ("RandomWalks", 7)])
@@ -221,7 +224,10 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
     ("arguments", "line"),
     [
         ("trian ppo CartPole-v1", "no command 'trian'; did you mean 'train'?"),
-        ("benchmark", "no command 'benchmark'"),
+        ("bench", "no command 'bench'; did you mean 'benchmark'?"),
+        ("benchmark smoky", "no suite 'smoky'; did you mean 'smoke'? (rlzoo list shows them; a file ends in .yaml)"),
+        ("report", "folders of results come first: rlzoo report DIR [DIR ...]"),
+        ("report nowhere", "nowhere holds no results (no suite.json)"),
         ("--hepl", "no option '--hepl'; did you mean '--help'?"),
         ("train", FIRST),
         ("train ppo", FIRST),

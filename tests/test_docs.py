@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 
 import rlzoo
-from rlzoo import cli
+from rlzoo import cli, options
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.config import make_config
 from rlzoo.lm import TASKS
@@ -106,7 +106,7 @@ class Parsed(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name_of)
 def test_commands_parse(page, workplace, monkeypatch, capsys):
-    parse = cli.parse
+    parse = options.parse
 
     def parse_and_stop(*arguments, partly=False):
         try:
@@ -117,7 +117,8 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
             return made
         raise Parsed
 
-    monkeypatch.setattr(cli, "parse", parse_and_stop)
+    for module in (cli.benchmarks, cli.language, cli.runs):
+        monkeypatch.setattr(module, "parse", parse_and_stop)
     for language, title, text in blocks(page):
         if title:
             (workplace / title).write_text(text)

@@ -44,7 +44,8 @@ MAY_IMPORT = {
     },
     "config": {"control", "lm", "task", "algorithms", "estimators", "networks", "presets", "fields", "errors"},
     "checkpoint": set(),
-    "run": {"checkpoint", "config", "errors"},
+    "files": {"errors"},
+    "run": {"checkpoint", "config", "files", "errors"},
     "evaluate": {"episodes", "models", "run", "task", "errors"},
     "trainer": {"algorithms", "checkpoint", "collect", "config", "models", "task"},
 }  # fmt: skip

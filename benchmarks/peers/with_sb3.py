@@ -1,0 +1,179 @@
+"""Peers of the benchmark: PPO of Stable-Baselines3 and TRPO of SB3-Contrib, with RL Baselines3 Zoo's settings.
+
+The values are those of `hyperparams/ppo.yml` and `hyperparams/trpo.yml` of github.com/DLR-RM/rl-baselines3-zoo (the
+first as of commit 208b6fd, the second of 13a3fe7); what they leave open has the libraries' defaults. Only the budget is
+the suite's, and linear schedules run over it. The zoo marks all as tuned but PPO's on Acrobot-v1 and MountainCar-v0,
+where it trains for 1,000,000 steps. On MountainCarContinuous-v0 it trains for 20,000 (PPO) and 50,000 (TRPO), on all
+others for 100,000.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import sb3_contrib
+import stable_baselines3
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecNormalize
+
+from rlzoo.actors import Actor
+from rlzoo.benchmark.peer import Watch
+from rlzoo.episodes import Evaluation, evaluate_actor
+from rlzoo.errors import no_such, require
+
+_BESIDE = {"policy": "MlpPolicy", "normalize": False, "schedule": "constant", "log_std_init": 0.0, "ortho_init": True}
+"""Settings that are no numbers of the constructor, as they are unless the zoo says otherwise."""
+
+_UNREPORTED = {"stats_window_size", "verbose", "_init_setup_model"}
+"""Numbers of the constructor that no result depends on."""
+
+
+class _Peer:
+    """An algorithm, and what the zoo sets for it, by environment.
+
+    - `normalize`: observations and rewards by running statistics, rewards with the algorithm's own discount.
+    - `schedule`: "linear" takes the learning rate and the clip range to 0.
+    """
+
+    def __init__(self, algorithm: type[OnPolicyAlgorithm], library: str, tuned: dict[str, dict[str, Any]]) -> None:
+        self._algorithm = algorithm
+        self._library = library
+        self._tuned = tuned
+
+    def settings(self, env: str) -> dict[str, Any]:
+        known = f"the zoo tunes {self._algorithm.__name__} for {', '.join(self._tuned)}"
+        require(env in self._tuned, f"{no_such('environment', env, self._tuned)}; {known}")
+        parameters = inspect.signature(self._algorithm.__init__).parameters
+        numbers = {name: x.default for name, x in parameters.items() if type(x.default) in (bool, int, float)}
+        defaults = {name: x for name, x in numbers.items() if name not in _UNREPORTED}
+        return {"library": self._library, **_BESIDE, **defaults, **self._tuned[env]}
+
+    def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
+        model = self._model(env, seed, settings)
+        try:
+            evaluate = functools.partial(_evaluate, model, env)
+            model.learn(settings["total_steps"], _AfterUpdates(watch, evaluate), log_interval=None)
+        finally:
+            model.get_env().close()
+
+    def _model(self, env: str, seed: int, settings: dict[str, Any]) -> OnPolicyAlgorithm:
+        given = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
+        # Copy i is seeded with seed + i: the copies of runs with neighbouring seeds would be the same.
+        seed = int(np.random.SeedSequence(seed).generate_state(1)[0] // 2)
+        venv = make_vec_env(env, given.pop("n_envs"), seed)
+        if given.pop("normalize"):
+            venv = VecNormalize(venv, gamma=given["gamma"])
+        if given.pop("schedule") == "linear":
+            falling = given.keys() & {"learning_rate", "clip_range"}
+            given |= {name: LinearSchedule(given[name], 0.0, 1.0) for name in falling}
+        policy_kwargs = {name: given.pop(name) for name in ("log_std_init", "ortho_init")}
+        with warnings.catch_warnings():  # on MountainCarContinuous-v0 the zoo's minibatch is more than a rollout
+            warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
+            return self._algorithm(env=venv, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **given)
+
+
+class _AfterUpdates(BaseCallback):
+    """Calls `watch` when the weights of an update are in place: `on_rollout_end` comes before the update."""
+
+    def __init__(self, watch: Watch, evaluate: Callable[..., Evaluation]) -> None:
+        super().__init__()
+        self._watch = watch
+        self._evaluate = evaluate
+
+    def _on_rollout_start(self) -> None:
+        self._watch(self.model.num_timesteps, self._evaluate)
+
+    _on_training_end = _on_rollout_start
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def _evaluate(
+    model: OnPolicyAlgorithm, env: str, episodes: int, *, seed: int, deterministic: bool = False
+) -> Evaluation:
+    """See `rlzoo.episodes.evaluate_actor`. Training goes on as if this had not been."""
+    policy, action_dist, numpy_state = model.policy, model.policy.action_dist, np.random.get_state()
+    policy.action_dist = copy.copy(action_dist)  # it holds the exploration matrices of the rollout that begins
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            actor = _actor(model, deterministic)
+            return evaluate_actor(actor, env, episodes, seed=seed, deterministic=deterministic)
+    finally:
+        policy.action_dist = action_dist
+        np.random.set_state(numpy_state)
+
+
+def _actor(model: OnPolicyAlgorithm, deterministic: bool) -> Actor:
+    """The policy as it is now, with the observations' statistics as they are now.
+
+    gSDE's exploration matrices, one for each copy, are drawn anew as often as in training; SB3's own evaluation keeps
+    one throughout. The noise that the actor is given is not used.
+    """
+    normalizer, steps = model.get_vec_normalize_env(), itertools.count()
+    every = model.sde_sample_freq if model.sde_sample_freq > 0 else model.n_steps
+
+    def act(obs: np.ndarray[Any, Any], noise: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if model.use_sde and not deterministic and next(steps) % every == 0:
+            model.policy.reset_noise(len(obs))
+        if normalizer is not None:
+            obs = normalizer.normalize_obs(obs)
+        return model.predict(obs, deterministic=deterministic)[0]
+
+    return act
+
+
+PPO = _Peer(
+    stable_baselines3.PPO,
+    f"stable-baselines3 {stable_baselines3.__version__}",
+    {
+        "CartPole-v1": {
+            "n_envs": 8, "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
+            "learning_rate": 1e-3, "clip_range": 0.2, "schedule": "linear",
+        },
+        "Acrobot-v1": {
+            "normalize": True, "n_envs": 16, "n_steps": 256, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.94,
+        },
+        "MountainCar-v0": {
+            "normalize": True, "n_envs": 16, "n_steps": 16, "n_epochs": 4, "gamma": 0.99, "gae_lambda": 0.98,
+        },
+        "MountainCarContinuous-v0": {
+            "normalize": True, "n_envs": 1, "n_steps": 8, "batch_size": 256, "n_epochs": 10, "gamma": 0.9999,
+            "gae_lambda": 0.9, "learning_rate": 7.77e-5, "clip_range": 0.1, "ent_coef": 0.00429, "vf_coef": 0.19,
+            "max_grad_norm": 5.0, "use_sde": True, "log_std_init": -3.29, "ortho_init": False,
+        },
+        "Pendulum-v1": {
+            "n_envs": 4, "n_steps": 1024, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": 1e-3,
+            "clip_range": 0.2, "use_sde": True, "sde_sample_freq": 4,
+        },
+    },
+)  # fmt: skip
+
+TRPO = _Peer(
+    sb3_contrib.TRPO,
+    f"sb3-contrib {sb3_contrib.__version__}",
+    {
+        "CartPole-v1": {
+            "n_envs": 2, "n_steps": 512, "batch_size": 512, "gamma": 0.99, "gae_lambda": 0.98, "cg_damping": 1e-3,
+            "learning_rate": 1e-3, "n_critic_updates": 20,
+        },
+        "Acrobot-v1": {"normalize": True, "n_envs": 2, "n_steps": 1024},
+        "MountainCar-v0": {"normalize": True, "n_envs": 2, "n_steps": 1024, "n_critic_updates": 20},
+        "MountainCarContinuous-v0": {"normalize": True, "n_envs": 2, "use_sde": True, "sde_sample_freq": 4},
+        "Pendulum-v1": {
+            "n_envs": 2, "n_steps": 1024, "gamma": 0.9, "n_critic_updates": 15, "use_sde": True, "sde_sample_freq": 4,
+        },
+    },
+)  # fmt: skip

@@ -1,0 +1,62 @@
+"""What trains in the place of an algorithm of ours: a small plug-in around another library."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlzoo.episodes import Evaluation
+from rlzoo.errors import ConfigError, no_such
+
+
+class Evaluate(Protocol):
+    """Plays complete episodes with the policy as it is now; `rlzoo.episodes.evaluate_actor` does."""
+
+    def __call__(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation: ...
+
+
+class Watch(Protocol):
+    """Is told that training has come to `step`, and evaluates if an evaluation is due; its time is not counted."""
+
+    def __call__(self, step: int, evaluate: Evaluate) -> None: ...
+
+
+class Peer(Protocol):
+    """Another library's algorithm."""
+
+    def settings(self, env: str) -> dict[str, Any]:
+        """The settings that it is to run with, JSON-able.
+
+        Raises:
+            ConfigError: there are none for this environment.
+        """
+
+    def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
+        """Trains for `settings["total_steps"]` steps and calls `watch` before the first and after every update."""
+
+
+def load_peer(spec: str) -> Peer:
+    """The peer that `file.py:name` names.
+
+    Raises:
+        ConfigError: no such file or name, or something that the file imports is not installed.
+    """
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"peer {spec!r}: a peer is file.py:name, and there is no file {file or spec!r}")
+    found = importlib.util.spec_from_file_location(f"_peer_{path.stem}", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[found.name] = module  # dataclasses look there
+    try:
+        found.loader.exec_module(module)
+    except ImportError as error:
+        raise ConfigError(f"peer {path.name}: {error}; pip install -e '.[peers]' installs what peers need") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"peer {path.name}: {no_such('peer', name, vars(module))}")
+    peer: Peer = getattr(module, name)
+    return peer

@@ -1,0 +1,250 @@
+"""The folder of a suite's results: what was asked for, one line a finished job, and what failed.
+
+suite.json      the suite, the machine, versions
+results.jsonl   one line a finished job; the same bytes whenever and in whatever order the jobs ran
+timings.jsonl   seconds of training, which are never the same twice
+failures.jsonl  jobs that broke off in the last sitting
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlzoo.benchmark.job import Failure, Outcome
+from rlzoo.benchmark.suite import Environment, Suite
+from rlzoo.errors import RunError
+from rlzoo.files import read_jsonl, write_atomically
+from rlzoo.run import git_commit, versions
+
+FORMAT = 1
+_SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"
+
+Key = tuple[str, str, int]
+"""Label, environment and seed of a job."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a folder holds."""
+
+    path: Path
+    title: str
+    description: str
+    labels: list[str]
+    """Algorithms, in the suite's order."""
+    counterparts: dict[str, str]
+    """The label that each peer is compared with."""
+    environments: dict[str, Environment]
+    seeds: list[int]
+    eval_episodes: int
+    final_episodes: int
+    record: dict[str, Any]
+    """Command, machine, versions, commit, and `wall_seconds` that the suite took."""
+    outcomes: list[Outcome]
+    failures: list[Failure]
+    missing: list[Key]
+    """Jobs that are neither finished nor failed."""
+
+    @classmethod
+    def read(cls, path: Path | str, warn: Callable[[str], None] = lambda line: None) -> Results:
+        """The results in a folder.
+
+        Args:
+            warn: is told of lines that cannot be read.
+
+        Raises:
+            RunError: there are none, or another version wrote them.
+        """
+        path = Path(path)
+        record = _read_record(path)
+        try:
+            suite = record.pop("suite")
+            environments = {env: Environment(**fields) for env, fields in suite["environments"].items()}
+            outcomes = read_outcomes(path, warn)
+            failures = [Failure(**line) for _, line in read_jsonl(path / _FAILURES) if line is not None]
+            order = [(label, env, seed) for env in environments for label in suite["labels"] for seed in suite["seeds"]]
+            failed = {failure.key: failure for failure in failures if failure.key not in outcomes}
+            return cls(
+                path,
+                suite["title"],
+                suite["description"],
+                list(suite["labels"]),
+                dict(suite["counterparts"]),
+                environments,
+                list(suite["seeds"]),
+                int(suite["eval_episodes"]),
+                int(suite["final_episodes"]),
+                record,
+                [outcomes[key] for key in order if key in outcomes],
+                [failed[key] for key in order if key in failed],
+                [key for key in order if key not in outcomes and key not in failed],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
+
+
+def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -> dict[Key, Outcome]:
+    """The finished jobs of a folder; a job whose line is damaged, or has no timing, is not among them."""
+    seconds = {_key(line): line["seconds"] for _, line in read_jsonl(path / _TIMINGS) if line is not None}
+    outcomes: dict[Key, Outcome] = {}
+    for number, (_, line) in enumerate(read_jsonl(path / _RESULTS), 1):
+        try:
+            if line is None:
+                raise ValueError("it is not complete")
+            outcome = Outcome(**line, seconds=seconds[_key(line)])
+        except (ValueError, TypeError, KeyError) as error:
+            warn(f"{path / _RESULTS}, line {number}: skipped, {error}; its job will run again")
+            continue
+        outcomes[outcome.key] = outcome
+    return outcomes
+
+
+class Writer:
+    """Adds jobs to a folder as they finish.
+
+    A timing is written before the result that it belongs to. So a job with a result is complete, whenever the process
+    is killed.
+    """
+
+    def __init__(self, path: Path, suite: Suite, command: str, outcomes: Mapping[Key, Outcome]) -> None:
+        self.path = path
+        self.outcomes = dict(outcomes)
+        self.failures: list[Failure] = []
+        self._order = {job.key: number for number, job in enumerate(suite.jobs)}
+        self._record = _record(suite, command)
+
+    def begin(self, anew: bool = False) -> None:
+        """Brings the folder in order: damaged lines and results of other settings go."""
+        self._record["wall_seconds"] = 0.0 if anew else self._seconds_before()
+        self._write_record()
+        self._rewrite()
+
+    def add(self, outcome: Outcome | Failure) -> None:
+        """One more job."""
+        if isinstance(outcome, Failure):
+            self.failures.append(outcome)
+            self._append(_FAILURES, dataclasses.asdict(outcome))
+            return
+        self.outcomes[outcome.key] = outcome
+        self._append(_TIMINGS, _timing(outcome))
+        self._append(_RESULTS, _result(outcome))
+
+    def end(self, seconds: float) -> None:
+        """Puts the lines in the order of the suite, after a sitting of `seconds`."""
+        self._record["wall_seconds"] = round(self._record["wall_seconds"] + seconds, 1)
+        self._write_record()
+        self._rewrite()
+
+    def _seconds_before(self) -> float:
+        try:
+            return float(_read_record(self.path)["wall_seconds"])
+        except (RunError, KeyError, TypeError):
+            return 0.0
+
+    def _write_record(self) -> None:
+        write_atomically(self.path / _SUITE, (json.dumps(self._record, indent=2) + "\n").encode())
+
+    def _rewrite(self) -> None:
+        ordered = sorted(self.outcomes.values(), key=lambda outcome: self._order[outcome.key])
+        write_atomically(self.path / _TIMINGS, _lines(map(_timing, ordered)))
+        write_atomically(self.path / _RESULTS, _lines(map(_result, ordered)))
+        write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
+
+    def _append(self, name: str, record: dict[str, Any]) -> None:
+        with (self.path / name).open("ab") as file:
+            file.write(_lines([record]))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def check_versions(path: Path) -> None:
+    """Raises `RunError` if a folder's results cannot be gone on with here."""
+    if not (path / _SUITE).exists():
+        if path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
+            raise RunError(f"{path} holds something other than results of a suite")
+        return
+    before, now = _read_record(path)["versions"], versions()
+    changed = [f"{name} {before.get(name)} then, {version} now" for name, version in now.items()
+               if before.get(name) != version]  # fmt: skip
+    if changed:
+        reason = "; ".join(changed)
+        raise RunError(f"{path} holds results of other versions ({reason}): give another --out, or --overwrite")
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((path / _SUITE).read_bytes())
+        version = record["format"]
+    except FileNotFoundError as error:
+        raise RunError(f"{path} holds no results (no {_SUITE})") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
+    if version != FORMAT:
+        raise RunError(f"{path} has format {version}; this rlzoo reads format {FORMAT}")
+    return dict(record)
+
+
+def _record(suite: Suite, command: str) -> dict[str, Any]:
+    peers = {label: entry.counterpart for label, entry in suite.algorithms.items() if entry.counterpart is not None}
+    return {
+        "format": FORMAT,
+        "suite": {
+            "name": suite.name,
+            "title": suite.title,
+            "description": suite.description,
+            "labels": list(suite.algorithms),
+            "counterparts": peers,
+            "environments": {env: dataclasses.asdict(x) for env, x in suite.environments.items()},
+            "seeds": list(suite.seeds),
+            "eval_episodes": suite.eval_episodes,
+            "final_episodes": suite.final_episodes,
+        },
+        "command": command,
+        "machine": _machine(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "wall_seconds": 0.0,
+    }
+
+
+def _machine() -> dict[str, Any]:
+    processor = platform.processor() or platform.machine()
+    try:
+        names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+                 if line.startswith("model name")]  # fmt: skip
+        processor = names[0]
+    except (OSError, IndexError):
+        pass
+    machine: dict[str, Any] = {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        machine["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    return machine
+
+
+def _key(line: Mapping[str, Any]) -> Key:
+    return line["label"], line["env"], line["seed"]
+
+
+def _timing(outcome: Outcome) -> dict[str, Any]:
+    return {"label": outcome.label, "env": outcome.env, "seed": outcome.seed, "seconds": outcome.seconds}
+
+
+def _result(outcome: Outcome) -> dict[str, Any]:
+    record = dataclasses.asdict(outcome)
+    del record["seconds"]
+    return record
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()

@@ -1,0 +1,149 @@
+"""Runs the jobs of a suite in parallel processes, each finished job once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import joblib
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from rlzoo.benchmark.job import Failure, Outcome, run_job
+from rlzoo.benchmark.progress import Progress
+from rlzoo.benchmark.results import Results, Writer, check_versions, read_outcomes
+from rlzoo.benchmark.suite import Job, Suite
+from rlzoo.errors import ConfigError, Interrupted, require
+from rlzoo.files import lock
+
+BACKENDS = ("loky", "ray")
+
+
+def run_suite(
+    suite: Suite,
+    out: Path | str,
+    *,
+    jobs: int | None = None,
+    backend: str = "loky",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Results:
+    """Runs what a folder does not hold yet.
+
+    Args:
+        jobs: processes at a time, each with one thread; as many as there are cores if not given.
+        backend: of joblib: `loky` for processes here, `ray` for the cluster that Ray is connected to, or one here.
+        overwrite: begin anew where the folder holds results already.
+        progress: where jobs are shown; nowhere by default.
+
+    Raises:
+        ConfigError: there is no such backend.
+        RunError: the folder is in use, or holds something else or results of other versions.
+        Interrupted: a signal came; what is finished is kept.
+    """
+    require(backend in BACKENDS, f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+    workers = jobs if jobs is not None else os.cpu_count() or 1
+    require(workers >= 1, f"jobs must be at least 1, got {workers}")
+    out, progress = Path(out), progress or Progress()
+    if not overwrite:
+        check_versions(out)
+    with lock(out), _backend(backend, workers), _interruptible() as interrupted:
+        before = {} if overwrite else read_outcomes(out, progress.say)
+        settings = {job.key: job.settings for job in suite.jobs}
+        kept = {key: outcome for key, outcome in before.items() if settings.get(key) == outcome.settings}
+        if len(kept) < len(before):
+            progress.say(f"{len(before) - len(kept)} results are of other settings, or no longer in the suite: they go")
+        writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
+        writer.begin(anew=overwrite)
+        todo = [job for job in suite.jobs if job.key not in kept]
+        start = time.monotonic()
+        progress.start(suite.jobs, len(kept))
+        try:
+            with contextlib.closing(_completed(todo, workers)) as outcomes:
+                for outcome in outcomes:
+                    writer.add(outcome)
+                    progress.update(outcome)
+        except KeyboardInterrupt as error:
+            number = interrupted[0] if interrupted else signal.SIGINT
+            message = f"stopped with {len(writer.outcomes)} of {len(suite.jobs)} jobs done; the same command goes on"
+            raise Interrupted(message, number) from error
+        finally:
+            progress.close()
+            writer.end(time.monotonic() - start)
+    return Results.read(out)
+
+
+def _completed(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
+    """What became of the jobs, as they finish.
+
+    A process that is killed takes its pool with it. Then the jobs that may have been the cause, the first unfinished
+    ones, run alone, so that the one whose process dies again is known and the others go on.
+    """
+    left = {job.key: job for job in jobs}
+    while left:
+        try:
+            for outcome in _parallel(list(left.values()), workers):
+                del left[outcome.key]
+                yield outcome
+        except TerminatedWorkerError:
+            for job in list(left.values())[:workers]:
+                try:
+                    (outcome,) = _parallel([job], workers)
+                except TerminatedWorkerError:
+                    outcome = Failure(*job.key, "its process was killed; memory may have run out")
+                del left[job.key]
+                yield outcome
+
+
+def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
+    # Of one process joblib would make none, and run the jobs in this one: two, of which one always waits.
+    pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
+    outcomes = pool(joblib.delayed(run_job)(job) for job in jobs)
+    try:
+        for outcome in outcomes:  # noqa: UP028 - closing `yield from` would close joblib's generator first
+            yield outcome
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of jobs that are cancelled
+            outcomes.close()
+
+
+@contextlib.contextmanager
+def _backend(name: str, workers: int) -> Iterator[None]:
+    if name == "ray":
+        try:
+            from ray.util.joblib import register_ray
+        except ImportError as error:
+            raise ConfigError("backend 'ray' needs Ray: pip install 'rlzoo[ray]'") from error
+        register_ray()
+        with joblib.parallel_config("ray", n_jobs=workers):
+            yield
+        return
+    with joblib.parallel_config("loky", n_jobs=workers, inner_max_num_threads=1):
+        yield
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """SIGTERM is taken as Ctrl-C is; the list holds its number then."""
+    received: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    try:
+        before: Any = signal.signal(signal.SIGTERM, note)
+    except ValueError:  # not the main thread
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,311 @@
+"""A suite: algorithms, environments and seeds, read from a YAML file and checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import yaml
+
+from rlzoo import envs
+from rlzoo.algorithms import ALGORITHMS
+from rlzoo.benchmark import known_suites
+from rlzoo.benchmark.peer import load_peer
+from rlzoo.config import ALIASES, make_config, with_preset
+from rlzoo.errors import ConfigError, no_such, require
+from rlzoo.fields import Count, NonNegativeInt, check_fields
+from rlzoo.lm import TASKS
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm of a suite: one of ours, or a peer's."""
+
+    algorithm: str | None = None
+    """A name or `module:Class`; the label if not given."""
+    preset: str | bool = True
+    """Whose preset the settings start from: the algorithm's own, none, or that of the algorithm named."""
+    peer: str | None = None
+    """`file.py:name` of a `Peer`, seen from the suite's file, in the place of an algorithm."""
+    counterpart: str | None = None
+    """The label that a peer is compared with."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Settings on top of all others."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment of a suite, and the budget for it."""
+
+    id: str
+    total_steps: Count
+    eval_interval: Count
+    threshold: float | None = None
+    """Mean return that counts as solved; Gymnasium's own if not given."""
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a suite: what to train, and when to look at it."""
+
+    label: str
+    env: str
+    seed: int
+    settings: dict[str, Any]
+    """All that the outcome depends on."""
+    eval_interval: int
+    eval_episodes: int
+    final_episodes: int
+    peer: str | None = None
+    """Absolute `file.py:name` of the peer that runs it."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.label, self.env, self.seed
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Every algorithm on every environment with every seed."""
+
+    name: str
+    algorithms: dict[str, Entry]
+    environments: dict[str, Environment]
+    seeds: tuple[NonNegativeInt, ...]
+    jobs: tuple[Job, ...] = ()
+    """Seed by seed, so that a suite cut short still has every pair."""
+    title: str = ""
+    description: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Settings of every run but a peer's, on top of its preset."""
+    total_steps: Count = 100_000
+    """Budget of a run where its environment does not say otherwise."""
+    eval_interval: Count | None = None
+    """Steps between evaluations; a twentieth of the budget if not given."""
+    eval_episodes: Count = 20
+    final_episodes: Count = 100
+
+
+def load_suite(name: Path | str) -> Suite:
+    """A suite by its name, or the path of its file.
+
+    Raises:
+        ConfigError: there is none; or a line of the file, which is named, cannot work.
+    """
+    path = _find(str(name))
+    document = _Document(path)
+    content = _top(document)
+    parts = {name: list(_entries(document, name, content.pop(name))) for name in ("algorithms", "environments")}
+    seeds = _seeds(document, content.pop("seeds"))
+    top = {"title": path.stem} | content
+    suite: Suite = _make(document, Suite, (), top, name=path.stem, algorithms={}, environments={}, seeds=seeds, jobs=())
+    for label, entry in parts["algorithms"]:
+        suite.algorithms[label] = _make(document, Entry, ("algorithms", label), entry)
+    for env, fields in parts["environments"]:
+        budget = fields.get("total_steps", suite.total_steps)
+        interval = suite.eval_interval or (max(1, budget // 20) if isinstance(budget, int) else 1)
+        defaults = {"total_steps": budget, "eval_interval": interval, "threshold": _threshold(env)}
+        suite.environments[env] = _make(document, Environment, ("environments", env), defaults | fields, id=env)
+    _check(document, suite)
+    return dataclasses.replace(suite, jobs=tuple(_jobs(document, suite)))
+
+
+def _find(name: str) -> Path:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        if not path.is_file():
+            raise ConfigError(f"{path}: there is no such file")
+        return path
+    known = known_suites()
+    if name not in known:
+        raise ConfigError(f"{no_such('suite', name, known)} (rlzoo list shows them; a file ends in .yaml)")
+    return known[name]
+
+
+def _top(document: _Document) -> dict[str, Any]:
+    """What the file says, with something in its three main parts."""
+    content = document.content
+    if not isinstance(content, dict):
+        raise document.error((), "a suite is a mapping: algorithms, environments, seeds and so on")
+    for name in ("algorithms", "environments", "seeds"):
+        if not content.get(name):
+            raise document.error((name,) if name in content else (), f"{name}: there are none")
+    return dict(content)
+
+
+def _entries(document: _Document, name: str, content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What a list of names says, or a mapping of names to more."""
+    if not isinstance(content, (list, dict)):
+        raise document.error((name,), f"{name} must be a list of names, or a mapping of names to their fields")
+    for i, label in enumerate(content):
+        if not isinstance(label, str):
+            raise document.error((name, i), f"{name}: {label!r} is no name")
+        entry = content[label] if isinstance(content, dict) else None
+        if isinstance(content, list):
+            document.lines[name, label] = document.lines[name, i]
+        entry = {} if entry is None else entry
+        _check_mapping(document, (name, label), entry)
+        yield label, entry
+
+
+def _check_mapping(document: _Document, path: tuple[Any, ...], content: Any) -> None:
+    if not isinstance(content, dict):
+        raise document.error(path, f"{path[-1]} must be a mapping, got {content!r}")
+
+
+def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
+    """A list of seeds, or `first-last`."""
+    if isinstance(content, str) and (match := re.fullmatch(r"(\d+)\s*-\s*(\d+)", content)):
+        content = list(range(int(match[1]), int(match[2]) + 1))
+    if not isinstance(content, list) or not content or len(set(map(str, content))) < len(content):
+        raise document.error(("seeds",), f"seeds must be a list of different integers, or first-last; got {content!r}")
+    return tuple(content)
+
+
+def _make(document: _Document, cls: Any, path: tuple[Any, ...], content: dict[str, Any], **fixed: Any) -> Any:
+    """An instance of a dataclass from a mapping in the file."""
+    known = [f.name for f in dataclasses.fields(cls) if f.name not in ("id", "name", "jobs")]
+    for name in content:
+        if name not in known:
+            raise document.error((*path, name), no_such("field", str(name), known))
+    _check_mapping(document, (*path, "overrides"), content.get("overrides", {}))
+    made = cls(**fixed, **content)
+    try:
+        check_fields(made)
+    except ConfigError as error:
+        raise document.error(_mentioned(document, [path], error), str(error)) from error
+    return made
+
+
+def _threshold(env: str) -> float | None:
+    """The return at which Gymnasium calls the environment solved, if it says."""
+    known = gymnasium.registry.get(env)
+    return None if known is None or known.reward_threshold is None else float(known.reward_threshold)
+
+
+def _check(document: _Document, suite: Suite) -> None:
+    """What can be told without the settings of the runs."""
+    for label, entry in suite.algorithms.items():
+        path = ("algorithms", label, "counterpart")
+        if entry.counterpart is not None and entry.peer is None:
+            raise document.error(path, "counterpart: only a peer has one")
+        if entry.peer is not None and entry.algorithm is not None:
+            raise document.error(("algorithms", label), "an entry is an algorithm or a peer, not both")
+        if isinstance(entry.preset, str) and ALIASES.get(entry.preset, entry.preset) not in ALGORITHMS:
+            raise document.error(("algorithms", label, "preset"), no_such("algorithm", entry.preset, ALGORITHMS))
+    for env in suite.environments:
+        if env not in TASKS:
+            try:
+                envs.make(env, 1, 0).close()
+            except (envs.UnknownEnv, envs.EnvError, envs.UnsupportedSpace) as error:
+                raise document.error(("environments", env), str(error)) from error
+
+
+def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
+    """Every run of the suite, its settings complete."""
+    settings: dict[tuple[str, str], dict[str, Any]] = {}
+    for label, entry in suite.algorithms.items():
+        for env, environment in suite.environments.items():
+            given = suite.overrides | environment.overrides | entry.overrides
+            given["total_steps"] = environment.total_steps
+            try:
+                settings[label, env] = _settings(document, label, entry, env, given)
+            except ConfigError as error:
+                places = [("overrides",), ("environments", env, "overrides"), ("algorithms", label, "overrides")]
+                path = _mentioned(document, [("environments", env), ("algorithms", label), *places], error)
+                raise document.error(path, f"{label} on {env}: {error}") from error
+    for seed in suite.seeds:
+        for env, environment in suite.environments.items():
+            for label, entry in suite.algorithms.items():
+                yield Job(
+                    label,
+                    env,
+                    seed,
+                    settings[label, env],
+                    environment.eval_interval,
+                    suite.eval_episodes,
+                    suite.final_episodes,
+                    None if entry.peer is None else str(document.path.parent.resolve() / entry.peer),
+                )
+
+
+def _settings(document: _Document, label: str, entry: Entry, env: str, given: dict[str, Any]) -> dict[str, Any]:
+    if entry.peer is not None:
+        settings = load_peer(str(document.path.parent / entry.peer)).settings(env)
+        for name in entry.overrides:
+            require(name in settings, no_such("setting", name, settings))
+        return _as_json({"peer": entry.peer, **settings, **entry.overrides, "total_steps": given["total_steps"]})
+    algorithm = entry.algorithm or label
+    if entry.preset:
+        of = entry.preset if isinstance(entry.preset, str) else None
+        given = with_preset(algorithm, env, given, of)[0]
+    settings = make_config(algorithm, env, **given).to_dict()
+    del settings["env"], settings["seed"]
+    return _as_json(settings)
+
+
+def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """As they are read from a file of results, so that the two can be compared."""
+    return dict(json.loads(json.dumps(settings)))
+
+
+def _mentioned(document: _Document, places: list[tuple[Any, ...]], error: ConfigError) -> tuple[Any, ...]:
+    """The place in the file that an error is about: a field that it names below one of the places, the last that has
+    one; else the last place that is not of overrides."""
+    words = re.findall(r"\w+", str(error))
+    for place in reversed(places):
+        for word in words:
+            if (*place, word) in document.lines:
+                return (*place, word)
+    return [place for place in places if place[-1:] != ("overrides",)][-1]
+
+
+class _Document:
+    """A YAML file, and the line of everything in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[tuple[Any, ...], int] = {(): 1}
+        try:
+            text = path.read_text(encoding="utf-8")
+            node = yaml.compose(text, _Loader)
+            self.content = yaml.load(text, _Loader)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise ConfigError(f"{path}, line {line}: {error.problem}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from error
+        if node is not None:
+            self._note(node, ())
+
+    def _note(self, node: yaml.Node, path: tuple[Any, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name = (*path, key.value)
+                if name in self.lines:
+                    raise ConfigError(f"{self.path}, line {key.start_mark.line + 1}: {key.value} is there twice")
+                self.lines[name] = key.start_mark.line + 1
+                self._note(value, name)
+        elif isinstance(node, yaml.SequenceNode):
+            for i, value in enumerate(node.value):
+                self.lines[*path, i] = value.start_mark.line + 1
+                self._note(value, (*path, i))
+
+    def error(self, path: tuple[Any, ...], message: str) -> ConfigError:
+        return ConfigError(f"{self.path}, line {self.lines.get(path, 1)}: {message}")
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads 1e-3 as a number, as YAML 1.2 does."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

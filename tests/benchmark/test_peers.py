@@ -1,0 +1,216 @@
+"""Stable-Baselines3 as a peer: its settings, short jobs, and evaluations that training does not notice."""
+
+import dataclasses
+import itertools
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlzoo.benchmark.job import Outcome, run_job
+from rlzoo.benchmark.peer import load_peer
+from rlzoo.benchmark.suite import Job, load_suite
+from rlzoo.errors import ConfigError
+
+pytest.importorskip("stable_baselines3")
+pytest.importorskip("sb3_contrib")
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "peers" / "with_sb3.py"
+PPO, TRPO = (load_peer(f"{FILE}:{name}") for name in ("PPO", "TRPO"))
+PEERS = {"PPO": PPO, "TRPO": TRPO}
+ENVS = ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
+
+SHORT = {
+    ("PPO", "CartPole-v1"): {"total_steps": 600},
+    ("PPO", "Pendulum-v1"): {
+        "total_steps": 1200, "n_steps": 64, "n_epochs": 2, "sde_sample_freq": -1, "normalize": True,
+    },
+    ("TRPO", "CartPole-v1"): {"total_steps": 1500, "n_steps": 256},
+    ("TRPO", "Pendulum-v1"): {"total_steps": 1500, "n_steps": 256, "normalize": True},
+}  # fmt: skip
+"""Of each, a few updates in a second; the two on Pendulum-v1 with gSDE and with running statistics."""
+
+
+@pytest.fixture(autouse=True)
+def process():
+    """Gives back what a job or a peer changes in the process that is its own."""
+    handler, numpy_state = signal.getsignal(signal.SIGINT), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    np.random.set_state(numpy_state)
+    signal.signal(signal.SIGINT, handler)
+
+
+def settings(name, env, **overrides):
+    return PEERS[name].settings(env) | SHORT.get((name, env), {}) | overrides
+
+
+def run(name, env, seed=10, episodes=2, eval_interval=256, **overrides):
+    given = settings(name, env, **overrides)
+    return run_job(Job(f"sb3-{name}", env, seed, given, eval_interval, episodes, episodes, f"{FILE}:{name}"))
+
+
+def train(name, env, watch=lambda step, evaluate: None, seed=10, **overrides):
+    """Trains, tells `watch`, and returns the model with the function that evaluates it."""
+    seen = []
+
+    def note(step, evaluate):
+        seen.append(evaluate)
+        watch(step, evaluate)
+
+    PEERS[name].train(env, seed, settings(name, env, **overrides), note)
+    return seen[-1].args[0], seen[-1]
+
+
+def weights(model):
+    return {name: x.clone() for name, x in model.policy.state_dict().items()}
+
+
+def same(xs, ys):
+    return xs.keys() == ys.keys() and all(torch.equal(xs[name], ys[name]) for name in xs)
+
+
+def make_actor(model, evaluate, deterministic):
+    return evaluate.func.__globals__["_actor"](model, deterministic)
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("name", PEERS)
+def test_settings_are_flat_and_survive_json(name, env):
+    found = PEERS[name].settings(env)
+    assert json.loads(json.dumps(found)) == found
+    assert {type(x) for x in found.values()} <= {bool, int, float, str}
+    assert {"n_envs", "n_steps", "gamma", "gae_lambda", "learning_rate", "normalize", "schedule"} < found.keys()
+
+
+def test_settings_are_the_zoos_and_the_libraries_defaults():
+    assert PPO.settings("MountainCarContinuous-v0") == {
+        "library": PPO.settings("CartPole-v1")["library"],
+        "policy": "MlpPolicy", "normalize": True, "schedule": "constant", "log_std_init": -3.29, "ortho_init": False,
+        "n_envs": 1, "n_steps": 8, "batch_size": 256, "n_epochs": 10, "gamma": 0.9999, "gae_lambda": 0.9,
+        "learning_rate": 7.77e-5, "clip_range": 0.1, "normalize_advantage": True, "ent_coef": 0.00429, "vf_coef": 0.19,
+        "max_grad_norm": 5.0, "use_sde": True, "sde_sample_freq": -1,
+    }  # fmt: skip
+    trpo = TRPO.settings("Pendulum-v1")
+    assert (trpo["n_critic_updates"], trpo["gamma"], trpo["sde_sample_freq"]) == (15, 0.9, 4)
+    assert (trpo["learning_rate"], trpo["target_kl"], trpo["cg_damping"]) == (1e-3, 0.01, 0.1)
+    assert trpo["library"].startswith("sb3-contrib 2.")
+
+
+def test_unknown_environment_names_the_known_ones():
+    with pytest.raises(ConfigError, match=r"did you mean 'CartPole-v1'\?; the zoo tunes PPO for CartPole-v1, Acrobot"):
+        PPO.settings("CartPole-v0")
+
+
+def test_suite_has_every_job():
+    suite = load_suite(FILE.parents[1] / "suites" / "peers.yaml")
+    assert len({job.key for job in suite.jobs}) == 2 * 5 * 10
+    thresholds = [environment.threshold for environment in suite.environments.values()]
+    assert thresholds == [475, -100, -110, 90, -200]
+    assert [job.settings["total_steps"] for job in suite.jobs[::2][:5]] == [100_000, 100_000, 200_000, 100_000, 100_000]
+    assert [entry.counterpart for entry in suite.algorithms.values()] == ["ppo-clip", "trpo"]
+
+
+def test_job_of_ppo_ends_after_the_rollout_that_fills_the_budget():
+    outcome = run("PPO", "CartPole-v1")
+    assert isinstance(outcome, Outcome), outcome
+    assert outcome.steps == [0, 256, 512, 768]
+    assert len(outcome.stochastic) == len(outcome.deterministic) == len(outcome.seconds) == 4
+    assert all(1 <= x <= 500 for x in outcome.stochastic + outcome.deterministic)
+
+
+def test_job_of_trpo_ends_after_the_rollout_that_fills_the_budget():
+    outcome = run("TRPO", "CartPole-v1")
+    assert isinstance(outcome, Outcome), outcome
+    assert outcome.steps == [0, 512, 1024, 1536]
+    assert outcome.deterministic[0] < outcome.final_deterministic
+
+
+def test_seed_decides_the_outcome():
+    first, again, other = (
+        dataclasses.replace(run("PPO", "Pendulum-v1", seed, 1, total_steps=512), seconds=[], seed=0)
+        for seed in (10, 10, 11)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_copies_of_neighbouring_seeds_differ():
+    starts = []
+
+    def note(step, evaluate):
+        if step == 0:
+            starts.extend(evaluate.args[0]._last_obs)
+
+    for seed in (10, 11):
+        train("PPO", "CartPole-v1", note, seed, total_steps=1)
+    assert len(np.unique(starts, axis=0)) == 16
+
+
+@pytest.mark.parametrize(("name", "env"), SHORT)
+def test_evaluation_leaves_no_trace(name, env):
+    def evaluate_twice(step, evaluate):
+        if step in (0, 256, 512):
+            evaluate(1, seed=step)
+            evaluate(1, seed=step, deterministic=True)
+
+    model, _ = train(name, env, evaluate_twice)
+    undisturbed, _ = train(name, env)
+    assert same(weights(model), weights(undisturbed))
+
+
+def test_weights_that_are_evaluated_have_had_the_update():
+    updates, found = [], []
+
+    def note(step, evaluate):
+        model = evaluate.args[0]
+        updates.append((step, model._n_updates))
+        found.append(weights(model))
+
+    train("PPO", "CartPole-v1", note, schedule="constant")
+    assert updates == [(0, 0), (256, 20), (512, 40), (768, 60)]
+    assert not any(same(before, after) for before, after in itertools.pairwise(found))
+
+
+def test_linear_schedules_run_over_the_budget():
+    rates, ranges = [], []
+
+    def note(step, evaluate):
+        model = evaluate.args[0]
+        rates.append(model.policy.optimizer.param_groups[0]["lr"])
+        ranges.append(model.clip_range(model._current_progress_remaining))
+
+    train("PPO", "CartPole-v1", note, total_steps=1024)
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0])
+    assert ranges == pytest.approx([0.2, 0.15, 0.1, 0.05, 0])
+
+
+def test_policy_sees_normalised_observations():
+    model, evaluate = train("TRPO", "MountainCarContinuous-v0", total_steps=512, n_steps=256)
+    statistics = model.get_vec_normalize_env().obs_rms
+    obs = np.float32([[-0.5, 0.0], [-0.4, 0.03], [-0.9, -0.02]])
+    actions = make_actor(model, evaluate, True)(obs, np.zeros((3, 1)))
+    normalised = (obs - statistics.mean) / np.sqrt(statistics.var + 1e-8)
+    assert abs(normalised).max() < 10
+    assert actions == pytest.approx(model.predict(np.float32(normalised), deterministic=True)[0], abs=1e-6)
+    assert abs(actions - model.predict(obs, deterministic=True)[0]).max() > 1e-3
+    assert model.get_vec_normalize_env().obs_rms.count == statistics.count == pytest.approx(512 + 2, abs=0.01)
+
+
+def test_rewards_are_normalised_with_the_algorithms_discount():
+    model, _ = train("PPO", "MountainCarContinuous-v0", total_steps=8)
+    assert model.get_vec_normalize_env().gamma == 0.9999
+    assert model.get_vec_normalize_env().norm_reward
+
+
+def test_exploration_noise_is_renewed_as_in_training():
+    model, evaluate = train("TRPO", "MountainCarContinuous-v0", total_steps=512, n_steps=256, log_std_init=-3.0)
+    act, obs = make_actor(model, evaluate, False), np.tile(np.float32([[-0.5, 0.01]]), (3, 1))
+    actions = np.array([act(obs, np.zeros((3, 1))) for _ in range(8)])
+    assert abs(actions).max() <= 1
+    assert np.array_equal(actions[0], actions[3])
+    assert np.array_equal(actions[4], actions[7])
+    assert len(np.unique(actions)) == 6  # three copies, twice

@@ -1,0 +1,396 @@
+"""Suites from the first job to the last: parallel, killed, broken, gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+
+import pytest
+
+from rlzoo.benchmark.job import Failure, Outcome, run_job
+from rlzoo.benchmark.progress import LineProgress, Progress
+from rlzoo.benchmark.results import Results
+from rlzoo.benchmark.runner import run_suite
+from rlzoo.benchmark.suite import load_suite
+from rlzoo.cli import main
+from rlzoo.config import make_config
+from rlzoo.errors import ConfigError, RunError
+from rlzoo.evaluate import evaluate_model
+from rlzoo.files import lock
+from rlzoo.trainer import Trainer
+
+TINY = """\
+title: Tiny
+algorithms: [trpo, ppo-clip]
+environments:
+  CartPole-v1: {total_steps: 2_000, eval_interval: 500}
+overrides: {num_envs: 4}
+seeds: 0-2
+eval_episodes: 3
+final_episodes: 5
+"""
+
+PEERS = """\
+import os, time
+import numpy as np
+from functools import partial
+from rlzoo.episodes import evaluate_actor
+
+
+def left(obs, noise):
+    return np.zeros(len(obs), int)
+
+
+class Peer:
+    def __init__(self, act):
+        self.act = act
+
+    def settings(self, env):
+        return {}
+
+    def train(self, env, seed, settings, watch):
+        evaluate = partial(evaluate_actor, left, env)
+        watch(0, evaluate)
+        self.act(seed)
+        watch(settings["total_steps"], evaluate)
+
+
+def fails(seed):
+    if seed == 1:
+        raise ValueError("a bad\\nday")
+
+
+def dies(seed):
+    if seed == 1:
+        os.kill(os.getpid(), 9)
+
+
+def stops(seed):
+    raise SystemExit(3)
+
+
+fine, failing, dying, slow = Peer(lambda seed: None), Peer(fails), Peer(dies), Peer(lambda seed: time.sleep(60))
+
+
+class Short(Peer):
+    def train(self, env, seed, settings, watch):
+        watch(0, partial(evaluate_actor, left, env))
+
+
+class Walking(Peer):
+    def train(self, env, seed, settings, watch):
+        for step in (0, 700, 1600, 1700, 3100, 4000):
+            watch(step, partial(evaluate_actor, left, env))
+
+
+short, walking = Short(None), Walking(None)
+"""
+
+
+@pytest.fixture
+def suite(tmp_path):
+    return load(tmp_path, TINY)
+
+
+def load(folder, text):
+    (folder / "tiny.yaml").write_text(text)
+    return load_suite(folder / "tiny.yaml")
+
+
+def of_peers(folder, *names, seeds="0-2"):
+    (folder / "peers.py").write_text(PEERS)
+    entries = "".join(f"  {name}: {{peer: 'peers.py:{name}'}}\n" for name in names)
+    environments = "environments: {CartPole-v1: {total_steps: 10}}\n"
+    return load(folder, f"algorithms:\n{entries}{environments}seeds: {seeds}\neval_episodes: 2\nfinal_episodes: 2\n")
+
+
+class Record(Progress):
+    """Keeps what it is told; `stop_after` so many jobs."""
+
+    def __init__(self, stop_after=None):
+        self.keys, self.lines, self.stop_after = [], [], stop_after
+
+    def start(self, jobs, done):
+        self.done = done
+
+    def update(self, outcome):
+        self.keys.append(outcome.key)
+        if self.stop_after == len(self.keys):
+            raise KeyboardInterrupt
+
+    def say(self, line):
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The tiny suite, never killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    run_suite(load(folder, TINY), folder / "results", jobs=2)
+    return folder / "results"
+
+
+def test_what_a_suite_leaves(whole, suite):
+    results = Results.read(whole)
+    assert [outcome.key for outcome in results.outcomes] == [
+        ("trpo", "CartPole-v1", 0), ("trpo", "CartPole-v1", 1), ("trpo", "CartPole-v1", 2),
+        ("ppo-clip", "CartPole-v1", 0), ("ppo-clip", "CartPole-v1", 1), ("ppo-clip", "CartPole-v1", 2),
+    ]  # fmt: skip
+    assert (results.title, results.labels, results.seeds) == ("Tiny", ["trpo", "ppo-clip"], [0, 1, 2])
+    assert results.environments == suite.environments
+    assert not results.failures
+    assert not results.missing
+    assert results.record["versions"]["rlzoo"]
+    assert results.record["command"] == "rlzoo benchmark tiny --jobs 2"
+    assert results.record["wall_seconds"] > 0
+    lines = (whole / "results.jsonl").read_text().splitlines()
+    assert [tuple(json.loads(line)[name] for name in ("label", "env", "seed")) for line in lines] == [
+        job.key for job in suite.jobs
+    ]
+
+
+def test_an_outcome_is_that_of_training_without_evaluations(suite):
+    job = next(job for job in suite.jobs if job.label == "trpo")
+    outcome = run_job(job)
+    settings = dict(job.settings)
+    trainer = Trainer(make_config(settings.pop("algorithm"), job.env, seed=job.seed, **settings))
+    steps, models = [0], [trainer.model.state_dict()]
+    while not trainer.done:
+        trainer.iterate()
+        steps.append(trainer.step)
+    assert outcome.steps == steps  # each iteration goes past a multiple of 500
+    assert len(outcome.stochastic) == len(outcome.deterministic) == len(outcome.seconds) == len(steps)
+    assert outcome.seconds == sorted(outcome.seconds)
+    assert outcome.seconds[0] == 0
+    again = run_job(job)
+    assert (again.stochastic, again.final_stochastic) == (outcome.stochastic, outcome.final_stochastic)
+    seeds = {evaluate_model(trainer.model, job.env, 5, seed=seed).mean_return for seed in range(3)}
+    assert min(seeds) / 3 < outcome.final_stochastic < 3 * max(seeds)
+    assert models
+
+
+def test_evaluations_fall_on_the_first_update_past_each_interval(tmp_path):
+    job = replace(of_peers(tmp_path, "walking").jobs[0], eval_interval=1_500, settings={"total_steps": 4_000})
+    assert run_job(job).steps == [0, 1600, 3100, 4000]
+
+
+def test_algorithms_are_evaluated_on_the_same_episodes(tmp_path):
+    suite = of_peers(tmp_path, "fine", "short")
+    first = run_job(suite.jobs[0])
+    assert isinstance(first, Outcome)
+    other = run_job(of_peers(tmp_path, "failing").jobs[0])
+    assert (first.stochastic, first.final_stochastic) == (other.stochastic, other.final_stochastic)
+
+
+def test_a_job_that_ends_early_is_a_failure(tmp_path):
+    outcome = run_job(of_peers(tmp_path, "short").jobs[0])
+    assert isinstance(outcome, Failure)
+    assert outcome.error == "RuntimeError: training ended before step 10"
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_suite_that_was_stopped_goes_on(after, suite, whole, tmp_path):
+    out = tmp_path / "results"
+    with pytest.raises(KeyboardInterrupt, match="of 6 jobs done; the same command goes on"):
+        run_suite(suite, out, jobs=2, progress=Record(after))
+    done = {outcome.key for outcome in Results.read(out).outcomes}
+    assert len(done) == after
+    assert len(Results.read(out).missing) == 6 - after
+    record = Record()
+    run_suite(suite, out, jobs=2, progress=record)
+    assert record.done == after
+    assert not done & {*record.keys}
+    assert (out / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
+
+
+def test_what_is_finished_is_not_run_again(suite, whole):
+    before = {path.name: path.read_bytes() for path in whole.glob("*.jsonl")}
+    record = Record()
+    run_suite(suite, whole, jobs=2, progress=record)
+    assert record.keys == []
+    assert {path.name: path.read_bytes() for path in whole.glob("*.jsonl")} == before
+
+
+@pytest.mark.slow
+def test_a_suite_killed_at_any_moment_ends_with_the_same_results(suite, whole, tmp_path):
+    command = [sys.executable, "-m", "rlzoo", "benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]
+    for delay in (2.0, 2.6, 3.2, 3.8):
+        process = subprocess.Popen([*command, "--jobs", "2"], start_new_session=True, stdout=subprocess.DEVNULL)
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run([*command, "--jobs", "1"], check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
+
+
+def test_half_written_lines_are_run_again(suite, whole, tmp_path):
+    out = tmp_path / "results"
+    out.mkdir()
+    for path in whole.glob("*.json*"):
+        (out / path.name).write_bytes(path.read_bytes())
+    lines = (whole / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "results.jsonl").write_bytes(b"".join([lines[0], lines[1][:70] + b"\n", b"7\n", *lines[3:5], lines[5][:-1]]))
+    record = Record()
+    run_suite(suite, out, jobs=2, progress=record)
+    assert len(record.keys) == 3
+    assert [line.split("results.jsonl, ")[1].split(":")[0] for line in record.lines] == ["line 2", "line 3", "line 6"]
+    assert all("its job will run again" in line for line in record.lines)
+    assert (out / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
+
+
+def test_results_of_other_settings_are_run_again(whole, tmp_path):
+    out = tmp_path / "results"
+    out.mkdir()
+    for path in whole.glob("*.json*"):
+        (out / path.name).write_bytes(path.read_bytes())
+    changed = TINY.replace("[trpo, ppo-clip]", "{trpo: , ppo-clip: {overrides: {clip_coef: 0.1}}}").replace(
+        "0-2", "0-1"
+    )
+    record = Record()
+    run_suite(load(tmp_path, changed), out, jobs=2, progress=record)
+    assert {key[0] for key in record.keys} == {"ppo-clip"}
+    assert len(record.keys) == 2
+    assert len(Results.read(out).outcomes) == 4
+    assert "4 results are of other settings, or no longer in the suite" in record.lines[0]
+
+
+def test_a_failed_job_does_not_stop_the_others(tmp_path, capsys):
+    suite = of_peers(tmp_path, "failing", "fine")
+    results = run_suite(suite, tmp_path / "results", jobs=2)
+    assert len(results.outcomes) == 5
+    (failure,) = results.failures
+    assert failure.key == ("failing", "CartPole-v1", 1)
+    assert failure.error == "ValueError: a bad day"
+    assert "peers.py" in failure.details
+    assert not results.missing
+    record = Record()
+    run_suite(suite, tmp_path / "results", jobs=2, progress=record)
+    assert record.keys == [failure.key]
+    assert main(["benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "results"), "--jobs", "2"]) == 1
+    shown = capsys.readouterr()
+    assert "failing CartPole-v1 seed 1 failed: ValueError: a bad day" in shown.err
+    assert "5 of 6 jobs are done; see them: rlzoo report" in shown.out
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_process_that_is_killed_does_not_stop_the_others(jobs, tmp_path):
+    results = run_suite(of_peers(tmp_path, "dying", "fine", seeds="0-3"), tmp_path / "results", jobs=jobs)
+    assert len(results.outcomes) == 7
+    (failure,) = results.failures
+    assert failure.key == ("dying", "CartPole-v1", 1)
+    assert failure.error == "its process was killed; memory may have run out"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_suite_and_its_processes(number, code, tmp_path):
+    of_peers(tmp_path, "fine", "slow", seeds="[0]")
+    command = [sys.executable, "-m", "rlzoo", "benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(
+        [*command, "--jobs", "2"], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if "fine" in line:
+            break
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == code
+    assert errors == "rlzoo: stopped with 1 of 2 jobs done; the same command goes on\n"
+    for _ in range(100):
+        if not alive(process.pid):
+            break
+        time.sleep(0.1)
+    assert not alive(process.pid)
+
+
+def alive(group):
+    """Processes of a group, but those that are dead and not yet waited for."""
+    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], check=True, capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(group) and "Z" not in line]
+
+
+def test_one_process_at_a_time(suite, tmp_path):
+    with lock(tmp_path / "out"), pytest.raises(RunError, match="is in use by another process"):
+        run_suite(suite, tmp_path / "out")
+
+
+def test_a_folder_of_something_else(suite, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="holds something other than results of a suite"):
+        run_suite(suite, tmp_path)
+
+
+@pytest.fixture
+def edited(whole, tmp_path):
+    """A copy of the results whose suite.json says something else."""
+
+    def copy(**changes):
+        out = tmp_path / "edited"
+        out.mkdir()
+        for path in whole.glob("*.jsonl"):
+            (out / path.name).write_bytes(path.read_bytes())
+        (out / "suite.json").write_text(json.dumps(json.loads((whole / "suite.json").read_text()) | changes))
+        return out
+
+    return copy
+
+
+def test_results_of_a_later_format_are_refused(suite, edited):
+    out = edited(format=9)
+    with pytest.raises(RunError, match="has format 9; this rlzoo reads format 1"):
+        Results.read(out)
+    with pytest.raises(RunError, match="has format 9; this rlzoo reads format 1"):
+        run_suite(suite, out)
+
+
+def test_results_of_other_versions_are_read_but_not_gone_on_with(suite, edited):
+    out = edited(versions={"rlzoo": "0.0.9", "python": "3", "torch": "2", "numpy": "1"})
+    assert len(Results.read(out).outcomes) == 6
+    with pytest.raises(RunError, match=r"holds results of other versions \(rlzoo 0.0.9 then, .* or --overwrite"):
+        run_suite(suite, out)
+    record = Record()
+    run_suite(suite, out, jobs=2, overwrite=True, progress=record)
+    assert len(record.keys) == 6
+
+
+def test_a_damaged_suite_json(edited, suite):
+    out = edited(suite={})
+    with pytest.raises(RunError, match=r"suite\.json is damaged: KeyError"):
+        Results.read(out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"jobs": 0}, "jobs must be at least 1, got 0"), ({"backend": "slurm"}, "backend must be one of loky, ray")],
+)
+def test_wrong_arguments(arguments, message, suite, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        run_suite(suite, tmp_path / "out", **arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ray_that_is_not_installed(suite, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.util", None)
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
+    with pytest.raises(ConfigError, match=r"needs Ray: pip install 'rlzoo\[ray\]'"):
+        run_suite(suite, tmp_path / "out", backend="ray")
+
+
+def test_progress_in_lines(suite, capsys, monkeypatch):
+    clock = iter([100.0, 110.0, 140.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    progress = LineProgress(sys.stdout)
+    progress.start(suite.jobs, 3)
+    progress.update(Outcome("trpo", "CartPole-v1", 7, {}, [0, 9], [1, 2], [1, 2], 1234.5, 2, {}, [0, 8.25]))
+    progress.update(Failure("ppo-clip", "CartPole-v1", 8, "ValueError: no"))
+    progress.close()
+    assert capsys.readouterr().out == textwrap.dedent("""\
+        3 of 6 jobs are done already
+        4/6  trpo CartPole-v1      seed 7    return  1,234.50  in   8.2 s  0:20 left
+        5/6  ppo-clip CartPole-v1  seed 8    failed: ValueError: no  0:20 left
+        """)

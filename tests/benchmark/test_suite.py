@@ -1,0 +1,233 @@
+"""Suites: what a file says, what it becomes, and which line a fault is on."""
+
+import json
+import textwrap
+
+import pytest
+
+from rlzoo.benchmark import known_suites
+from rlzoo.benchmark.suite import load_suite
+from rlzoo.config import make_config
+from rlzoo.errors import ConfigError
+from rlzoo.presets import find_preset
+
+SMALL = """\
+algorithms: [trpo]
+environments: [CartPole-v1]
+seeds: [3, 1]
+"""
+
+
+@pytest.fixture
+def suite_of(tmp_path):
+    def load(text, name="mine"):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(textwrap.dedent(text))
+        return load_suite(path)
+
+    return load
+
+
+@pytest.fixture
+def fault_of(suite_of):
+    """The line and the message of the error that a file gives."""
+
+    def fault(text):
+        with pytest.raises(ConfigError) as caught:
+            suite_of(text)
+        place, message = str(caught.value).split(": ", 1)
+        assert "\n" not in message
+        return int(place.rsplit("line ", 1)[1]), message
+
+    return fault
+
+
+def test_defaults(suite_of):
+    suite = suite_of(SMALL)
+    assert (suite.name, suite.title, suite.description) == ("mine", "mine", "")
+    assert suite.seeds == (3, 1)
+    assert (suite.eval_episodes, suite.final_episodes) == (20, 100)
+    environment = suite.environments["CartPole-v1"]
+    assert (environment.total_steps, environment.eval_interval, environment.threshold) == (100_000, 5_000, 475)
+    (first, second) = suite.jobs
+    assert first.key == ("trpo", "CartPole-v1", 3)
+    assert second.key == ("trpo", "CartPole-v1", 1)
+    preset = find_preset("trpo", "CartPole-v1")
+    expected = make_config("trpo", "CartPole-v1", **{**preset, "total_steps": 100_000}).to_dict()
+    del expected["env"], expected["seed"]
+    assert first.settings == json.loads(json.dumps(expected))
+
+
+def test_jobs_come_seed_by_seed(suite_of):
+    suite = suite_of("""\
+        algorithms: [npg, trpo]
+        environments: [CartPole-v1, Pendulum-v1]
+        seeds: 10-11
+        """)
+    assert [job.key for job in suite.jobs] == [
+        (label, env, seed) for seed in (10, 11) for env in ("CartPole-v1", "Pendulum-v1") for label in ("npg", "trpo")
+    ]
+
+
+def test_the_nearer_override_counts(suite_of):
+    suite = suite_of("""\
+        overrides: {gamma: 0.5, gae_lambda: 0.5, max_kl: 0.5}
+        algorithms:
+          trpo: {overrides: {max_kl: 0.7}}
+        environments:
+          CartPole-v1: {overrides: {gae_lambda: 0.6, max_kl: 0.6}, threshold: 100, total_steps: 4_000}
+        seeds: [0]
+        """)
+    settings = suite.jobs[0].settings
+    assert (settings["gamma"], settings["gae_lambda"], settings["max_kl"]) == (0.5, 0.6, 0.7)
+    assert settings["total_steps"] == 4000
+    assert suite.environments["CartPole-v1"].eval_interval == 200
+    assert suite.environments["CartPole-v1"].threshold == 100
+
+
+def test_an_algorithm_under_a_label_of_its_own(suite_of):
+    suite = suite_of("""\
+        algorithms:
+          with: {algorithm: trpo}
+          without: {algorithm: npg, preset: trpo}
+          plain: {algorithm: npg, preset: false}
+        environments: [Acrobot-v1]
+        seeds: [0]
+        """)
+    searching, full_step, plain = (job.settings for job in suite.jobs)
+    assert (searching["algorithm"], full_step["algorithm"]) == ("trpo", "npg")
+    assert full_step == {name: x for name, x in searching.items() if name in full_step} | {"algorithm": "npg"}
+    assert full_step["max_kl"] != make_config("npg", "Acrobot-v1").algorithm.max_kl
+    plain_settings = make_config("npg", "Acrobot-v1").to_dict()
+    assert plain["vf_learning_rate"] == plain_settings["vf_learning_rate"]
+
+
+def test_language_tasks(suite_of):
+    suite = suite_of("""\
+        algorithms: [ppo-clip]
+        environments: {RandomWalks: {threshold: 0.9, total_steps: 30_000}}
+        seeds: [0]
+        """)
+    assert suite.jobs[0].settings["beta"] == 0.0
+    assert suite.jobs[0].settings["total_steps"] == 30_000
+
+
+def test_a_number_may_have_an_exponent(suite_of):
+    suite = suite_of(SMALL + "overrides: {max_kl: 1e-3, vf_learning_rate: 2.5E-4}\n")
+    assert suite.jobs[0].settings["max_kl"] == 0.001
+    assert suite.jobs[0].settings["vf_learning_rate"] == 0.00025
+
+
+def test_a_peer(suite_of, tmp_path):
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "other.py").write_text(
+        "class Other:\n    def settings(self, env):\n        return {'lr': 0.1, 'env': env}\n\nother = Other()\n"
+    )
+    suite = suite_of("""\
+        algorithms:
+          trpo:
+          theirs: {peer: peers/other.py:other, counterpart: trpo, overrides: {lr: 2}}
+        environments: {CartPole-v1: {total_steps: 500}}
+        seeds: [0]
+        """)
+    _, job = suite.jobs
+    assert job.settings == {
+        "peer": "peers/other.py:other", "lr": 2, "env": "CartPole-v1", "total_steps": 500,
+    }  # fmt: skip
+    assert job.peer == f"{tmp_path / 'peers/other.py'}:other"
+    assert suite.algorithms["theirs"].counterpart == "trpo"
+
+
+def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
+    (tmp_path / "peer.py").write_text(
+        "class Other:\n    def settings(self, env):\n        return {'clip': 1}\n\nother = Other()\n"
+    )
+    line, message = fault_of("""\
+        algorithms:
+          theirs:
+            peer: peer.py:other
+            overrides: {clap: 2}
+        overrides: {gamma: 1}
+        environments: [CartPole-v1]
+        seeds: [0]
+        """)
+    assert (line, message) == (4, "theirs on CartPole-v1: no setting 'clap'; did you mean 'clip'?")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("algorithms: [trpo\n", 2, "expected ',' or ']'"),
+        ("[]", 1, "a suite is a mapping"),
+        ("", 1, "a suite is a mapping"),
+        (SMALL + "seed: [1]\n", 4, "no field 'seed'; did you mean 'seeds'?"),
+        (SMALL + "seeds: [1]\n", 4, "seeds is there twice"),
+        ("algorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds: there are none"),
+        ("algorithms: []\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms: there are none"),
+        ("algorithms: trpo\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms must be a list of names"),
+        ("seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  - trpo\n  - trop\n", 5, "no algorithm 'trop'; did"),
+        (
+            "seeds: [1]\nalgorithms: [trpo]\nenvironments:\n  CartPole-v1:\n  CartPol-v1:\n",
+            5,
+            "no environment 'Cart",
+        ),
+        ("seeds: [1]\nalgorithms:\n  trpo: {overide: {}}\nenvironments: [CartPole-v1]\n", 3, "no field 'overide'"),
+        ("seeds: [1]\nalgorithms:\n  trpo: 3\nenvironments: [CartPole-v1]\n", 3, "trpo must be a mapping"),
+        (SMALL + "overrides:\n  gamma: 0.9\n  gama: 0.9\n", 6, "trpo on CartPole-v1: no setting 'gama'; did you mean"),
+        (SMALL + "overrides:\n  gamma: 0.9\n  max_kl: -1\n", 6, "trpo on CartPole-v1: max_kl must be above 0, got -1"),
+        (SMALL + "overrides: 3\n", 4, "overrides must be a mapping"),
+        (
+            "algorithms:\n  npg:\n  trpo:\n    overrides:\n      clip_coef: 1\nseeds: 1-2\nenvironments: [CartPole-v1]",
+            5,
+            "trpo on CartPole-v1: no setting 'clip_coef'",
+        ),
+        (
+            "seeds: [1]\nalgorithms: [trpo]\nenvironments:\n  CartPole-v1:\n    overrides: {num_envs: 0}\n",
+            5,
+            "trpo on CartPole-v1: num_envs must be at least 1, got 0",
+        ),
+        (SMALL + "total_steps: many\n", 4, "total_steps must be an integer, got 'many'"),
+        (SMALL + "total_steps: 0\n", 4, "total_steps must be at least 1, got 0"),
+        (SMALL + "eval_interval: 0\n", 4, "eval_interval must be at least 1, got 0"),
+        (SMALL + "eval_episodes: 1.5\n", 4, "eval_episodes must be an integer, got 1.5"),
+        ("seeds: [1, 1]\nalgorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds must be a list of different"),
+        ("seeds: [-1]\nalgorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds"),
+        ("seeds: [one]\nalgorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds"),
+        ("seeds: 5-3\nalgorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds must be a list of different"),
+        ("seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  x: {peer: no.py:x}\n", 4, "x on CartPole-v1: peer"),
+        (
+            "seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  trpo: {counterpart: x}\n",
+            4,
+            "counterpart: only a peer",
+        ),
+        ("seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  trpo: {preset: tpro}\n", 4, "no algorithm 'tpro'"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(fault_of, text, line, message):
+    found, said = fault_of(text)
+    assert message in said
+    assert found == line
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_suite(tmp_path / "none.yaml")
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(ConfigError, match="no suite 'clasic'; did you mean 'classic'"):
+        load_suite("clasic")
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x9d")
+    with pytest.raises(ConfigError, match="this is no YAML"):
+        load_suite(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("name", [name for name in known_suites() if "peer" not in name])
+def test_the_suites_that_come_along(name):
+    suite = load_suite(name)
+    assert len(suite.jobs) == len(suite.algorithms) * len(suite.environments) * len(suite.seeds)
+    assert suite.title
+    assert suite.description
