@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -22,8 +23,6 @@ from rlzoo.benchmark.suite import Job, Suite
 from rlzoo.errors import ConfigError, Interrupted, require
 from rlzoo.files import lock
 
-BACKENDS = ("loky", "ray")
-
 
 def run_suite(
     suite: Suite,
@@ -38,7 +37,8 @@ def run_suite(
 
     Args:
         jobs: processes at a time, each with one thread; as many as there are cores if not given.
-        backend: of joblib: `loky` for processes here, `ray` for the cluster that Ray is connected to, or one here.
+        backend: `loky` for processes here, by joblib; `ray` for the Ray cluster that RAY_ADDRESS names, which takes no
+            heed of `jobs`, or for one that is started here.
         overwrite: begin anew where the folder holds results already.
         progress: where jobs are shown; nowhere by default.
 
@@ -53,7 +53,7 @@ def run_suite(
     out, progress = Path(out), progress or Progress()
     if not overwrite:
         check_versions(out)
-    with lock(out), _backend(backend, workers), _interruptible() as interrupted:
+    with lock(out), _interruptible() as interrupted:
         before = {} if overwrite else read_outcomes(out, progress.say)
         settings = {job.key: job.settings for job in suite.jobs}
         kept = {key: outcome for key, outcome in before.items() if settings.get(key) == outcome.settings}
@@ -65,7 +65,7 @@ def run_suite(
         start = time.monotonic()
         progress.start(suite.jobs, len(kept))
         try:
-            with contextlib.closing(_completed(todo, workers)) as outcomes:
+            with contextlib.closing(BACKENDS[backend](todo, workers)) as outcomes:
                 for outcome in outcomes:
                     writer.add(outcome)
                     progress.update(outcome)
@@ -79,7 +79,7 @@ def run_suite(
     return Results.read(out)
 
 
-def _completed(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
+def _on_loky(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
     """What became of the jobs, as they finish.
 
     A process that is killed takes its pool with it. Then the jobs that may have been the cause, the first unfinished
@@ -102,9 +102,10 @@ def _completed(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure
 
 
 def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
-    # Of one process joblib would make none, and run the jobs in this one: two, of which one always waits.
-    pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
-    outcomes = pool(joblib.delayed(run_job)(job) for job in jobs)
+    with joblib.parallel_config("loky", inner_max_num_threads=1):
+        # Of one process joblib would make none, and run the jobs in this one: two, of which one always waits.
+        pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
+        outcomes = pool(joblib.delayed(run_job)(job) for job in jobs)
     try:
         for outcome in outcomes:  # noqa: UP028 - closing `yield from` would close joblib's generator first
             yield outcome
@@ -114,19 +115,30 @@ def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
             outcomes.close()
 
 
-@contextlib.contextmanager
-def _backend(name: str, workers: int) -> Iterator[None]:
-    if name == "ray":
-        try:
-            from ray.util.joblib import register_ray
-        except ImportError as error:
-            raise ConfigError("backend 'ray' needs Ray: pip install 'rlzoo[ray]'") from error
-        register_ray()
-        with joblib.parallel_config("ray", n_jobs=workers):
-            yield
-        return
-    with joblib.parallel_config("loky", n_jobs=workers, inner_max_num_threads=1):
-        yield
+def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
+    """`_on_loky`, where Ray sees to it: joblib's Ray backend gives its results when all are there, too late for us."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("backend 'ray' needs Ray: pip install 'rlzoo[ray]'") from error
+    here: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": workers, "include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
+    try:
+        remote = ray.remote(num_cpus=1, max_retries=0)(run_job)
+        running = {remote.remote(job): job for job in jobs}
+        while running:
+            (done,), _ = ray.wait(list(running))
+            job = running.pop(done)
+            try:
+                outcome = ray.get(done)
+            except ray.exceptions.RayError as error:
+                outcome = Failure(*job.key, " ".join(str(error).split())[:200])
+            yield outcome
+    finally:
+        ray.shutdown()
+
+
+BACKENDS = {"loky": _on_loky, "ray": _on_ray}
 
 
 @contextlib.contextmanager

@@ -237,9 +237,10 @@ def _facts(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def score_digits(study: Study, env: str) -> int:
-    """Digits after the point for the returns of an environment, by how far they lie apart from first to last."""
+    """Digits after the point for the returns of an environment, by how far first, last and threshold lie apart."""
     runs = [run for group in study.within(env).values() for run in group.runs]
-    values = np.array([x for run in runs for x in (run.stochastic[0], run.final_stochastic)], float)
+    scores = [x for run in runs for x in (run.stochastic[0], run.final_stochastic)]
+    values = np.array([study.environments[env].threshold, *scores], float)
     values = values[np.isfinite(values)]
     return digits_for(float(np.ptp(values)) if values.size else 0.0)
 

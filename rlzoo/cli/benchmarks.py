@@ -59,7 +59,8 @@ def benchmark_command(arguments: list[str]) -> int:
     for failure in results.failures:
         print(f"rlzoo: {failure.label} {failure.env} seed {failure.seed} failed: {failure.error}", file=sys.stderr)
     if results.failures:
-        print(f"rlzoo: {len(results.failures)} jobs failed; {out}/failures.jsonl has the tracebacks", file=sys.stderr)
+        count = f"{len(results.failures)} of {len(suite.jobs)} jobs"
+        print(f"rlzoo: {count} failed; {out}/failures.jsonl has the tracebacks", file=sys.stderr)
     if not options.quiet:
         print(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; see them: rlzoo report {out}")
     return 1 if results.failures else 0

@@ -373,10 +373,17 @@ def test_wrong_arguments(arguments, message, suite, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_suite_on_ray(suite, whole, tmp_path):
+    pytest.importorskip("ray")
+    command = [sys.executable, "-m", "rlzoo", "benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]
+    subprocess.run([*command, "--jobs", "2", "--backend", "ray"], check=True, stdout=subprocess.DEVNULL)
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
+
+
 def test_ray_that_is_not_installed(suite, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setitem(sys.modules, "ray.util", None)
-    monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
     with pytest.raises(ConfigError, match=r"needs Ray: pip install 'rlzoo\[ray\]'"):
         run_suite(suite, tmp_path / "out", backend="ray")
 

@@ -1,0 +1,61 @@
+"""Probe environments over action spaces, for the suite `spaces`: `rlzoo.benchmark.probes:probe/Box-3-v0`.
+
+An episode has 8 steps. Each shows a sign s, drawn anew, and pays up to ⅛ for the action that goes with it. So a policy
+that looks and acts right has a return of 1, and one that does not look about half of it or less.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+STEPS = 8
+
+
+class Probe(gymnasium.Env[np.ndarray[Any, Any], Any]):
+    """Pays 1/8 a step times the share of the action's components that are right.
+
+    Right is: of `Discrete(n)` the last action for s = 1 and the first for s = −1, and likewise for each component of
+    `MultiDiscrete`; of `MultiBinary` all ones or all zeros; of `Box` s/2, where each component pays 1 − |a − s/2|.
+    """
+
+    def __init__(self, action_space: spaces.Space[Any]) -> None:
+        self.observation_space = spaces.Box(-1, 1, (1,))
+        self.action_space = action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = self._share(np.asarray(action)) / STEPS
+        self._step += 1
+        return self._observe(), reward, self._step == STEPS, False, {}
+
+    def _observe(self) -> np.ndarray[Any, Any]:
+        self._sign = int(self.np_random.choice([-1, 1]))
+        return np.array([self._sign], np.float32)
+
+    def _share(self, action: np.ndarray[Any, Any]) -> float:
+        space = self.action_space
+        if isinstance(space, spaces.Box):
+            return float(np.mean(1 - np.abs(action - self._sign / 2)))
+        last = space.n - 1 if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2) - 1
+        return float(np.mean(action == (last if self._sign == 1 else 0)))
+
+
+SPACES: dict[str, spaces.Space[Any]] = {
+    "Discrete-2": spaces.Discrete(2),
+    "Discrete-6": spaces.Discrete(6),
+    "MultiDiscrete-2-3-4": spaces.MultiDiscrete([2, 3, 4]),
+    "MultiBinary-3": spaces.MultiBinary(3),
+    "Box-1": spaces.Box(-1, 1, (1,)),
+    "Box-3": spaces.Box(-1, 1, (3,)),
+}
+
+for _name, _space in SPACES.items():
+    gymnasium.register(f"probe/{_name}-v0", "rlzoo.benchmark.probes:Probe", kwargs={"action_space": _space})
