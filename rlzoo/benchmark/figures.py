@@ -24,6 +24,8 @@ from rlzoo.benchmark.statistics import Interval
 from rlzoo.benchmark.study import Algorithm
 
 Array = np.ndarray[Any, Any]
+Series = Mapping[str, tuple[Array, Interval]]
+"""Places on the x axis (points,), and what there is, by algorithm."""
 
 # Okabe and Ito's palette: told apart by the colour-blind, and by their lightness in grey.
 _FIXED = {
@@ -137,7 +139,7 @@ def styles(algorithms: Iterable[Algorithm]) -> dict[str, Style]:
 
 
 def curves(
-    series: Mapping[str, tuple[Array, Interval]],
+    series: Series,
     styles: Mapping[str, Style],
     *,
     title: str,
@@ -151,27 +153,50 @@ def curves(
 
     A bound of −inf reaches down to the frame; an estimate of −inf is a gap.
     """
-    with _figure(*size, title) as (figure, axes):
-        low, high = _limits([*(x for _, interval in series.values() for x in interval), [] if line is None else [line]])
-        if line is not None:
-            axes.axhline(line, color=_MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        for name, (x, interval) in series.items():
-            estimate, bottom, top = (np.asarray(part, float) for part in interval)
-            style = styles[name]
-            axes.fill_between(
-                x, _within(bottom, low, high), _within(top, low, high), color=style.colour, alpha=0.16, linewidth=0
-            )
-            visible = np.where(np.isfinite(estimate), estimate, np.nan)
-            axes.plot(x, visible, color=style.colour, linewidth=1.6, linestyle=style.linestyle)
-        axes.set(xlabel=xlabel, ylabel=ylabel, ylim=(low, high))
-        axes.margins(x=0)
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+    with _figure(*size, title) as figure:
+        axes = figure.add_subplot()
+        _draw(axes, series, styles, line)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
         if percent:
             axes.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.0f} %")
-        elif max((abs(x).max() for x, _ in series.values()), default=0) >= 1000:
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         return _svg(figure)
+
+
+def overview(panels: Mapping[str, tuple[Series, float | None]], styles: Mapping[str, Style], xlabel: str) -> str:
+    """Panels of curves by their titles, each with its level, and the legend in a place of its own after the last."""
+    columns = min(3, len(panels) + 1)
+    rows = -(-(len(panels) + 1) // columns)
+    with _figure(3 * columns, 2.2 * rows) as figure:
+        places = figure.subplots(rows, columns, squeeze=False).flat
+        for (title, (series, line)), place in zip(panels.items(), places, strict=False):  # takes no place too many
+            _draw(place, series, styles, line)
+            place.set_title(title, loc="left", fontsize=9, fontweight="bold")
+            place.set_xlabel(xlabel)
+        left = list(places)
+        for place in left:
+            place.axis("off")
+        left[0].legend(*_legend(styles, "threshold"), loc="center", fontsize=9, labelspacing=0.7, handlelength=2.6)
+        return _svg(figure)
+
+
+def _draw(axes: Axes, series: Series, styles: Mapping[str, Style], line: float | None) -> None:
+    low, high = _limits([*(x for _, interval in series.values() for x in interval), [] if line is None else [line]])
+    if line is not None:
+        axes.axhline(line, color=_MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+    for name, (x, interval) in series.items():
+        estimate, bottom, top = (np.asarray(part, float) for part in interval)
+        style = styles[name]
+        axes.fill_between(
+            x, _within(bottom, low, high), _within(top, low, high), color=style.colour, alpha=0.16, linewidth=0
+        )
+        visible = np.where(np.isfinite(estimate), estimate, np.nan)
+        axes.plot(x, visible, color=style.colour, linewidth=1.6, linestyle=style.linestyle)
+    axes.set_ylim(low, high)
+    axes.margins(x=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+    if max((abs(x).max() for x, _ in series.values()), default=0) >= 1000:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def intervals(
@@ -185,7 +210,8 @@ def intervals(
     """A dot and its interval in each row, from top to bottom; `line` is a dashed level."""
     names = [textwrap.fill(row.label, 22, break_on_hyphens=False) for row in rows]
     height = max(SMALL[1], 0.75 + sum(0.12 + 0.13 * (1 + name.count("\n")) for name in names))
-    with _figure(SMALL[0], height, title) as (figure, axes):
+    with _figure(SMALL[0], height, title) as figure:
+        axes = figure.add_subplot()
         low, high = limits or _limits([*(row.interval for row in rows), [line]])
         axes.axvline(line, color=_MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         for y, row in enumerate(rows):
@@ -210,21 +236,19 @@ def intervals(
 
 def legend(styles: Mapping[str, Style], line: str) -> str:
     """The algorithms' colours and strokes, and the name of the dashed level."""
-    entries = [(name, Line2D([], [], color=s.colour, linewidth=2, linestyle=s.linestyle)) for name, s in styles.items()]
-    entries.append((line, Line2D([], [], color=_MUTED, linewidth=0.9, linestyle=(0, (4, 3)))))
-    columns = min(len(entries), max(1, int(95 / (6 + max(len(name) for name, _ in entries)))))
-    with _figure(2 * SMALL[0], 0.25 * -(-len(entries) // columns) + 0.1) as (figure, axes):
+    handles, labels = _legend(styles, line)
+    columns = min(len(labels), max(1, int(95 / (5 + max(map(len, labels))))))
+    with _figure(2 * SMALL[0], 0.25 * -(-len(labels) // columns) + 0.1) as figure:
+        axes = figure.add_subplot()
         axes.axis("off")
-        axes.legend(
-            [handle for _, handle in entries],
-            ["\u200b" + name for name, _ in entries],  # Matplotlib leaves out names that begin with an underscore
-            loc="center left",
-            ncols=columns,
-            handlelength=2.6,
-            borderpad=0,
-            borderaxespad=0,
-        )
+        axes.legend(handles, labels, loc="center left", ncols=columns, handlelength=2.6, borderpad=0, borderaxespad=0)
         return _svg(figure)
+
+
+def _legend(styles: Mapping[str, Style], line: str) -> tuple[list[Line2D], list[str]]:
+    handles = [Line2D([], [], color=s.colour, linewidth=2, linestyle=s.linestyle) for s in styles.values()]
+    handles.append(Line2D([], [], color=_MUTED, linewidth=0.9, linestyle=(0, (4, 3))))
+    return handles, ["\u200b" + name for name in (*styles, line)]  # Matplotlib leaves out names such as _x
 
 
 def inline(svg: str, prefix: str) -> str:
@@ -255,7 +279,7 @@ def _on_page(colour: str) -> str:
 
 
 @contextlib.contextmanager
-def _figure(width: float, height: float, title: str = "") -> Iterator[tuple[Figure, Axes]]:
+def _figure(width: float, height: float, title: str = "") -> Iterator[Figure]:
     """Of a size in inches, in the style of all figures."""
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()  # nor do a user's own settings count
@@ -264,7 +288,7 @@ def _figure(width: float, height: float, title: str = "") -> Iterator[tuple[Figu
         figure = Figure(figsize=(width, height), layout="constrained")
         if title:
             figure.suptitle(textwrap.fill(title, 46), x=0.01, ha="left", fontsize=9, fontweight="bold")
-        yield figure, figure.add_subplot()
+        yield figure
 
 
 def _svg(figure: Figure) -> str:

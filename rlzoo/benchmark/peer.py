@@ -55,7 +55,7 @@ def load_peer(spec: str) -> Peer:
     try:
         found.loader.exec_module(module)
     except ImportError as error:
-        raise ConfigError(f"peer {path.name}: {error}; pip install -e '.[peers]' installs what peers need") from error
+        raise ConfigError(f"peer {path.name}: {error}; peers need pip install -e '.[peers,more-peers]'") from error
     if not hasattr(module, name):
         raise ConfigError(f"peer {path.name}: {no_such('peer', name, vars(module))}")
     peer: Peer = getattr(module, name)

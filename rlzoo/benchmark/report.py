@@ -52,7 +52,8 @@ _EVERY_RUN = "Final scores of every run, a column for each seed: with sampled ac
 
 
 def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
-    """Writes `report.html`, `report.md` and the Markdown's images, `figures/*.svg`, into a folder.
+    """Writes `report.html`, `report.md` and the Markdown's images, `figures/*.svg`, into a folder; `overview.svg` among
+    them is for other pages.
 
     Equal results give equal bytes.
 
@@ -63,10 +64,15 @@ def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
         ConfigError: there are no results, or a folder is there twice.
         OSError: a file cannot be written.
     """
-    page = make_page(Study.of(results))
+    study = Study.of(results)
+    page = make_page(study)
     html, markdown = out / "report.html", out / "report.md"
     for plot in page.plots():
         write_atomically(out / plot.path, plot.svg.encode())
+    if study.groups:
+        styles = figures.styles(study.algorithms.values())
+        svg = figures.overview(learning_curves(study), styles, "steps")
+        write_atomically(out / "figures" / "overview.svg", svg.encode())
     write_atomically(html, to_html(page).encode())
     write_atomically(markdown, to_markdown(page).encode())
     return html, markdown
@@ -187,15 +193,12 @@ def _caution(study: Study) -> str:
 
 
 def _learning_curves(study: Study, styles: Styles) -> list[Block]:
+    panels = learning_curves(study)
     plots = []
-    for number, (env, environment) in enumerate(study.environments.items(), 1):
-        within = study.within(env)
-        series = {name: (x.grid, iqm_interval([x.curves(x.grid)])) for name, x in within.items()}
-        if series:
-            level = environment.threshold
-            size = figures.LARGE if len(study.environments) == 1 else figures.SMALL
-            svg = figures.curves(series, styles, title=env, xlabel="steps", ylabel="return", line=level, size=size)
-            plots.append(Plot(f"curves-{number}", svg, f"Learning curves in {env}"))
+    for number, (env, (series, level)) in enumerate(panels.items(), 1):
+        size = figures.LARGE if len(panels) == 1 else figures.SMALL
+        svg = figures.curves(series, styles, title=env, xlabel="steps", ylabel="return", line=level, size=size)
+        plots.append(Plot(f"curves-{number}", svg, f"Learning curves in {env}"))
     if not plots:
         return []
     caption = (
@@ -205,6 +208,17 @@ def _learning_curves(study: Study, styles: Styles) -> list[Block]:
     drawn = {name: styles[name] for name in study.algorithms if any(name == x for x, _ in study.groups)}
     line = "threshold" if any(x.threshold is not None for x in study.environments.values()) else ""
     return [Legend(drawn, line, Plot("legend", figures.legend(drawn, line), "Legend")), Plots(plots, caption)]
+
+
+def learning_curves(study: Study) -> dict[str, tuple[figures.Series, float | None]]:
+    """By environment: the algorithms' interquartile means over steps with their intervals, and the threshold."""
+    found: dict[str, tuple[figures.Series, float | None]] = {}
+    for env, environment in study.environments.items():
+        within = study.within(env)
+        series = {name: (x.grid, iqm_interval([x.curves(x.grid)])) for name, x in within.items()}
+        if series:
+            found[env] = series, environment.threshold
+    return found
 
 
 def _overall(study: Study, styles: Styles) -> list[Block]:
