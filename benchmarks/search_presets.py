@@ -7,9 +7,9 @@
 
 The first trial is the present preset. A trial trains seeds 0, 1 and 2 one after the other for the budget of the suite
 `classic`, whose own seeds are others. A run's score is 0.7 times the mean return over the last quarter of 20
-evaluations, plus 0.3 times that over all of them; a trial's score is the mean over the seeds. After each seed, a
-trial that lies below the median of the others is pruned. Studies are kept in `benchmarks/studies`, one journal a pair,
-and go on from there; `--show` prints the best trial as TOML. `--try` adds a trial of one's own.
+evaluations, plus 0.3 times that over all of them; a trial's score is the mean over the seeds. From the second seed on,
+a trial that lies below the median of the others is pruned. Studies are kept in `benchmarks/studies`, one journal a
+pair, and go on from there; `--show` prints the best trial as TOML. `--try` adds a trial of one's own.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def open_study(algorithm: str, env: str) -> optuna.Study:
         study_name=f"{algorithm}/{env}",
         storage=optuna.storages.JournalStorage(file),
         sampler=optuna.samplers.TPESampler(multivariate=True, group=True, n_startup_trials=6),
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=1),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=2),
         direction="maximize",
         load_if_exists=True,
     )

@@ -229,3 +229,9 @@ def test_files_and_tests_that_are_named_exist(page):
     for path, test in re.findall(r"`((?:rlzoo|tests|benchmarks)/[\w/.-]+\.(?:py|toml))(?:::(\w+))?`", page.read_text()):
         assert (ROOT / path).is_file(), path
         assert not test or f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
+
+
+@pytest.mark.parametrize("suite", ["classic"])
+def test_figures_are_those_of_the_committed_reports(suite):
+    report = ROOT / "benchmarks" / "results" / suite / "figures" / "overview.svg"
+    assert (ROOT / "docs" / "assets" / f"{suite}.svg").read_bytes() == report.read_bytes()

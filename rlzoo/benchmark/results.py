@@ -106,6 +106,28 @@ def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -
     return outcomes
 
 
+def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key, Outcome]:
+    """The jobs of a suite that a folder holds already: with the same settings, and evaluated in the same way."""
+    outcomes = read_outcomes(path, warn)
+    if not outcomes:
+        return {}
+    before = _read_record(path)["suite"]
+    now = _record(suite, "")["suite"]
+    alike = [before[name] == now[name] for name in ("eval_episodes", "final_episodes")]
+    intervals = [{env: x["eval_interval"] for env, x in record["environments"].items()} for record in (before, now)]
+    kept = {
+        job.key: outcomes[job.key]
+        for job in suite.jobs
+        if job.key in outcomes
+        and outcomes[job.key].settings == job.settings
+        and all(alike)
+        and intervals[0].get(job.env) == intervals[1][job.env]
+    }
+    if len(kept) < len(outcomes):
+        warn(f"{len(outcomes) - len(kept)} results are of other settings, or no longer in the suite: they go")
+    return kept
+
+
 class Writer:
     """Adds jobs to a folder as they finish.
 
@@ -164,15 +186,16 @@ class Writer:
             os.fsync(file.fileno())
 
 
-def check_versions(path: Path) -> None:
-    """Raises `RunError` if a folder's results cannot be gone on with here."""
+def check_folder(path: Path, overwrite: bool = False) -> None:
+    """Raises `RunError` if a folder holds something else, or results that cannot be gone on with here."""
     if not (path / _SUITE).exists():
-        if path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir()):
+        if path.is_file() or (path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir())):
             raise RunError(f"{path} holds something other than results of a suite")
         return
+    if overwrite:
+        return
     before, now = _read_record(path)["versions"], versions()
-    changed = [f"{name} {before.get(name)} then, {version} now" for name, version in now.items()
-               if before.get(name) != version]  # fmt: skip
+    changed = [f"{name} {before.get(name)} then, {x} now" for name, x in now.items() if before.get(name) != x]
     if changed:
         reason = "; ".join(changed)
         raise RunError(f"{path} holds results of other versions ({reason}): give another --out, or --overwrite")

@@ -18,7 +18,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from rlzoo.benchmark.job import Failure, Outcome, run_job
 from rlzoo.benchmark.progress import Progress
-from rlzoo.benchmark.results import Results, Writer, check_versions, read_outcomes
+from rlzoo.benchmark.results import Results, Writer, check_folder, finished
 from rlzoo.benchmark.suite import Job, Suite
 from rlzoo.errors import ConfigError, Interrupted, require
 from rlzoo.files import lock
@@ -51,14 +51,9 @@ def run_suite(
     workers = jobs if jobs is not None else os.cpu_count() or 1
     require(workers >= 1, f"jobs must be at least 1, got {workers}")
     out, progress = Path(out), progress or Progress()
-    if not overwrite:
-        check_versions(out)
+    check_folder(out, overwrite)
     with lock(out), _interruptible() as interrupted:
-        before = {} if overwrite else read_outcomes(out, progress.say)
-        settings = {job.key: job.settings for job in suite.jobs}
-        kept = {key: outcome for key, outcome in before.items() if settings.get(key) == outcome.settings}
-        if len(kept) < len(before):
-            progress.say(f"{len(before) - len(kept)} results are of other settings, or no longer in the suite: they go")
+        kept = {} if overwrite else finished(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
         writer.begin(anew=overwrite)
         todo = [job for job in suite.jobs if job.key not in kept]
