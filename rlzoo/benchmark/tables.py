@@ -228,7 +228,6 @@ def records(study: Study) -> Table:
 
 def _facts(record: Mapping[str, Any]) -> dict[str, str]:
     facts = {"command": record.get("command"), "commit": record.get("git_commit")}
-    facts |= {"jobs at a time": record.get("jobs"), "processes": record.get("backend")}
     if seconds := record.get("wall_seconds"):
         facts["time in all"] = duration(seconds)
     facts |= {key.replace("memory_gib", "memory, GiB"): x for key, x in (record.get("machine") or {}).items()}
