@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import inspect
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +55,14 @@ class BuiltIn:
             metrics = sft.sft(self.texts, self.fit, model, tokenizer)
             say(f"{self.name}: loss {metrics['held_out_loss']:.3f} a token on texts held out")
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            pretrained.save(model, tokenizer, folder)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".start-") as workshop:
+                made = Path(workshop, "model")
+                pretrained.save(model, tokenizer, made)
+                try:
+                    made.rename(folder)
+                except OSError:  # another process was first, and its start is the one that all take
+                    if not folder.is_dir():
+                        raise
         return folder
 
 
