@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -63,7 +62,6 @@ class Failure:
 
 def run_job(job: Job) -> Outcome | Failure:
     """Trains and evaluates on one thread. What goes wrong in it is returned, not raised."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for this one
     torch.set_num_threads(1)
     recorder = _Recorder(job)
     try:

@@ -100,7 +100,7 @@ def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
     with joblib.parallel_config("loky", inner_max_num_threads=1):
         # Of one process joblib would make none, and run the jobs in this one: two, of which one always waits.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
-        outcomes = pool(joblib.delayed(run_job)(job) for job in jobs)
+        outcomes = pool(joblib.delayed(_work)(job) for job in jobs)
     try:
         for outcome in outcomes:  # noqa: UP028 - closing `yield from` would close joblib's generator first
             yield outcome
@@ -108,6 +108,12 @@ def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of jobs that are cancelled
             outcomes.close()
+
+
+def _work(job: Job) -> Outcome | Failure:
+    """In a process of its own. Ctrl-C is for the one that waits for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return run_job(job)
 
 
 def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
@@ -119,7 +125,7 @@ def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
     here: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": workers, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
     try:
-        remote = ray.remote(num_cpus=1, max_retries=0)(run_job)
+        remote = ray.remote(num_cpus=1, max_retries=0)(_work)
         running = {remote.remote(job): job for job in jobs}
         while running:
             (done,), _ = ray.wait(list(running))

@@ -21,7 +21,7 @@ from rlzoo.benchmark import figures, statistics, words
 from rlzoo.benchmark.figures import Style
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.page import Banner, Details, Page, Prose, Section, Table, to_html, to_markdown
-from rlzoo.benchmark.report import make_page, write_report
+from rlzoo.benchmark.report import learning_curves, make_page, write_report
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import Interval
 from rlzoo.benchmark.study import Algorithm, Study
@@ -508,14 +508,24 @@ def test_equal_results_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.Monk
         assert mpl.rcParams["font.size"] == 20
     assert first == second
     assert set(first) == {
-        "report.html", "report.md", "figures/legend.svg", "figures/curves-1.svg", "figures/peer-1.svg",
+        "report.html", "report.md",
+        "figures/overview.svg", "figures/legend.svg", "figures/curves-1.svg", "figures/peer-1.svg",
     }  # fmt: skip
 
 
 def test_the_images_of_the_markdown_are_there(tmp_path: Path) -> None:
     _, markdown = write_report([peers(), results(runs("ppo-clip", [1, 2], "F"), path="other")], tmp_path)
     named = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", markdown.read_text(encoding="utf-8"))
-    assert sorted(named) == sorted(str(x.relative_to(tmp_path)) for x in (tmp_path / "figures").iterdir())
+    written = {str(x.relative_to(tmp_path)) for x in (tmp_path / "figures").iterdir()}
+    assert {*named} == written - {"figures/overview.svg"}  # which is for other pages
+
+
+def test_the_overview_has_a_panel_for_each_environment_and_the_legend() -> None:
+    study = Study.of([peers()])
+    styles = figures.styles(study.algorithms.values())
+    svg = figures.overview(learning_curves(study), styles, "steps")
+    for text in (*study.environments, *study.algorithms, "threshold"):
+        assert text in svg
 
 
 # Figures
