@@ -1,5 +1,6 @@
 """Suites from the first job to the last: parallel, killed, broken, gone on with."""
 
+import io
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlzoo.benchmark.job import Failure, Outcome, run_job
-from rlzoo.benchmark.progress import LineProgress, Progress
+from rlzoo.benchmark.progress import LineProgress, Progress, make_progress
 from rlzoo.benchmark.results import Results, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
@@ -419,3 +420,22 @@ def test_progress_in_lines(suite, capsys, monkeypatch):
         4/6  trpo CartPole-v1      seed 7    return  1,234.50  in   8.2 s  0:20 left
         5/6  ppo-clip CartPole-v1  seed 8    failed: ValueError: no  0:20 left
         """)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_on_a_terminal(suite, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    terminal = Terminal()
+    progress = make_progress(terminal)
+    progress.start(suite.jobs, 3)
+    progress.update(Outcome("trpo", "CartPole-v1", 7, {}, [0, 9], [1, 2], [1, 2], 1234.5, 2, {}, [0, 8.25]))
+    progress.update(Failure("ppo-clip", "CartPole-v1", 8, "ValueError: [no] way"))
+    progress.close()
+    shown = terminal.getvalue()
+    assert "trpo CartPole-v1      seed 7    return  1,234.50  in   8.2 s" in shown
+    assert "failed: ValueError: [no] way" in shown
+    assert "5/6 jobs  1 failed" in shown
