@@ -50,7 +50,7 @@ def make_model(size: str, folder: Path) -> None:
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    from rlzoo.lm.pretrained import new_causal_lm, save, use_tokens
+    from rlzoo.lm.model.pretrained import new_causal_lm, save, use_tokens
 
     model = new_causal_lm({"model_type": "gpt2", **SIZES[size]["config"]})
     words = Tokenizer(WordLevel({str(i): i for i in range(model.config.vocab_size)}, unk_token="0"))
@@ -100,9 +100,9 @@ def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[s
     """Seconds of ours and of `model.generate`, in turns, on the same weights and prompts."""
     import torch
 
-    from rlzoo.lm import pretrained
-    from rlzoo.lm.generate import generate
-    from rlzoo.lm.model import LanguageModel
+    from rlzoo.lm.model import pretrained
+    from rlzoo.lm.model.generate import generate
+    from rlzoo.lm.model.language_model import LanguageModel
 
     shape = SIZES[size]
     model = pretrained.load_causal_lm(folder / "model")

@@ -27,8 +27,8 @@ import optuna
 import torch
 
 from rlzoo import Trainer, make_config
-from rlzoo.evaluate import evaluate_model
-from rlzoo.presets import find_preset
+from rlzoo.runs.evaluate import evaluate_model
+from rlzoo.runs.presets import find_preset
 
 STUDIES = Path(__file__).parent / "studies"
 SEEDS = (0, 1, 2)

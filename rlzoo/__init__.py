@@ -2,8 +2,8 @@
 
     import rlzoo
 
-    run = rlzoo.train("trpo", "CartPole-v1", seed=1, out="runs/first")
-    print(rlzoo.evaluate(run, episodes=100).mean_return)
+    run = rlzoo.runs.train("trpo", "CartPole-v1", seed=1, out="runs/first")
+    print(rlzoo.runs.evaluate(run, episodes=100).mean_return)
 
 Names are imported when they are first used, so that `import rlzoo` costs nothing.
 """
@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlzoo import envs as envs
     from rlzoo.algorithms import NPG as NPG
     from rlzoo.algorithms import TRPO as TRPO
     from rlzoo.algorithms import Algorithm as Algorithm
@@ -24,54 +23,55 @@ if TYPE_CHECKING:
     from rlzoo.algorithms import PPOPenalty as PPOPenalty
     from rlzoo.algorithms import Reinforce as Reinforce
     from rlzoo.algorithms import State as State
-    from rlzoo.buffer import Buffer as Buffer
-    from rlzoo.config import Config as Config
-    from rlzoo.config import make_config as make_config
-    from rlzoo.distributions import Categorical as Categorical
-    from rlzoo.distributions import DiagGaussian as DiagGaussian
-    from rlzoo.distributions import Distribution as Distribution
-    from rlzoo.distributions import MultiCategorical as MultiCategorical
-    from rlzoo.errors import ConfigError as ConfigError
-    from rlzoo.errors import Interrupted as Interrupted
-    from rlzoo.errors import NonFiniteError as NonFiniteError
-    from rlzoo.errors import RunError as RunError
-    from rlzoo.errors import TrainingError as TrainingError
-    from rlzoo.estimators import GAE as GAE
-    from rlzoo.estimators import Estimator as Estimator
-    from rlzoo.estimators import GroupNorm as GroupNorm
-    from rlzoo.estimators import LeaveOneOut as LeaveOneOut
-    from rlzoo.estimators import MonteCarlo as MonteCarlo
-    from rlzoo.evaluate import Evaluation as Evaluation
-    from rlzoo.evaluate import evaluate as evaluate
-    from rlzoo.evaluate import load_model as load_model
-    from rlzoo.models import ActorCritic as ActorCritic
-    from rlzoo.models import Policy as Policy
-    from rlzoo.models import Value as Value
-    from rlzoo.networks import Network as Network
-    from rlzoo.play import play as play
-    from rlzoo.run import Run as Run
-    from rlzoo.train import resume as resume
-    from rlzoo.train import train as train
-    from rlzoo.trainer import Iteration as Iteration
-    from rlzoo.trainer import Trainer as Trainer
+    from rlzoo.control import envs as envs
+    from rlzoo.control.networks import Network as Network
+    from rlzoo.core.buffer import Buffer as Buffer
+    from rlzoo.core.distributions import Categorical as Categorical
+    from rlzoo.core.distributions import DiagGaussian as DiagGaussian
+    from rlzoo.core.distributions import Distribution as Distribution
+    from rlzoo.core.distributions import MultiCategorical as MultiCategorical
+    from rlzoo.core.errors import ConfigError as ConfigError
+    from rlzoo.core.errors import Interrupted as Interrupted
+    from rlzoo.core.errors import NonFiniteError as NonFiniteError
+    from rlzoo.core.errors import RunError as RunError
+    from rlzoo.core.errors import TrainingError as TrainingError
+    from rlzoo.core.estimators import GAE as GAE
+    from rlzoo.core.estimators import Estimator as Estimator
+    from rlzoo.core.estimators import GroupNorm as GroupNorm
+    from rlzoo.core.estimators import LeaveOneOut as LeaveOneOut
+    from rlzoo.core.estimators import MonteCarlo as MonteCarlo
+    from rlzoo.core.models import ActorCritic as ActorCritic
+    from rlzoo.core.models import Policy as Policy
+    from rlzoo.core.models import Value as Value
+    from rlzoo.runs.config import Config as Config
+    from rlzoo.runs.config import make_config as make_config
+    from rlzoo.runs.evaluate import Evaluation as Evaluation
+    from rlzoo.runs.evaluate import evaluate as evaluate
+    from rlzoo.runs.evaluate import load_model as load_model
+    from rlzoo.runs.loop import Iteration as Iteration
+    from rlzoo.runs.loop import Trainer as Trainer
+    from rlzoo.runs.play import play as play
+    from rlzoo.runs.run import Run as Run
+    from rlzoo.runs.train import resume as resume
+    from rlzoo.runs.train import train as train
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "algorithms": ["NPG", "TRPO", "Algorithm", "PPOClip", "PPOPenalty", "Reinforce", "State"],
-    "buffer": ["Buffer"],
-    "config": ["Config", "make_config"],
-    "distributions": ["Categorical", "DiagGaussian", "Distribution", "MultiCategorical"],
-    "envs": ["envs"],
-    "errors": ["ConfigError", "Interrupted", "NonFiniteError", "RunError", "TrainingError"],
-    "estimators": ["GAE", "Estimator", "GroupNorm", "LeaveOneOut", "MonteCarlo"],
-    "evaluate": ["Evaluation", "evaluate", "load_model"],
-    "models": ["ActorCritic", "Policy", "Value"],
-    "networks": ["Network"],
-    "play": ["play"],
-    "run": ["Run"],
-    "train": ["resume", "train"],
-    "trainer": ["Iteration", "Trainer"],
+    "core.buffer": ["Buffer"],
+    "runs.config": ["Config", "make_config"],
+    "core.distributions": ["Categorical", "DiagGaussian", "Distribution", "MultiCategorical"],
+    "control.envs": ["envs"],
+    "core.errors": ["ConfigError", "Interrupted", "NonFiniteError", "RunError", "TrainingError"],
+    "core.estimators": ["GAE", "Estimator", "GroupNorm", "LeaveOneOut", "MonteCarlo"],
+    "runs.evaluate": ["Evaluation", "evaluate", "load_model"],
+    "core.models": ["ActorCritic", "Policy", "Value"],
+    "control.networks": ["Network"],
+    "runs.play": ["play"],
+    "runs.run": ["Run"],
+    "runs.train": ["resume", "train"],
+    "runs.loop": ["Iteration", "Trainer"],
 }
 _HOMES = {name: module for module, names in _PUBLIC.items() for name in names}
 

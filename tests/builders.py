@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rlzoo.buffer import Buffer
-from rlzoo.collect import evaluate
-from rlzoo.distributions import Categorical, DiagGaussian, MultiCategorical
-from rlzoo.networks import Network
-from rlzoo.second_order import FlatPolicy
+from rlzoo.control.networks import Network
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.collector import evaluate
+from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
+from rlzoo.optim.natural_gradient import FlatPolicy
 
 SPACES = {
     "discrete": spaces.Discrete(3),

@@ -27,8 +27,8 @@ from flax import linen
 from jax import numpy as jnp
 
 from rlzoo.benchmark.peer import Watch
-from rlzoo.episodes import Evaluation, evaluate_actor
-from rlzoo.errors import no_such, require
+from rlzoo.control.evaluation import Evaluation, evaluate_actor
+from rlzoo.core.errors import no_such, require
 
 
 class _PPO:
@@ -72,7 +72,7 @@ def _act(algorithm: rejax.PPO, state: Any, obs: jax.Array, noise: jax.Array) -> 
 
 
 def _evaluate(act: Any, state: Any, env: str, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-    """See `rlzoo.episodes.evaluate_actor`. It changes nothing: `state` has the generator of the training."""
+    """See `rlzoo.control.evaluation.evaluate_actor`. It changes nothing: `state` has the generator of the training."""
     return evaluate_actor(
         lambda obs, noise: np.asarray(act(state, obs, noise)), env, episodes, seed=seed, deterministic=deterministic
     )

@@ -27,10 +27,10 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 
-from rlzoo.actors import Actor
 from rlzoo.benchmark.peer import Watch
-from rlzoo.episodes import Evaluation, evaluate_actor
-from rlzoo.errors import no_such, require
+from rlzoo.control.acting import Actor
+from rlzoo.control.evaluation import Evaluation, evaluate_actor
+from rlzoo.core.errors import no_such, require
 
 _BESIDE = {"policy": "MlpPolicy", "normalize": False, "schedule": "constant", "log_std_init": 0.0, "ortho_init": True}
 """Settings that are no numbers of the constructor, as they are unless the zoo says otherwise."""
@@ -103,7 +103,7 @@ class _AfterUpdates(BaseCallback):
 def _evaluate(
     model: OnPolicyAlgorithm, env: str, episodes: int, *, seed: int, deterministic: bool = False
 ) -> Evaluation:
-    """See `rlzoo.episodes.evaluate_actor`. Training goes on as if this had not been."""
+    """See `rlzoo.control.evaluation.evaluate_actor`. Training goes on as if this had not been."""
     policy, action_dist, numpy_state = model.policy, model.policy.action_dist, np.random.get_state()
     policy.action_dist = copy.copy(action_dist)  # it holds the exploration matrices of the rollout that begins
     try:

@@ -33,8 +33,8 @@ from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
 from rlzoo.benchmark.peer import Watch
-from rlzoo.episodes import Evaluation, evaluate_actor
-from rlzoo.errors import no_such, require
+from rlzoo.control.evaluation import Evaluation, evaluate_actor
+from rlzoo.core.errors import no_such, require
 
 _LOOP = ("collection_step_num_env_steps", "collection_step_num_episodes", "update_step_num_repetitions", "batch_size")
 
@@ -103,7 +103,7 @@ class _Peer:
 
 
 def _evaluate(policy: Any, env: str, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-    """See `rlzoo.episodes.evaluate_actor`. No generator of the training has a part in it."""
+    """See `rlzoo.control.evaluation.evaluate_actor`. No generator of the training has a part in it."""
 
     @torch.no_grad()
     def act(obs: np.ndarray[Any, Any], noise: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

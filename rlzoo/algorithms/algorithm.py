@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from rlzoo.buffer import Buffer
-from rlzoo.estimators import Estimator
-from rlzoo.fields import check_fields
-from rlzoo.first_order import Adam
-from rlzoo.models import ActorCritic
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.estimators import Estimator
+from rlzoo.core.fields import check_fields
+from rlzoo.core.models import ActorCritic
+from rlzoo.optim.adam import Adam
 
 Metrics = dict[str, float]
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
-from rlzoo.buffer import Buffer
-from rlzoo.estimators import GAE, Estimator
-from rlzoo.fields import Count, NonNegative, NonNegativeInt, Positive
-from rlzoo.first_order import Adam, fit_value
-from rlzoo.models import ActorCritic
-from rlzoo.second_order import (
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.estimators import GAE, Estimator
+from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive
+from rlzoo.core.models import ActorCritic
+from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.natural_gradient import (
     FlatPolicy,
     conjugate_gradient,
     fisher_vector_product,

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
-from rlzoo.buffer import Buffer
-from rlzoo.estimators import GAE, Estimator
-from rlzoo.fields import Count, NonNegative, Positive
-from rlzoo.first_order import Adam
-from rlzoo.models import ActorCritic
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.estimators import GAE, Estimator
+from rlzoo.core.fields import Count, NonNegative, Positive
+from rlzoo.core.models import ActorCritic
+from rlzoo.optim.adam import Adam
 
 
 @dataclass(frozen=True)

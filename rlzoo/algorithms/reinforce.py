@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
-from rlzoo.buffer import Buffer
-from rlzoo.estimators import Estimator, MonteCarlo
-from rlzoo.fields import Count, NonNegative, NonNegativeInt, Positive
-from rlzoo.first_order import Adam, fit_value
-from rlzoo.models import ActorCritic
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.estimators import Estimator, MonteCarlo
+from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive
+from rlzoo.core.models import ActorCritic
+from rlzoo.optim.adam import Adam, fit_value
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 
 from rlzoo.benchmark.peer import Evaluate, Watch, load_peer
 from rlzoo.benchmark.suite import Job
-from rlzoo.config import make_config
-from rlzoo.trainer import Trainer
+from rlzoo.runs.config import make_config
+from rlzoo.runs.loop import Trainer
 
 
 @dataclass(frozen=True)

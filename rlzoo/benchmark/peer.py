@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlzoo.episodes import Evaluation
-from rlzoo.errors import ConfigError, no_such
+from rlzoo.control.evaluation import Evaluation
+from rlzoo.core.errors import ConfigError, no_such
 
 
 class Evaluate(Protocol):
-    """Plays complete episodes with the policy as it is now; `rlzoo.episodes.evaluate_actor` does."""
+    """Plays complete episodes with the policy as it is now; `rlzoo.control.evaluation.evaluate_actor` does."""
 
     def __call__(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation: ...
 

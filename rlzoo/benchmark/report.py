@@ -30,7 +30,7 @@ from rlzoo.benchmark.statistics import iqm_interval, performance_profile
 from rlzoo.benchmark.study import Study
 from rlzoo.benchmark.tables import Styles
 from rlzoo.benchmark.words import between, bracket, count, enumeration, fixed, integer, one_line, plain, seeds
-from rlzoo.files import write_atomically
+from rlzoo.runs.files import write_atomically
 
 _STATISTICS = (
     "A run is one number: its mean undiscounted return over complete episodes at the end, on environments whose seeds "

@@ -19,9 +19,9 @@ from typing import Any
 
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
-from rlzoo.errors import RunError
-from rlzoo.files import read_jsonl, write_atomically
-from rlzoo.run import git_commit, versions
+from rlzoo.core.errors import RunError
+from rlzoo.runs.files import read_jsonl, write_atomically
+from rlzoo.runs.run import git_commit, versions
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"

@@ -20,8 +20,8 @@ from rlzoo.benchmark.job import Failure, Outcome, run_job
 from rlzoo.benchmark.progress import Progress
 from rlzoo.benchmark.results import Results, Writer, check_folder, finished
 from rlzoo.benchmark.suite import Job, Suite
-from rlzoo.errors import ConfigError, Interrupted, require
-from rlzoo.files import lock
+from rlzoo.core.errors import ConfigError, Interrupted, require
+from rlzoo.runs.files import lock
 
 
 def run_suite(

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import quantile_test, trim_mean
 
-from rlzoo.errors import require
+from rlzoo.core.errors import require
 
 Array = np.ndarray[Any, Any]
 

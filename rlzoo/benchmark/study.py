@@ -17,7 +17,7 @@ from rlzoo.benchmark.job import Outcome
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import Interval, first_reaching, iqm, normalise, probability_of_improvement
 from rlzoo.benchmark.suite import Environment
-from rlzoo.errors import require
+from rlzoo.core.errors import require
 
 Array = np.ndarray[Any, Any]
 

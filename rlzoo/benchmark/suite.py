@@ -13,14 +13,14 @@ from typing import Any
 import gymnasium
 import yaml
 
-from rlzoo import envs
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.peer import load_peer
-from rlzoo.config import ALIASES, make_config, with_preset
-from rlzoo.errors import ConfigError, no_such, require
-from rlzoo.fields import Count, NonNegativeInt, check_fields
+from rlzoo.control import envs
+from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.fields import Count, NonNegativeInt, check_fields
 from rlzoo.lm import TASKS
+from rlzoo.runs.config import ALIASES, make_config, with_preset
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import rlzoo
 from rlzoo.cli import benchmarks, language, runs
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
-from rlzoo.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, no_such
+from rlzoo.core.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, no_such
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except Exception as error:
-        from rlzoo.envs import EnvError, UnknownEnv, UnsupportedSpace
+        from rlzoo.control.envs import EnvError, UnknownEnv, UnsupportedSpace
 
         if isinstance(error, (ConfigError, RunError, EnvError, UnknownEnv, UnsupportedSpace)):
             return _complain(str(error), 2)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from rlzoo.cli.common import importing
-from rlzoo.errors import require
-from rlzoo.options import Positional, Switch, parse
+from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlzoo.errors import ConfigError
+from rlzoo.cli.options import Switch
+from rlzoo.core.errors import ConfigError
 from rlzoo.lm import TASKS
-from rlzoo.options import Switch
 
 if TYPE_CHECKING:
-    from rlzoo.logger import Display
+    from rlzoo.runs.logger import Display
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +72,6 @@ def is_language(run: str) -> bool:
 
 
 def display(options: Output) -> Display:
-    from rlzoo.logger import Display, make_display
+    from rlzoo.runs.logger import Display, make_display
 
     return Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
-from rlzoo.options import Positional, Switch, parse
+from rlzoo.cli.options import Positional, Switch, parse
 
 if TYPE_CHECKING:
-    from rlzoo.lm.sft import FitSettings
+    from rlzoo.lm.finetune.sft import FitSettings
 
 F = TypeVar("F", bound="_Fit")
 S = TypeVar("S", bound="FitSettings")
@@ -49,7 +49,7 @@ class _RewardModel(_Fit):
 
 def sft_command(arguments: list[str]) -> int:
     with importing(threads_for(parse(Threads, arguments, partly=True), language=True)):
-        from rlzoo.lm.sft import SFTSettings, run_sft
+        from rlzoo.lm.finetune.sft import SFTSettings, run_sft
 
     description = "Fine-tune a language model: raise the likelihood of texts."
     options, settings = _fit_options("sft", description, _SFT, SFTSettings, arguments)
@@ -59,7 +59,7 @@ def sft_command(arguments: list[str]) -> int:
 
 def reward_model_command(arguments: list[str]) -> int:
     with importing(threads_for(parse(Threads, arguments, partly=True), language=True)):
-        from rlzoo.lm.reward_model import RewardModelSettings, run_reward_model
+        from rlzoo.lm.finetune.reward_model import RewardModelSettings, run_reward_model
 
     description = "Train a reward model on pairs of responses, one of which was preferred."
     options, settings = _fit_options("reward-model", description, _RewardModel, RewardModelSettings, arguments)
@@ -69,7 +69,7 @@ def reward_model_command(arguments: list[str]) -> int:
 
 def _fit_options(name: str, description: str, options: type[F], settings: type[S], arguments: list[str]) -> tuple[F, S]:
     """The command's options, and the settings of the fit."""
-    from rlzoo.train import check_device
+    from rlzoo.runs.train import check_device
 
     both: Any = dataclasses.make_dataclass("Fit", [("command", options), ("fit", settings)])
     made = parse(both, arguments, f"rlzoo {name}", description)
@@ -87,7 +87,7 @@ def _report_fit(metrics: dict[str, float], options: _Fit, epochs: int) -> int:
     if options.json:
         print(json.dumps({"model": options.out, **metrics}))
     elif options.quiet:
-        from rlzoo.lm.sft import describe
+        from rlzoo.lm.finetune.sft import describe
 
         print(describe(metrics, epochs))
     return 0

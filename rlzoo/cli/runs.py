@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, display, importing, is_language, threads_for
-from rlzoo.errors import ConfigError, no_such, require
-from rlzoo.fields import check_fields
+from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.fields import check_fields
 from rlzoo.lm import TASKS
-from rlzoo.options import Positional, Switch, parse
 
 if TYPE_CHECKING:
-    from rlzoo.config import Config
-    from rlzoo.run import Run
+    from rlzoo.runs.config import Config
+    from rlzoo.runs.run import Run
 
 
 ALGORITHMS = {
@@ -99,8 +99,8 @@ def train_command(arguments: list[str]) -> int:
     contradiction = options.no_preset and options.preset is not None
     require(not contradiction, "--preset and --no-preset contradict each other")
     with importing(threads_for(options, env in TASKS)):
-        from rlzoo.config import assemble
-        from rlzoo.train import train, with_presets
+        from rlzoo.runs.config import assemble
+        from rlzoo.runs.train import train, with_presets
 
     preset = options.preset or not options.no_preset
     settings: dict[str, Any] = {} if options.estimator is None else {"estimator": options.estimator}
@@ -132,7 +132,7 @@ def _draft(env: str, parts: dict[str, Any]) -> Config:
     """A configuration whose environment is no option, and whose parts need not go together before options are read."""
     import tyro
 
-    from rlzoo.config import Config
+    from rlzoo.runs.config import Config
 
     fields: list[Any] = [("env", tyro.conf.Suppress[str])]
     namespace = {"__post_init__": check_fields}
@@ -146,7 +146,7 @@ def _algorithms() -> str:
 def resume_command(arguments: list[str]) -> int:
     options = parse(_Resume, arguments, "rlzoo resume", "Go on with a run where its last checkpoint was taken.")
     with importing(threads_for(options, is_language(options.run))):
-        from rlzoo.train import resume
+        from rlzoo.runs.train import resume
 
     shown = display(options)
     run = resume(options.run, options.total_steps, checkpoint=options.checkpoint, progress=shown)
@@ -156,8 +156,8 @@ def resume_command(arguments: list[str]) -> int:
 def eval_command(arguments: list[str]) -> int:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
     with importing(threads_for(options, is_language(options.run))):
-        from rlzoo.evaluate import describe, evaluate
-        from rlzoo.run import Run
+        from rlzoo.runs.evaluate import describe, evaluate
+        from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
@@ -172,8 +172,8 @@ def play_command(arguments: list[str]) -> int:
     description = "Watch episodes in a window, or record them as a video. Of a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
     with importing(threads_for(options, is_language(options.run))):
-        from rlzoo.play import play, summary, transcript
-        from rlzoo.run import Run
+        from rlzoo.runs.play import play, summary, transcript
+        from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
@@ -200,8 +200,8 @@ def list_command(arguments: list[str]) -> int:
     )
 
     from rlzoo.benchmark import known_suites
-    from rlzoo.envs import builtin_ids
-    from rlzoo.presets import environments, recipes
+    from rlzoo.control.envs import builtin_ids
+    from rlzoo.runs.presets import environments, recipes
 
     known, builtin = environments(), builtin_ids()
     presets = {env: algorithms for env, algorithms in known.items() if env not in TASKS}
@@ -241,7 +241,7 @@ def _report(run: Run, options: Output) -> int:
         step = sampled["step"]
         print(json.dumps({"run": str(run.path), "step": step, "stochastic": sampled, "deterministic": modes}))
     elif options.quiet:
-        from rlzoo.evaluate import describe
+        from rlzoo.runs.evaluate import describe
 
         print(describe(sampled["step"], sampled, modes))
     return 0

@@ -10,11 +10,11 @@ import torch
 from builders import SPACES, make_buffer, make_model, parameters, with_junk
 
 from rlzoo.algorithms import ALGORITHMS, NPG, TRPO, PPOClip, PPOPenalty, Reinforce, State, measure
-from rlzoo.buffer import Buffer
-from rlzoo.distributions import Categorical
-from rlzoo.errors import ConfigError, NonFiniteError
-from rlzoo.estimators import GAE, Estimator
-from rlzoo.first_order import Adam
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.distributions import Categorical
+from rlzoo.core.errors import ConfigError, NonFiniteError
+from rlzoo.core.estimators import GAE, Estimator
+from rlzoo.optim.adam import Adam
 
 SMALL = {
     "reinforce": Reinforce(vf_minibatch_size=8),

@@ -8,7 +8,7 @@ import torch
 from builders import SPACES, PolicyAt, explicit_fisher, make_buffer, make_model
 
 from rlzoo.algorithms import NPG
-from rlzoo.estimators import GAE
+from rlzoo.core.estimators import GAE
 
 
 def step_of(algorithm, space="discrete", progress=0.0):

@@ -6,7 +6,7 @@ import torch
 from builders import SPACES, make_buffer, make_model, parameters
 
 from rlzoo.algorithms import PPOClip, measure
-from rlzoo.estimators import GAE
+from rlzoo.core.estimators import GAE
 
 
 def make_batch(space="discrete"):

@@ -9,8 +9,8 @@ from builders import SPACES, make_buffer, make_model, parameters
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from rlzoo.algorithms import PPOPenalty
-from rlzoo.errors import ConfigError
-from rlzoo.estimators import GAE
+from rlzoo.core.errors import ConfigError
+from rlzoo.core.estimators import GAE
 
 
 def make_batch(space):

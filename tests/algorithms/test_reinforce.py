@@ -10,9 +10,9 @@ from builders import make_buffer, make_model, parameters
 from gymnasium import spaces
 
 from rlzoo.algorithms import PPOClip, Reinforce
-from rlzoo.buffer import Buffer
-from rlzoo.collect import evaluate
-from rlzoo.estimators import MonteCarlo, complete_episodes
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.collector import evaluate
+from rlzoo.core.estimators import MonteCarlo, complete_episodes
 
 # Two actions, two steps; the reward of each of the four trajectories
 REWARDS = {(0, 0): (1.0, -2.0), (0, 1): (1.0, 3.0), (1, 0): (0.5, 0.0), (1, 1): (0.5, 7.0)}

@@ -9,12 +9,12 @@ import torch
 from builders import SPACES, make_buffer, make_model, parameters
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
-from rlzoo.actors import make_actor
 from rlzoo.algorithms import TRPO, trpo
-from rlzoo.collect import evaluate
-from rlzoo.config import make_config
-from rlzoo.second_order import gradient
-from rlzoo.trainer import Trainer
+from rlzoo.control.acting import make_actor
+from rlzoo.core.collector import evaluate
+from rlzoo.optim.natural_gradient import gradient
+from rlzoo.runs.config import make_config
+from rlzoo.runs.loop import Trainer
 
 
 def reference(policy):

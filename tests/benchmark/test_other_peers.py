@@ -14,7 +14,7 @@ import torch
 from rlzoo.benchmark.job import Outcome, run_job
 from rlzoo.benchmark.peer import load_peer
 from rlzoo.benchmark.suite import Job, load_suite
-from rlzoo.errors import ConfigError
+from rlzoo.core.errors import ConfigError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

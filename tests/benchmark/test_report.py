@@ -26,7 +26,7 @@ from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import Interval
 from rlzoo.benchmark.study import Algorithm, Study
 from rlzoo.benchmark.suite import Environment
-from rlzoo.errors import ConfigError
+from rlzoo.core.errors import ConfigError
 
 RECORD = {
     "command": "rlzoo benchmark a --out 'b|c'",

@@ -19,11 +19,11 @@ from rlzoo.benchmark.results import Results, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
-from rlzoo.config import make_config
-from rlzoo.errors import ConfigError, RunError
-from rlzoo.evaluate import evaluate_model
-from rlzoo.files import lock
-from rlzoo.trainer import Trainer
+from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.runs.config import make_config
+from rlzoo.runs.evaluate import evaluate_model
+from rlzoo.runs.files import lock
+from rlzoo.runs.loop import Trainer
 
 TINY = """\
 title: Tiny
@@ -40,7 +40,7 @@ PEERS = """\
 import os, time
 import numpy as np
 from functools import partial
-from rlzoo.episodes import evaluate_actor
+from rlzoo.control.evaluation import evaluate_actor
 
 
 def left(obs, noise):

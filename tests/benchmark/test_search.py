@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.config import make_config
-from rlzoo.presets import environments, find_preset
+from rlzoo.runs.config import make_config
+from rlzoo.runs.presets import environments, find_preset
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -14,7 +14,7 @@ from rlzoo.benchmark.statistics import (
     probability_of_improvement,
     retention,
 )
-from rlzoo.errors import ConfigError
+from rlzoo.core.errors import ConfigError
 
 INF, NAN = np.inf, np.nan
 

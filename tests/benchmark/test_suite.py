@@ -7,9 +7,9 @@ import pytest
 
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.suite import load_suite
-from rlzoo.config import make_config
-from rlzoo.errors import ConfigError
-from rlzoo.presets import find_preset
+from rlzoo.core.errors import ConfigError
+from rlzoo.runs.config import make_config
+from rlzoo.runs.presets import find_preset
 
 SMALL = """\
 algorithms: [trpo]

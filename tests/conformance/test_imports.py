@@ -51,7 +51,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 
 # What others may import of the room of language models when they are imported: settings and names.
-LIGHT = {"rlzoo.lm", "rlzoo.lm.settings"}
+LIGHT = {"rlzoo.lm", "rlzoo.lm.tasks.settings"}
 
 
 def is_for_types_alone(node):
@@ -105,7 +105,7 @@ def test_transformers_is_imported_in_the_language_model_room_alone(module):
     assert not {m for m in at_import if m.split(".")[0] == "transformers" or room(m) == "lm"} - LIGHT
 
 
-@pytest.mark.parametrize("module", ["rlzoo.config", "rlzoo.control"])
+@pytest.mark.parametrize("module", ["rlzoo.runs.config", "rlzoo.control.task"])
 def test_rooms_within_know_of_language_models_their_settings_alone(module):
     assert {m for m in imports(tree(module)) if room(m) == "lm"} <= LIGHT
 
@@ -113,8 +113,8 @@ def test_rooms_within_know_of_language_models_their_settings_alone(module):
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import rlzoo, rlzoo.train, rlzoo.evaluate, rlzoo.play", "transformers"),
-        ("from rlzoo.config import make_config; make_config('ppo', 'RandomWalks')", "transformers"),
+        ("import rlzoo, rlzoo.runs.train, rlzoo.runs.evaluate, rlzoo.runs.play", "transformers"),
+        ("from rlzoo.runs.config import make_config; make_config('ppo', 'RandomWalks')", "transformers"),
         ("import rlzoo.cli", "torch"),
         ("import rlzoo.lm", "torch"),
     ],

@@ -6,9 +6,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlzoo.config import make_config
-from rlzoo.evaluate import evaluate_model
-from rlzoo.trainer import Trainer
+from rlzoo.runs.config import make_config
+from rlzoo.runs.evaluate import evaluate_model
+from rlzoo.runs.loop import Trainer
 
 
 class Probe(gymnasium.Env):

@@ -8,10 +8,10 @@ import torch
 from gymnasium import spaces
 
 from rlzoo.cli import main
-from rlzoo.errors import NonFiniteError, TrainingError
-from rlzoo.first_order import Adam
-from rlzoo.run import Run
-from rlzoo.train import resume
+from rlzoo.core.errors import NonFiniteError, TrainingError
+from rlzoo.optim.adam import Adam
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume
 
 
 class Trap(gymnasium.Env):

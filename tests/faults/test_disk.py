@@ -8,9 +8,9 @@ import pytest
 import runs
 
 from rlzoo.cli import main
-from rlzoo.errors import TrainingError
-from rlzoo.run import Run
-from rlzoo.train import resume
+from rlzoo.core.errors import TrainingError
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume
 
 
 class FullDisk:

@@ -12,9 +12,9 @@ import torch
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.errors import RunError
-from rlzoo.run import Run
-from rlzoo.train import resume
+from rlzoo.core.errors import RunError
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_weights_of_another_network(run):
     with pytest.raises(RunError, match=r"does not fit config.json: RuntimeError: .* size mismatch"):
         resume(run)
     with pytest.raises(RunError, match=r"the weights do not fit the model: .* size mismatch"):
-        rlzoo.evaluate(run)
+        rlzoo.runs.evaluate(run)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "state.json", "manifest.json"])
@@ -154,7 +154,7 @@ def test_pickle_in_disguise_is_not_executed(run, name, writer, tmp_path):
     with pytest.raises(RunError):
         resume(run)
     with pytest.raises(RunError):
-        rlzoo.evaluate(run)
+        rlzoo.runs.evaluate(run)
     assert not (tmp_path / "executed").exists()
 
 
@@ -203,8 +203,8 @@ def test_only_plain_numbers_are_checkpoints(tmp_path, name):
 def test_best_that_names_nothing(run, text):
     (run.checkpoints / "best.json").write_text(text)
     with pytest.raises(RunError, match="has no best checkpoint"):
-        rlzoo.evaluate(run, checkpoint="best")
-    assert rlzoo.evaluate(run, 3).returns.size == 3
+        rlzoo.runs.evaluate(run, checkpoint="best")
+    assert rlzoo.runs.evaluate(run, 3).returns.size == 3
 
 
 @pytest.mark.parametrize("garbage", ["{", "\x00\x01", "[1]\n", '{"step": "x"}\n', '{"no": 1}\n', '{"step": 5}\n'])

@@ -10,13 +10,13 @@ import time
 import pytest
 import runs
 
-from rlzoo.run import Run
-from rlzoo.train import resume, train
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume, train
 
 
 @pytest.fixture(autouse=True)
 def few_final_episodes(monkeypatch):
-    monkeypatch.setattr(sys.modules["rlzoo.train"], "FINAL_EPISODES", 5)
+    monkeypatch.setattr(sys.modules["rlzoo.runs.train"], "FINAL_EPISODES", 5)
 
 
 def go_on(path, settings):

@@ -10,10 +10,10 @@ import time
 import pytest
 import runs
 
-from rlzoo.episodes import evaluate_model
-from rlzoo.errors import Interrupted
-from rlzoo.run import Run
-from rlzoo.train import resume
+from rlzoo.control.evaluation import evaluate_model
+from rlzoo.core.errors import Interrupted
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume
 
 
 def sending(*signals, at=2):
@@ -59,7 +59,7 @@ def test_signal_in_the_final_evaluation(tmp_path, monkeypatch):
         return evaluate_model(*args, **kwargs)
 
     reference = runs.outcome(runs.quick_run(tmp_path / "whole", eval_interval=10_000))
-    monkeypatch.setattr("rlzoo.control.evaluate_model", interrupted)
+    monkeypatch.setattr("rlzoo.control.task.evaluate_model", interrupted)
     with pytest.raises(Interrupted):
         runs.quick_run(tmp_path / "run", eval_interval=10_000)
     monkeypatch.undo()

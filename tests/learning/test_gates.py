@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from rlzoo.config import make_config
-from rlzoo.evaluate import evaluate_model
-from rlzoo.trainer import Trainer
+from rlzoo.runs.config import make_config
+from rlzoo.runs.evaluate import evaluate_model
+from rlzoo.runs.loop import Trainer
 
 CARTPOLE = {"total_steps": 40_000, "gamma": 0.99}
 PENDULUM = {"total_steps": 50_000, "gamma": 0.9, "gae_lambda": 0.95, "normalize_reward": True}

@@ -6,8 +6,8 @@ the test's seed is another one.
 
 import pytest
 
-from rlzoo.config import make_config, with_preset
-from rlzoo.trainer import Trainer
+from rlzoo.runs.config import make_config, with_preset
+from rlzoo.runs.loop import Trainer
 
 START = 0.34
 """About that of the supervised start, which differs by the rounding of the machine that made it: 0.32 to 0.36 seen."""

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-QUICK = {f"test_{name}" for name in ("tokens", "rewards", "scores", "files", "rollout", "demonstrations")}
+QUICK = {f"test_{name}" for name in ("tokens", "shaping", "scores", "data", "rollout", "demonstrations")}
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.stem not in QUICK:
+        if Path(__file__).parent in item.path.parents and item.path.stem not in QUICK:
             item.add_marker(pytest.mark.slow)

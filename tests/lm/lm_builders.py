@@ -3,11 +3,11 @@
 import torch
 from tiny import CONFIGS, EOS, PAD, make_tokenizer
 
-from rlzoo.collect import evaluate
-from rlzoo.lm.env import LMEnv
-from rlzoo.lm.model import LanguageModel, Rows, with_adapter
-from rlzoo.lm.pretrained import new_causal_lm
-from rlzoo.lm.rollout import buffer_of, rollout
+from rlzoo.core.collector import evaluate
+from rlzoo.lm.model.language_model import LanguageModel, Rows, with_adapter
+from rlzoo.lm.model.pretrained import new_causal_lm
+from rlzoo.lm.reward.env import LMEnv
+from rlzoo.lm.reward.rollout import buffer_of, rollout
 
 KINDS = tuple(CONFIGS)
 LETTERS = 52

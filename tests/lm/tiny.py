@@ -5,8 +5,8 @@ import string
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlzoo.lm.padding import summed_nll
-from rlzoo.lm.pretrained import new_causal_lm, save, use_tokens
+from rlzoo.lm.model.padding import summed_nll
+from rlzoo.lm.model.pretrained import new_causal_lm, save, use_tokens
 
 CHARACTERS = string.ascii_letters + " .,!"
 EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1

@@ -1,0 +1,1 @@
+"""Control environments: Gymnasium's, and the vectorised classic control."""

@@ -1,0 +1,467 @@
+"""The classic control problems, many copies at a time, in NumPy.
+
+The models and their constants are those that Gymnasium documents; a test steps both side by side. The state
+of N copies is one (S, N) float64 array, so that each state variable is a contiguous row and the equations
+read as for a single copy.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from rlzoo.core.env import Array, Bools
+
+if TYPE_CHECKING:
+    from rlzoo.core.buffer import Buffer
+
+
+def _constant(value: float) -> Array:
+    """A 0-d array: NumPy converts a Python float at every use, which costs as much as the arithmetic."""
+    return np.asarray(value, dtype=np.float64)
+
+
+_ONE = np.asarray(1)
+_TWO = _constant(2.0)
+_THREE = _constant(3.0)
+_TWO_PI = _constant(2 * math.pi)
+
+
+def _box(low: list[float], high: list[float]) -> Box:
+    return Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
+
+
+class ClassicControl(abc.ABC):
+    """What the five problems share: time limit, autoreset, random stream and state.
+
+    Before the first reset every copy is forced, so that stepping starts it. An action outside a discrete
+    action space is an error of the caller that is not looked for.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        seed: int,
+        max_episode_steps: int,
+        *,
+        state_size: int,
+        observation_space: Box,
+        action_space: gymnasium.Space[Any],
+    ) -> None:
+        if num_envs < 1 or max_episode_steps < 1:
+            raise ValueError(f"num_envs={num_envs} and max_episode_steps={max_episode_steps} must be positive")
+        self.num_envs = num_envs
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._rng = np.random.default_rng(seed)
+        self._limit = np.asarray(max_episode_steps)
+        self._state = np.zeros((state_size, num_envs))
+        self._elapsed = np.zeros(num_envs, np.int64)
+        self._forced = np.ones(num_envs, np.bool_)
+        self._obs = np.zeros((num_envs, *observation_space.shape), np.float32)
+        self._reward = np.zeros(num_envs, np.float32)
+
+    @abc.abstractmethod
+    def _initial(self, count: int) -> Array:
+        """First states of `count` episodes, (S, count)."""
+
+    @abc.abstractmethod
+    def _dynamics(self, action: Array) -> tuple[Array | float, Bools]:
+        """Advance `self._state` by one step in every copy and return `reward` and `terminated`."""
+
+    @abc.abstractmethod
+    def _observe(self, rows: Array) -> None:
+        """Write the observation of `self._state` into `rows`, (D, N)."""
+
+    def reset(self) -> tuple[Array, Bools]:
+        self._state[...] = self._initial(self.num_envs)
+        self._elapsed[...] = 0
+        self._forced = np.zeros(self.num_envs, np.bool_)
+        self._observe(self._obs.T)
+        return self._obs, self._forced
+
+    def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
+        # Forced copies are stepped with the others and then overwritten: cheaper than leaving them out.
+        reward, terminated = self._dynamics(action)
+        self._reward[...] = reward
+        self._elapsed += _ONE
+        truncated = self._elapsed >= self._limit
+        if np.count_nonzero(self._forced):
+            fresh = self._forced.nonzero()[0]
+            self._state[:, fresh] = self._initial(fresh.size)
+            self._elapsed[fresh] = 0
+            self._reward[fresh] = 0.0
+            terminated[fresh] = False
+            truncated[fresh] = False
+        self._forced = terminated | truncated
+        self._observe(self._obs.T)
+        return self._obs, self._reward, terminated, truncated, self._forced
+
+    def settle(self, buffer: Buffer) -> Buffer:
+        return buffer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "state": self._state.copy(),
+            "elapsed": self._elapsed.copy(),
+            "forced": self._forced.copy(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if np.shape(state["state"]) != self._state.shape:
+            raise ValueError(f"state of shape {np.shape(state['state'])} given, {self._state.shape} needed")
+        self._state = np.array(state["state"], np.float64)
+        self._elapsed = np.array(state["elapsed"], np.int64)
+        self._forced = np.array(state["forced"], np.bool_)
+        self._rng.bit_generator.state = state["rng"]
+
+    def close(self) -> None:
+        pass
+
+
+def _wrap(angle: Array) -> Array:
+    """The same angle in [-π, π]."""
+    return angle - _TWO_PI * np.rint(angle / _TWO_PI)
+
+
+def _clip(x: Array, low: Array, high: Array) -> Array:
+    """`np.clip` at a third of its cost for small arrays."""
+    return np.minimum(np.maximum(x, low), high)
+
+
+@final
+class CartPole(ClassicControl):
+    r"""Balance a pole on a cart by pushing the cart left (0) or right (1).
+
+    State and observation (x [m], ẋ [m/s], θ [rad], θ̇ [rad/s]), θ = 0 upright. With the force F = ±10 N, total
+    mass M = m_c + m_p and half the pole's length l,
+
+        u = (F + m_p l θ̇² sin θ) / M
+        θ̈ = (g sin θ - u cos θ) / (l (4/3 - m_p cos² θ / M))
+        ẍ = u - m_p l θ̈ cos θ / M
+
+    by explicit Euler steps of 0.02 s. An episode terminates when |x| > 2.4 m or |θ| > 12°. Reward 1 for every
+    step; with `sutton_barto_reward`, -1 for the terminating step and 0 before it.
+
+    Barto, Sutton and Anderson, "Neuronlike adaptive elements that can solve difficult learning control
+    problems", 1983; without track friction, as in Gymnasium's CartPole.
+    """
+
+    GRAVITY = _constant(9.8)
+    TOTAL_MASS = _constant(1.0 + 0.1)
+    HALF_LENGTH = _constant(0.5)
+    POLE_MOMENT = _constant(0.1 * 0.5)
+    MASS_RATIO = _constant(0.1 / 1.1)
+    MOMENT_RATIO = _constant(0.1 * 0.5 / 1.1)
+    FOUR_THIRDS = _constant(4 / 3)
+    FORCES = np.array([-10.0, 10.0])
+    TIMESTEP = _constant(0.02)
+    MAX_POSITION = _constant(2.4)
+    MAX_ANGLE = _constant(math.radians(12))
+
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, sutton_barto_reward: bool = False) -> None:
+        bounds = [2 * float(self.MAX_POSITION), math.inf, 2 * float(self.MAX_ANGLE), math.inf]
+        super().__init__(
+            num_envs,
+            seed,
+            max_episode_steps,
+            state_size=4,
+            observation_space=_box([-bound for bound in bounds], bounds),
+            action_space=Discrete(2),
+        )
+        self._sutton_barto_reward = sutton_barto_reward
+
+    def _initial(self, count: int) -> Array:
+        return self._rng.uniform(-0.05, 0.05, (4, count))
+
+    def _dynamics(self, action: Array) -> tuple[Array | float, Bools]:
+        x, x_dot, theta, theta_dot = self._state
+        sin, cos = np.sin(theta), np.cos(theta)
+        force = self.FORCES.take(action, mode="clip")
+        push = (force + self.POLE_MOMENT * theta_dot * theta_dot * sin) / self.TOTAL_MASS
+        theta_acc = (self.GRAVITY * sin - push * cos) / (
+            self.HALF_LENGTH * (self.FOUR_THIRDS - self.MASS_RATIO * cos * cos)
+        )
+        x_acc = push - self.MOMENT_RATIO * theta_acc * cos
+
+        x += self.TIMESTEP * x_dot
+        theta += self.TIMESTEP * theta_dot
+        x_dot += self.TIMESTEP * x_acc
+        theta_dot += self.TIMESTEP * theta_acc
+
+        terminated = (abs(x) > self.MAX_POSITION) | (abs(theta) > self.MAX_ANGLE)
+        return -terminated.astype(np.float64) if self._sutton_barto_reward else 1.0, terminated
+
+    def _observe(self, rows: Array) -> None:
+        rows[...] = self._state
+
+
+@final
+class Acrobot(ClassicControl):
+    r"""Swing the free end of a two-link pendulum above a line by a torque at the joint between the links.
+
+    State (θ₁, θ₂ [rad], θ̇₁, θ̇₂ [rad/s]), θ₁ = 0 hanging down and θ₂ relative to the first link; observation
+    (cos θ₁, sin θ₁, cos θ₂, sin θ₂, θ̇₁, θ̇₂). Action 0, 1, 2 is a torque τ of -1, 0, 1 N m. With masses and
+    lengths of 1, centres of mass at ½ and moments of inertia of 1,
+
+        d₁ = 7/2 + cos θ₂        φ₂ = ½ g sin(θ₁ + θ₂)
+        d₂ = 5/4 + ½ cos θ₂      φ₁ = -½ θ̇₂ (θ̇₂ + 2 θ̇₁) sin θ₂ + (3/2) g sin θ₁ + φ₂
+        θ̈₂ = (τ + φ₁ d₂/d₁ - ½ θ̇₁² sin θ₂ - φ₂) / (5/4 - d₂²/d₁)
+        θ̈₁ = -(d₂ θ̈₂ + φ₁) / d₁
+
+    by one fourth-order Runge-Kutta step of 0.2 s; then angles are wrapped to [-π, π] and velocities bounded
+    by 4π and 9π. An episode terminates when -cos θ₁ - cos(θ₁ + θ₂) > 1. Reward -1 for every step but the
+    terminating one, which gives 0.
+
+    Sutton, "Generalization in reinforcement learning: successful examples using sparse coarse coding", 1996;
+    the equations are those of Sutton and Barto's book, Gymnasium's default.
+    """
+
+    TORQUES = np.array([-1.0, 0.0, 1.0])
+    TIMESTEP = _constant(0.2)
+    HALF_TIMESTEP = _constant(0.2 / 2)
+    SIXTH_TIMESTEP = _constant(0.2 / 6)
+    MAX_VELOCITY = np.array([[4 * math.pi], [9 * math.pi]])
+    HALF = _constant(0.5)
+    INERTIA_1 = _constant(3.5)
+    INERTIA_2 = _constant(1.25)
+    HALF_GRAVITY = _constant(0.5 * 9.8)
+    THREE_HALVES_GRAVITY = _constant(1.5 * 9.8)
+    HEIGHT = _constant(1.0)
+
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int) -> None:
+        bounds = [1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi]
+        super().__init__(
+            num_envs,
+            seed,
+            max_episode_steps,
+            state_size=4,
+            observation_space=_box([-bound for bound in bounds], bounds),
+            action_space=Discrete(3),
+        )
+
+    def _initial(self, count: int) -> Array:
+        # Gymnasium rounds the first state, and only that one, to float32.
+        return self._rng.uniform(-0.1, 0.1, (4, count)).astype(np.float32)
+
+    def _dynamics(self, action: Array) -> tuple[Array, Bools]:
+        state = self._state
+        torque = self.TORQUES.take(action, mode="clip")
+        k1 = self._rates(state, torque)
+        k2 = self._rates(state + self.HALF_TIMESTEP * k1, torque)
+        k3 = self._rates(state + self.HALF_TIMESTEP * k2, torque)
+        k4 = self._rates(state + self.TIMESTEP * k3, torque)
+        state += self.SIXTH_TIMESTEP * (k1 + _TWO * (k2 + k3) + k4)
+
+        state[:2] = _wrap(state[:2])
+        state[2:] = _clip(state[2:], -self.MAX_VELOCITY, self.MAX_VELOCITY)
+        theta_1, theta_2 = state[:2]
+        terminated = -np.cos(theta_1) - np.cos(theta_1 + theta_2) > self.HEIGHT
+        return terminated - _ONE, terminated
+
+    def _rates(self, state: Array, torque: Array) -> Array:
+        """Time derivative of the state, (4, N)."""
+        theta_1, theta_2, omega_1, omega_2 = state
+        cos_2, half_sin_2 = np.cos(theta_2), self.HALF * np.sin(theta_2)
+        d1 = self.INERTIA_1 + cos_2
+        d2 = self.INERTIA_2 + self.HALF * cos_2
+        ratio = d2 / d1
+        phi_2 = self.HALF_GRAVITY * np.sin(theta_1 + theta_2)
+        phi_1 = self.THREE_HALVES_GRAVITY * np.sin(theta_1) + phi_2 - half_sin_2 * omega_2 * (omega_2 + _TWO * omega_1)
+        rates = np.empty_like(state)
+        rates[:2] = state[2:]
+        rates[3] = acc_2 = (torque + ratio * phi_1 - half_sin_2 * omega_1 * omega_1 - phi_2) / (
+            self.INERTIA_2 - ratio * d2
+        )
+        rates[2] = -(d2 * acc_2 + phi_1) / d1
+        return rates
+
+    def _observe(self, rows: Array) -> None:
+        angles = self._state[:2]
+        rows[0:4:2] = np.cos(angles)
+        rows[1:4:2] = np.sin(angles)
+        rows[4:] = self._state[2:]
+
+
+_MIN_POSITION = _constant(-1.2)
+_MAX_POSITION = _constant(0.6)
+_MAX_SPEED = _constant(0.07)
+_VALLEY_GRAVITY = _constant(0.0025)
+
+
+def _valley() -> Box:
+    return _box([-1.2, -0.07], [0.6, 0.07])
+
+
+def _drive(state: Array, push: Array) -> tuple[Array, Array]:
+    """Move the car of both mountain cars, in place; return x and v.
+
+    v += push - 0.0025 cos 3x and x += v in a valley of height sin 3x, |v| <= 0.07 and -1.2 <= x <= 0.6; the
+    car loses its speed at the left end.
+    """
+    x, v = state
+    v += push - _VALLEY_GRAVITY * np.cos(_THREE * x)
+    v[...] = _clip(v, -_MAX_SPEED, _MAX_SPEED)
+    x += v
+    v[x <= _MIN_POSITION] = 0.0
+    x[...] = _clip(x, _MIN_POSITION, _MAX_POSITION)
+    return x, v
+
+
+def _parked(rng: np.random.Generator, count: int) -> Array:
+    """At rest near the bottom of the valley: x uniform in [-0.6, -0.4]."""
+    state = np.zeros((2, count))
+    state[0] = rng.uniform(-0.6, -0.4, count)
+    return state
+
+
+@final
+class MountainCar(ClassicControl):
+    """Drive an underpowered car out of a valley by pushing left (0), not at all (1) or right (2).
+
+    State and observation (x, v), moved as `_drive` says with push ±0.001. An episode terminates when
+    x >= 0.5 and v >= `goal_velocity`. Reward -1 for every step.
+
+    Moore, "Efficient memory-based learning for robot control", 1990; Sutton and Barto's book, Example 10.1.
+    """
+
+    PUSHES = np.array([-0.001, 0.0, 0.001])
+    GOAL = _constant(0.5)
+
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
+        super().__init__(
+            num_envs,
+            seed,
+            max_episode_steps,
+            state_size=2,
+            observation_space=_valley(),
+            action_space=Discrete(3),
+        )
+        self._goal_velocity = _constant(goal_velocity)
+
+    def _initial(self, count: int) -> Array:
+        return _parked(self._rng, count)
+
+    def _dynamics(self, action: Array) -> tuple[float, Bools]:
+        x, v = _drive(self._state, self.PUSHES.take(action, mode="clip"))
+        return -1.0, (x >= self.GOAL) & (v >= self._goal_velocity)
+
+    def _observe(self, rows: Array) -> None:
+        rows[...] = self._state
+
+
+@final
+class MountainCarContinuous(ClassicControl):
+    """The mountain car with a push of any strength: an action u in [-1, 1] pushes by 0.0015 u.
+
+    State and observation (x, v), moved as `_drive` says. An episode terminates when x >= 0.45 and
+    v >= `goal_velocity`. Reward -0.1 u², and 100 more for the terminating step. Gymnasium rounds this
+    problem's state to float32 after each step; here it stays float64.
+
+    Moore, 1990, as in Gymnasium's MountainCarContinuous.
+    """
+
+    POWER = _constant(0.0015)
+    GOAL = _constant(0.45)
+    GOAL_REWARD = _constant(100.0)
+    COST = _constant(0.1)
+    MAX_ACTION = _constant(1.0)
+
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
+        super().__init__(
+            num_envs,
+            seed,
+            max_episode_steps,
+            state_size=2,
+            observation_space=_valley(),
+            action_space=_box([-1.0], [1.0]),
+        )
+        self._goal_velocity = _constant(goal_velocity)
+
+    def _initial(self, count: int) -> Array:
+        return _parked(self._rng, count)
+
+    def _dynamics(self, action: Array) -> tuple[Array, Bools]:
+        u = _clip(action[:, 0], -self.MAX_ACTION, self.MAX_ACTION)
+        x, v = _drive(self._state, self.POWER * u)
+        terminated = (x >= self.GOAL) & (v >= self._goal_velocity)
+        return self.GOAL_REWARD * terminated - self.COST * u * u, terminated
+
+    def _observe(self, rows: Array) -> None:
+        rows[...] = self._state
+
+
+@final
+class Pendulum(ClassicControl):
+    r"""Swing a pendulum up and hold it there by a torque u in [-2, 2] N m.
+
+    State (θ [rad], θ̇ [rad/s]), θ = 0 upright; observation (cos θ, sin θ, θ̇). With mass m and length l of 1,
+
+        θ̇ += (3g/(2l) sin θ + 3/(m l²) u) Δt,  |θ̇| <= 8
+        θ += θ̇ Δt,  Δt = 0.05 s
+
+    Reward -(θ² + 0.1 θ̇² + 0.001 u²), of the state before the step and with θ in [-π, π]. No episode
+    terminates.
+
+    Gymnasium's Pendulum; `g` [m/s²] as there.
+    """
+
+    TIMESTEP = _constant(0.05)
+    TORQUE_GAIN = _constant(3.0)
+    MAX_TORQUE = _constant(2.0)
+    MAX_SPEED = _constant(8.0)
+    SPEED_COST = _constant(0.1)
+    TORQUE_COST = _constant(0.001)
+
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, g: float = 10.0) -> None:
+        bounds = [1.0, 1.0, 8.0]
+        super().__init__(
+            num_envs,
+            seed,
+            max_episode_steps,
+            state_size=2,
+            observation_space=_box([-bound for bound in bounds], bounds),
+            action_space=_box([-2.0], [2.0]),
+        )
+        self._gravity_gain = _constant(3 * g / 2)
+
+    def _initial(self, count: int) -> Array:
+        state = self._rng.uniform(-1.0, 1.0, (2, count))
+        state[0] *= math.pi
+        return state
+
+    def _dynamics(self, action: Array) -> tuple[Array, Bools]:
+        theta, theta_dot = self._state
+        u = _clip(action[:, 0], -self.MAX_TORQUE, self.MAX_TORQUE)
+        angle = _wrap(theta)
+        cost = angle * angle + self.SPEED_COST * theta_dot * theta_dot + self.TORQUE_COST * u * u
+
+        theta_dot += (self._gravity_gain * np.sin(theta) + self.TORQUE_GAIN * u) * self.TIMESTEP
+        theta_dot[...] = _clip(theta_dot, -self.MAX_SPEED, self.MAX_SPEED)
+        theta += theta_dot * self.TIMESTEP
+        return -cost, np.zeros(self.num_envs, np.bool_)
+
+    def _observe(self, rows: Array) -> None:
+        theta, theta_dot = self._state
+        rows[0] = np.cos(theta)
+        rows[1] = np.sin(theta)
+        rows[2] = theta_dot
+
+
+BUILTIN: Mapping[str, Callable[..., ClassicControl]] = {
+    "CartPole-v0": partial(CartPole, max_episode_steps=200),
+    "CartPole-v1": partial(CartPole, max_episode_steps=500),
+    "Acrobot-v1": partial(Acrobot, max_episode_steps=500),
+    "MountainCar-v0": partial(MountainCar, max_episode_steps=200),
+    "MountainCarContinuous-v0": partial(MountainCarContinuous, max_episode_steps=999),
+    "Pendulum-v1": partial(Pendulum, max_episode_steps=200),
+}
+"""Constructors `(num_envs, seed, *, max_episode_steps=..., ...)` by Gymnasium id."""

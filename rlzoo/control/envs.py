@@ -1,0 +1,47 @@
+"""Environments: built-in classic control in NumPy, and everything Gymnasium knows."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from rlzoo.control.classic import BUILTIN
+from rlzoo.control.gymnasium_env import GymnasiumEnv
+from rlzoo.core.env import EnvError, UnknownEnv, UnsupportedSpace, VectorEnv
+
+__all__ = ["EnvError", "UnknownEnv", "UnsupportedSpace", "VectorEnv", "builtin_ids", "make"]
+
+
+def make(
+    env_id: str,
+    num_envs: int,
+    seed: int,
+    *,
+    vectorized: bool = True,
+    asynchronous: bool = False,
+    **kwargs: Any,
+) -> VectorEnv:
+    """Make `num_envs` copies of a Gymnasium environment.
+
+    Args:
+        env_id: an id that Gymnasium knows, or `module:Name-v0` with a module that registers it.
+        num_envs: how many copies to step together.
+        seed: one non-negative integer that all the randomness of the copies comes from.
+        vectorized: use the built-in NumPy version, where there is one that takes these `kwargs`.
+        asynchronous: run each copy of a Gymnasium environment in a process of its own.
+        **kwargs: options of the environment, as for `gymnasium.make`.
+
+    Raises:
+        UnknownEnv: no such environment is registered.
+        UnsupportedSpace: no policy can be built for its observations or actions.
+        EnvError: the environment cannot be made, for want of an optional package for instance.
+    """
+    builtin = BUILTIN.get(env_id)
+    if vectorized and builtin is not None and kwargs.keys() <= inspect.signature(builtin).parameters.keys():
+        return builtin(num_envs, seed, **kwargs)
+    return GymnasiumEnv(env_id, num_envs, seed, asynchronous=asynchronous, **kwargs)
+
+
+def builtin_ids() -> tuple[str, ...]:
+    """Ids of the environments with a NumPy version of our own."""
+    return tuple(BUILTIN)

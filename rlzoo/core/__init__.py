@@ -1,0 +1,1 @@
+"""What every algorithm and every task share: experience, distributions, estimators, models, collection."""

@@ -1,0 +1,231 @@
+"""Advantage and return estimators: pure functions of (N, T) tensors, and their `Buffer -> Buffer` forms.
+
+Time convention: step t observes s_t, takes a_t, receives r_t = `reward[:, t]` and leads to s_{t+1};
+`value[:, t]` is V(s_t), so `value` has T + 1 columns. Masked (forced) steps give 0 and pass nothing on.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.errors import require
+from rlzoo.core.fields import UnitInterval, check_fields
+
+
+def gae(
+    reward: Float[Tensor, "N T"],
+    value: Float[Tensor, "N T+1"],
+    terminated: Bool[Tensor, "N T"],
+    truncated: Bool[Tensor, "N T"],
+    mask: Bool[Tensor, "N T"],
+    gamma: float,
+    gae_lambda: float,
+) -> Float[Tensor, "N T"]:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16).
+
+    δ_t = r_t + γ·V(s_{t+1})·(1 − terminated_t) − V(s_t)
+    A_t = δ_t + γλ·(1 − (terminated_t or truncated_t))·A_{t+1}
+
+    Termination cuts the bootstrap; either end cuts the recursion. A row that goes on past T bootstraps
+    V(s_T), as at a truncation.
+    """
+    delta = torch.where(mask, reward + gamma * value[:, 1:] * ~terminated - value[:, :-1], 0.0)
+    carry = gamma * gae_lambda * (mask & ~terminated & ~truncated)
+    return _discounted_sum(delta, carry)
+
+
+def monte_carlo(
+    reward: Float[Tensor, "N T"],
+    value: Float[Tensor, "N T+1"],
+    terminated: Bool[Tensor, "N T"],
+    truncated: Bool[Tensor, "N T"],
+    mask: Bool[Tensor, "N T"],
+    gamma: float,
+) -> Float[Tensor, "N T"]:
+    """Discounted return to the end of the episode, G_t = r_t + γ·G_{t+1} (Williams 1992).
+
+    At a truncation G continues with V(s_{t+1}). Steps of an episode that does not end within the row have no
+    return yet: their G is NaN, and a caller must mask them (see `complete_episodes`).
+    """
+    last = torch.where(truncated & ~terminated, gamma * value[:, 1:], 0.0)
+    carry = gamma * (mask & ~terminated & ~truncated)
+    returns = _discounted_sum(torch.where(mask, reward + last, 0.0), carry)
+    return torch.where(mask & ~complete_episodes(terminated, truncated, mask), torch.nan, returns)
+
+
+def complete_episodes(
+    terminated: Bool[Tensor, "N T"], truncated: Bool[Tensor, "N T"], mask: Bool[Tensor, "N T"]
+) -> Bool[Tensor, "N T"]:
+    """The unmasked steps whose episode ends within the row."""
+    ended = (terminated | truncated) & mask
+    return mask & ended.int().flip(1).cummax(1).values.flip(1).bool()
+
+
+def leave_one_out(
+    reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
+) -> Float[Tensor, "N T"]:
+    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): the others' mean return is the baseline.
+
+    R_i = Σ_t γ^t·r_t over the unmasked steps of row i, t counted from the first of them
+    A_i = R_i − mean of R_j over the other rows j of the group, on every unmasked step of row i
+
+    A row is one episode, a group is `group` consecutive rows. A row without an unmasked step is no sample: it has
+    no part in the means, and at the end such rows need not fill a group. The only sample of its group gets 0.
+
+    Raises:
+        ConfigError: `group` is below 2, or the rows cannot be cut into such groups.
+    """
+    centred, count = _centred_returns(reward, mask, group, gamma)
+    return _spread(centred * count / (count - 1).clamp(min=1), mask)  # R − mean of others = n/(n−1)·(R − mean)
+
+
+def group_norm(
+    reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
+) -> Float[Tensor, "N T"]:
+    """Returns normalised over their group, as GRPO has them (Shao et al. 2024, eq. 3 with outcome rewards).
+
+    A_i = (R_i − mean of R_j) / (std of R_j + 1e-8), over all rows j of the group, i among them
+
+    The standard deviation is the biased one (divided by n), as in `Buffer.whiten`: the advantages of a group
+    have mean square 1. Returns that are all equal give zeros. R, groups and errors are those of `leave_one_out`.
+    """
+    centred, count = _centred_returns(reward, mask, group, gamma)
+    std = (centred.square().sum(1, keepdim=True) / count.clamp(min=1)).sqrt()
+    return _spread(centred / (std + 1e-8), mask)
+
+
+def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> tuple[Tensor, Tensor]:
+    """R_i − mean of the group (0 for rows that are no samples), and the samples of each group: (G, group), (G, 1)."""
+    rows = len(mask)
+    require(
+        group >= 2,
+        f"advantages relative to a group need at least 2 rows in it, got {group}: raise num_envs or group_size",
+    )
+    require(not mask[rows - rows % group :].any(), f"{rows} rows cannot be cut into groups of {group}")
+    discount = gamma ** (mask.cumsum(1) - 1).clamp(min=0).to(reward.dtype)
+    returns = _grouped(torch.where(mask, discount * reward, 0.0).sum(1), group)
+    sample = _grouped(mask.any(1), group)
+    # Above the least of the group, equal returns are exactly 0 and stay so, however they round.
+    least = torch.where(sample, returns, torch.inf).amin(1, keepdim=True)
+    returns = torch.where(sample, returns - least, 0.0)
+    count = sample.sum(1, keepdim=True)
+    mean = returns.sum(1, keepdim=True) / count.clamp(min=1)
+    return torch.where(sample, returns - mean, 0.0), count
+
+
+def _grouped(x: Tensor, group: int) -> Tensor:
+    """(N,) as (G, group), the last group filled up with zeros."""
+    return torch.nn.functional.pad(x, (0, -len(x) % group)).view(-1, group)
+
+
+def _spread(x: Tensor, mask: Tensor) -> Tensor:
+    """(G, group) as (N, T): each row's value on its unmasked steps."""
+    return torch.where(mask, x.reshape(-1, 1)[: len(mask)], 0.0)
+
+
+def _discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
+    """y_t = x_t + carry_t · y_{t+1}, y_T = 0. NumPy's columns cost a tenth of PyTorch's at these sizes."""
+    if x.device.type != "cpu":
+        return _discounted_sum(x.cpu(), carry.cpu()).to(x.device)
+    columns = x.t().clone(memory_format=torch.contiguous_format).numpy()
+    factors = carry.t().to(x.dtype).contiguous().numpy()
+    for t in range(len(columns) - 2, -1, -1):
+        columns[t] += factors[t] * columns[t + 1]
+    return torch.from_numpy(columns).t().contiguous()
+
+
+class Estimator(abc.ABC):
+    """`Buffer -> Buffer`: fills `advantage` and `return_`, and may shrink `mask`."""
+
+    gamma: float
+    whole_episodes: bool = False
+    """Whether rows must hold complete episodes."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abc.abstractmethod
+    def __call__(self, buffer: Buffer) -> Buffer: ...
+
+
+@dataclass(frozen=True)
+class GAE(Estimator):
+    """`gae`, with return_ = advantage + value: the λ-return."""
+
+    gamma: UnitInterval = 0.99
+    """Discount factor, in [0, 1]."""
+    gae_lambda: UnitInterval = 0.95
+    """λ, in [0, 1]: 0 is one-step TD, 1 is Monte Carlo minus the value."""
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        advantage = gae(
+            buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask,
+            self.gamma, self.gae_lambda,
+        )  # fmt: skip
+        return buffer.replace(advantage=advantage, return_=advantage + buffer.value[:, :-1])
+
+
+@dataclass(frozen=True)
+class MonteCarlo(Estimator):
+    """`monte_carlo`, with advantage = return_ − value. Needs rows of complete episodes."""
+
+    gamma: UnitInterval = 0.99
+    """Discount factor, in [0, 1]."""
+
+    whole_episodes = True
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        ends = buffer.terminated, buffer.truncated, buffer.mask
+        returns = monte_carlo(buffer.reward, buffer.value, *ends, self.gamma)
+        complete = complete_episodes(*ends)
+        returns = torch.where(complete, returns, 0.0)
+        advantage = torch.where(complete, returns - buffer.value[:, :-1], 0.0)
+        return buffer.replace(advantage=advantage, return_=returns, mask=complete)
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(Estimator):
+    """`leave_one_out` over groups of `buffer.group_size` rows. Needs rows of complete episodes.
+
+    return_ is the Monte-Carlo return: a critic learns it, and the advantage makes no use of the critic. Nor does
+    it bootstrap an episode that a time limit cut.
+    """
+
+    gamma: UnitInterval = 1.0
+    """Discount factor, in [0, 1]."""
+
+    whole_episodes = True
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        filled = MonteCarlo(self.gamma)(buffer)
+        group = buffer.group_size or buffer.num_rows
+        return filled.replace(advantage=leave_one_out(filled.reward, filled.mask, group, self.gamma))
+
+
+@dataclass(frozen=True)
+class GroupNorm(Estimator):
+    """`group_norm` over groups of `buffer.group_size` rows; in all else as `LeaveOneOut`."""
+
+    gamma: UnitInterval = 1.0
+    """Discount factor, in [0, 1]."""
+
+    whole_episodes = True
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        filled = MonteCarlo(self.gamma)(buffer)
+        group = buffer.group_size or buffer.num_rows
+        return filled.replace(advantage=group_norm(filled.reward, filled.mask, group, self.gamma))
+
+
+ESTIMATORS: dict[str, type[Estimator]] = {
+    "gae": GAE,
+    "monte-carlo": MonteCarlo,
+    "leave-one-out": LeaveOneOut,
+    "group-norm": GroupNorm,
+}

@@ -1,0 +1,93 @@
+"""Field types that carry their range: `learning_rate: Positive = 3e-4`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rlzoo.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Finite numbers from `low` to `high`; `above` and `below` leave the ends out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, x: object) -> bool:
+        if not isinstance(x, (int, float)) or not math.isfinite(x):
+            return False
+        return (x > self.low if self.above else x >= self.low) and (x < self.high if self.below else x <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'above' if self.above else 'at least'} {self.low:g}"
+        return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+
+
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+UnitInterval = Annotated[float, Range(0, 1)]
+OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
+Count = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+
+
+def check_fields(instance: Any) -> None:
+    """Holds each field of a dataclass to its type and range, where the type is one that a setting may have.
+
+    Raises:
+        ConfigError: names the field, what it may be and what it was.
+    """
+    cls: Any = type(instance)
+    for name, hint in _hints(cls).items():
+        x = getattr(instance, name)
+        fault = _fault(x, hint)
+        if fault is not None:
+            raise ConfigError(f"{name} must be {fault}, got {x!r}")
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _fault(x: Any, hint: Any) -> str | None:
+    """What `x` should have been; None if it is that."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
+        return _fault(x, args[0]) or (str(bounds[0]) if bounds else None)
+    if origin in (Union, UnionType):
+        faults = [_fault(x, kind) for kind in args]
+        wanted = [fault for fault in faults if fault not in (None, "None")]
+        return None if None in faults else " or ".join(map(str, wanted))
+    if origin is Literal:
+        return None if x in args else " or ".join(map(str, args))
+    if origin is tuple and args[1:] == (...,):
+        faults = [_fault(item, args[0]) for item in x] if isinstance(x, tuple) else [_fault(None, args[0])]
+        return next((f"a tuple, each {fault}" for fault in faults if fault), None)
+    hint = origin or hint
+    if hint is Any or not isinstance(hint, type):
+        return None
+    accepted = (int, float) if hint is float else hint
+    if isinstance(x, accepted) and (hint is bool or not isinstance(x, bool)):
+        return None
+    return _NAMES.get(hint, f"a {hint.__name__}")
+
+
+_NAMES: dict[type, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    NoneType: "None",
+}

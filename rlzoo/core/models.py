@@ -1,0 +1,170 @@
+"""Networks: `Policy`, `Value`, `ActorCritic`, and the normalisers that are part of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.distributions import Distribution
+
+
+class Policy(nn.Module):
+    """`(features, memory) -> (Distribution, memory)`.
+
+    Memory is what acting carries from step to step: None for a network without any, a cache of keys and
+    values for a transformer. Training starts each row without memory.
+    """
+
+    def forward(self, features: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
+        raise NotImplementedError
+
+
+class Value(nn.Module):
+    """`features (..., F) -> value (...)`: the expected discounted return from a state."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value, on a shared trunk or (with no trunk) on networks of their own."""
+
+    context = 1
+    """Steps that the policy must see together; 0 means the whole row."""
+    part_steps: int | None = None
+    """Steps that a gradient may hold in memory at once; None for any number (see `Buffer.parts`)."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        value: Value,
+        trunk: nn.Module | None = None,
+        normalizer: Normalizer | None = None,
+        reward_scale: RewardScale | None = None,
+    ) -> None:
+        super().__init__()
+        self.normalizer = normalizer
+        self.reward_scale = reward_scale
+        self.trunk = trunk
+        self.policy = policy
+        self.value = value
+
+    def features(self, obs: Tensor) -> Tensor:
+        if self.normalizer is not None:
+            obs = self.normalizer(obs)
+        return obs if self.trunk is None else self.trunk(obs)
+
+    def forward(self, obs: Tensor) -> tuple[Distribution, Tensor]:
+        """(R, T, *obs) -> π(·|s) and V(s), both over (R, T)."""
+        features = self.features(obs)
+        return self.policy(features)[0], self.value(features)
+
+    def distribution(self, obs: Tensor) -> Distribution:
+        """π(·|s) alone."""
+        return self.policy(self.features(obs))[0]
+
+    def value_features(self, obs: Tensor) -> Tensor:
+        """What `self.value` takes: it does not depend on `value_parameters`."""
+        return self.features(obs)
+
+    def act(self, obs: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
+        """π(·|s) for one step of N rows, and the memory to pass on."""
+        return self.policy(self.features(obs), memory)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """All that π depends on, a shared trunk included."""
+        trunk = [] if self.trunk is None else list(self.trunk.parameters())
+        return trunk + list(self.policy.parameters())
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        """What V alone depends on: disjoint from `policy_parameters`."""
+        return list(self.value.parameters())
+
+
+class Normalizer(nn.Module):
+    """Observations shifted and scaled by running statistics, clipped to ±10.
+
+    The statistics are part of the model and saved with it. `update` is called once for each buffer, after the
+    algorithm's update, so that the policy that is trained is the policy that acted.
+    """
+
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+    clip = 10.0
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(*shape))
+        self.register_buffer("var", torch.ones(*shape))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return ((obs - self.mean) * torch.rsqrt(self.var + 1e-8)).clamp(-self.clip, self.clip)
+
+    @torch.no_grad()
+    def update(self, obs: Float[Tensor, "N T *obs"], mask: Bool[Tensor, "N T"]) -> None:
+        """Adds a buffer's unmasked observations."""
+        _add_to_statistics(self, obs[mask].double())
+
+
+class RewardScale(nn.Module):
+    """Rewards divided by the running standard deviation of their discounted sum.
+
+    Only what trains is scaled; episodes are reported in the environment's own units. Part of the model, because
+    the value is in the scaled units. The sum R_t = γ·R_{t−1} + r_t runs on from buffer to buffer, row by row.
+    """
+
+    running: Tensor
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        super().__init__()
+        self.gamma = gamma
+        self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("var", torch.ones((), dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def forward(self, buffer: Buffer) -> Buffer:
+        """`buffer` with scaled rewards, once its own rewards are in the statistics."""
+        sums = torch.empty_like(buffer.reward, dtype=torch.float64)
+        for t in range(sums.shape[1]):
+            sums[:, t] = (self.gamma * self.running + buffer.reward[:, t]) * buffer.mask[:, t]
+            self.running.copy_(sums[:, t] * ~(buffer.terminated | buffer.truncated)[:, t])
+        _add_to_statistics(self, sums[buffer.mask])
+        return buffer.replace(reward=buffer.reward / float(torch.sqrt(self.var + 1e-8)))
+
+
+def _add_to_statistics(statistics: Normalizer | RewardScale, batch: Tensor) -> None:
+    """Adds (B, *) samples to a running mean and variance (Chan et al. 1979)."""
+    if not len(batch):
+        return
+    count, total = float(statistics.count), float(statistics.count) + len(batch)
+    delta = batch.mean(0) - statistics.mean
+    var = (statistics.var * count + batch.var(0, unbiased=False) * len(batch)) / total
+    statistics.var.copy_(var + delta.square() * count * len(batch) / total**2)
+    statistics.mean.add_(delta * len(batch) / total)
+    statistics.count.fill_(total)
+
+
+def flatten_parameters(parameters: Sequence[nn.Parameter]) -> Float[Tensor, "P"]:
+    """Moves the parameters into one flat tensor θ, which they become views of: writing θ writes them all."""
+    theta = torch.cat([p.detach().reshape(-1) for p in parameters])
+    for p, view in zip(parameters, unflatten(theta, parameters), strict=True):
+        p.data = view
+    return theta
+
+
+def unflatten(theta: Float[Tensor, "P"], like: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Views of θ in the shapes of `like`."""
+    pieces = torch.split(theta, [p.numel() for p in like])
+    return (piece.view(p.shape) for piece, p in zip(pieces, like, strict=True))

@@ -1,0 +1,1 @@
+"""Language models: loading, acting, distributions of tokens."""

@@ -1,0 +1,323 @@
+"""A causal language model as an `ActorCritic`: a step observes a token and all before it, and acts with the next."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
+
+from rlzoo.core.distributions import Categorical
+from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.models import ActorCritic, Policy, Value
+from rlzoo.lm.model.padding import position_ids
+from rlzoo.lm.model.pretrained import save, without_dropout
+from rlzoo.lm.model.tokens import Head, TokenDistribution, autocast
+
+_NO_GRAD_TOKENS = 4096
+"""Tokens of a forward where no gradient is asked for."""
+
+
+class Rows(NamedTuple):
+    """What an observation (R, T, 3) of integers is made of."""
+
+    token: Int[Tensor, "R T"]
+    attention: Bool[Tensor, "R T"]
+    """False at padding."""
+    acts: Bool[Tensor, "R T"]
+    """True where the next token is an action, or a demonstration of one."""
+
+    @classmethod
+    def of(cls, obs: Int[Tensor, "R T 3"]) -> Rows:
+        return cls(obs[..., 0], obs[..., 1].bool(), obs[..., 2].bool())
+
+    @property
+    def obs(self) -> Int[Tensor, "R T 3"]:
+        return torch.stack([self.token, self.attention.long(), self.acts.long()], -1)
+
+
+class Trunk(nn.Module):
+    """A transformer without its head: obs (R, T, 3) -> hidden states (R, T, H), 0 where nothing acts."""
+
+    def __init__(self, base: Any, precision: torch.dtype | None = None, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.base: Any = base
+        self.precision = precision
+        self.checkpointing = checkpointing
+        if checkpointing:
+            enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        self._pad = getattr(base.config, "pad_token_id", None)
+        self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+
+    def forward(self, obs: Int[Tensor, "R T 3"]) -> Float[Tensor, "R T H"]:
+        rows = max(1, _NO_GRAD_TOKENS // obs.shape[1])
+        if torch.is_grad_enabled() or rows >= len(obs):
+            return self._states(Rows.of(obs))
+        return torch.cat([self._states(Rows.of(part)) for part in torch.split(obs, rows)])
+
+    def _states(self, rows: Rows) -> Float[Tensor, "R T H"]:
+        """Columns where no row has a token yet, and those after the last acting step, are left out."""
+        started, acting = rows.attention.any(0), rows.acts.any(0)
+        first = int(started.long().argmax())
+        last = max(len(acting) - int(acting.flip(0).long().argmax()), first + 1) if bool(acting.any()) else first + 1
+        hidden = self.run(rows.token[:, first:last], rows.attention[:, first:last], use_cache=False).last_hidden_state
+        hidden = hidden.masked_fill(~rows.acts[:, first:last].unsqueeze(-1), 0)
+        return nn.functional.pad(hidden, (0, 0, first, len(acting) - last))
+
+    def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
+        """The transformer's own output for the last T of C tokens, the others being in a cache."""
+        if self._takes_positions:
+            more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
+        if self.checkpointing:  # Hugging Face heeds it in training mode, and has no cache then
+            self.base.train(torch.is_grad_enabled())
+        mask = None if bool(attention.all()) else attention.long()  # attention is faster without
+        if mask is None and self._pad is not None and bool((token == self._pad).any()):
+            mask = attention.long()  # where it would warn without
+        with autocast(token.device, self.precision):
+            return self.base(input_ids=token, attention_mask=mask, **more)
+
+
+class TokenHead(Policy):
+    """The output embedding of a language model; logits are divided by the temperature."""
+
+    def __init__(self, head: nn.Module, temperature: float = 1.0, precision: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.head = head
+        self.temperature = temperature
+        self.precision = precision
+
+    def forward(self, hidden: Tensor, acts: Tensor) -> TokenDistribution:  # type: ignore[override]
+        return TokenDistribution(hidden, acts, self.now)
+
+    def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
+        """Through the module itself, which acting may have replaced by a faster one."""
+        with autocast(hidden.device, self.precision):
+            logits = self.head(hidden)
+        return (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
+
+    @property
+    def now(self) -> Head:
+        """The head with its present weights."""
+        weight, bias = self.head.weight, getattr(self.head, "bias", None)
+        assert isinstance(weight, Tensor)
+        return Head(weight, bias, self.temperature, self.precision)
+
+
+class TokenValue(Value):
+    """A linear head that starts at zero: on the actor's hidden states, or on a transformer of its own."""
+
+    def __init__(self, hidden_size: int, trunk: Trunk | None = None) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, features: Tensor) -> Float[Tensor, "R T"]:
+        """From hidden states (R, T, H), or from observations (R, T, 3) with a transformer of its own."""
+        hidden = features if self.trunk is None else self.trunk(features)
+        return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+
+
+class LanguageModel(ActorCritic):
+    """Actor and critic over rows of tokens, observed as (R, T, 3) integers (see `Rows`).
+
+    Any Hugging Face causal language model whose logits are its output embedding applied to its last hidden
+    states, as they are in GPT-2, Llama and most others.
+
+    Args:
+        actor: the language model, in float32 or float64. With a PEFT adapter only the adapter is trained.
+        critic: a transformer for the value to have to itself; None puts the value on the actor's.
+        temperature: divides the logits, in sampling and in log-probabilities alike.
+        precision: of matrix products; None for the parameters' own.
+        part_steps: tokens that a gradient may hold in memory at once.
+        checkpointing: recompute activations in the backward pass instead of keeping them.
+    """
+
+    context = 0
+    trunk: Trunk
+    policy: TokenHead
+    value: TokenValue
+
+    def __init__(
+        self,
+        actor: Any,
+        critic: nn.Module | None = None,
+        temperature: float = 1.0,
+        precision: torch.dtype | None = None,
+        part_steps: int | None = None,
+        checkpointing: bool = False,
+    ) -> None:
+        for transformer in (actor, *([] if critic is None else [critic])):
+            without_dropout(transformer.eval())
+            _fuse_gelu(transformer)
+        head = actor.get_output_embeddings()
+        require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
+        trunk = Trunk(causal_lm(actor).base_model, precision, checkpointing)
+        own = None if critic is None else Trunk(critic, precision, checkpointing)
+        value = TokenValue(int(head.weight.shape[1]), own)
+        super().__init__(TokenHead(head, temperature, precision), value.to(head.weight.dtype), trunk)
+        self.part_steps = part_steps
+        self._actor = (actor,)  # in a tuple, so that its parameters are not registered a second time
+        self._check()
+
+    @property
+    def actor(self) -> Any:
+        """The Hugging Face model that is trained; with an adapter, the PEFT model."""
+        return self._actor[0]
+
+    @torch.no_grad()
+    def _check(self) -> None:
+        """Raises `ConfigError` if hidden states, output embedding and cache do not make up the model's own logits."""
+        name = type(causal_lm(self.actor)).__name__
+        token = torch.arange(2, device=next(self.parameters()).device).unsqueeze(0)
+        seen = Rows(token, torch.ones_like(token).bool(), torch.ones_like(token).bool()).obs
+        logits = causal_lm(self.actor)(token, attention_mask=torch.ones_like(token)).logits
+        hidden = self.trunk.run(token, seen[..., 1].bool(), use_cache=False).last_hidden_state
+        ours = self.policy.now._replace(temperature=1.0, autocast=None)(hidden[0].to(logits.dtype))
+        exact = self.trunk.precision is None
+        require(
+            not exact or torch.allclose(ours, logits[0], rtol=1e-5, atol=1e-6),
+            f"{name} does more to its logits than an output embedding does; it is not supported",
+        )
+        try:
+            _, memory = LanguageModel.act(self, seen[:, :1])
+            policy, _ = LanguageModel.act(self, seen[:, 1:], memory)
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise ConfigError(f"{name} cannot go on from a cache of keys and values; it is not supported") from error
+        cached = policy.logits * self.policy.temperature
+        require(
+            not exact or torch.allclose(cached, logits[:, -1], rtol=1e-3, atol=1e-3),
+            f"{name} does not go on from a cache of keys and values; it is not supported",
+        )
+
+    def train(self, mode: bool = True) -> LanguageModel:
+        """Stays in evaluation mode: dropout is off in rollouts and in training alike."""
+        return super().train(False)
+
+    def forward(self, obs: Int[Tensor, "R T 3"]) -> tuple[TokenDistribution, Float[Tensor, "R T"]]:
+        """π(·|s) and V(s), both over the acting steps of (R, T)."""
+        hidden, acts = self.trunk(obs), Rows.of(obs).acts
+        return self.policy(hidden, acts), self.value(hidden if self.value.trunk is None else obs) * acts
+
+    def distribution(self, obs: Int[Tensor, "R T 3"]) -> TokenDistribution:
+        return self.policy(self.trunk(obs), Rows.of(obs).acts)
+
+    def value_features(self, obs: Int[Tensor, "R T 3"]) -> Tensor:
+        return self.trunk(obs) if self.value.trunk is None else obs
+
+    def act(self, obs: Int[Tensor, "N T 3"], memory: Memory | None = None) -> tuple[Categorical, Memory]:
+        """π(·|s) after the last of T further tokens, as (N,); T is the prompt's length at first and then 1."""
+        rows = Rows.of(obs)
+        if memory is None:
+            memory = Memory(DynamicCache(), rows.attention)
+        else:
+            memory = Memory(memory.cache, torch.cat([memory.attention, rows.attention], 1))
+        out = self.trunk.run(rows.token, memory.attention, use_cache=True, past_key_values=memory.cache)
+        return Categorical(self.policy.logits(out.last_hidden_state[:, -1])), memory
+
+    @contextlib.contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """The model that the adapter started from."""
+        with self.actor.disable_adapter():
+            yield
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """All that π depends on and that is trained; an embedding tied to the head counts once."""
+        parameters = dict.fromkeys([*self.trunk.parameters(), *self.policy.parameters()])
+        return [p for p in parameters if p.requires_grad]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+        """The parameters that are trained, each once; the others are where the model came from."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Takes over what `state_dict` gave.
+
+        Raises:
+            RuntimeError: it came from another kind of model.
+        """
+        mine = self.state_dict()
+        if mine.keys() != state_dict.keys() or any(p.shape != state_dict[name].shape for name, p in mine.items()):
+            raise RuntimeError("the parameters have other names or shapes")
+        for name, p in mine.items():
+            p.copy_(state_dict[name])
+
+    def save_pretrained(self, tokenizer: PreTrainedTokenizerBase, folder: Path | str) -> None:
+        """Writes the actor as a Hugging Face model; an adapter is merged into a copy of it."""
+        actor: Any = self.actor
+        plain = copy.deepcopy(actor).merge_and_unload() if hasattr(actor, "merge_and_unload") else actor
+        save(plain, tokenizer, folder)
+
+
+def with_adapter(actor: Any, rank: int, seed: int) -> Any:
+    """The actor with a LoRA adapter (Hu et al. 2021) of that rank on its linear layers, which alone is trained.
+
+    Raises:
+        ConfigError: PEFT is not installed.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise ConfigError("lora_rank needs the packages of rlzoo[peft]") from error
+    with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
+        torch.manual_seed(seed)
+        adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        return get_peft_model(actor, adapter)
+
+
+def _fuse_gelu(model: nn.Module) -> None:
+    """GPT-2's GELU in one operation instead of eight; the function is the same."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if type(child) is NewGELUActivation:
+                setattr(module, name, nn.GELU("tanh"))
+
+
+class Memory(NamedTuple):
+    """What acting carries from token to token."""
+
+    cache: DynamicCache
+    attention: Bool[Tensor, "N C"]
+
+
+def causal_lm(actor: Any) -> Any:
+    """The language model itself, without what PEFT puts around it."""
+    return actor.get_base_model() if hasattr(actor, "get_base_model") else actor
+
+
+class Reference:
+    """π_ref, which the actor is held to: a frozen copy of what it started from, or itself without its adapter."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._adapted = model if hasattr(model.actor, "disable_adapter") else None
+        if self._adapted is None:
+            actor, precision = copy.deepcopy(model.actor).requires_grad_(False), model.trunk.precision
+            head = actor.get_output_embeddings()
+            if precision is not None:  # what autocast would do in every forward
+                head = copy.deepcopy(head)
+                for module in (*actor.base_model.modules(), head):
+                    if isinstance(module, (nn.Linear, Conv1D)):
+                        module.to(precision)
+            self._trunk = Trunk(actor.base_model, precision)
+            self._head = TokenHead(head, model.policy.temperature, precision)
+
+    @torch.no_grad()
+    def distribution(self, obs: Int[Tensor, "R T 3"]) -> TokenDistribution:
+        """π_ref(·|s) over the acting steps of (R, T)."""
+        if self._adapted is not None:
+            with self._adapted.without_adapter():
+                return self._adapted.distribution(obs)
+        return self._head(self._trunk(obs), Rows.of(obs).acts)

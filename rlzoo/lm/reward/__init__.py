@@ -1,0 +1,1 @@
+"""Rewards of tokens: the environment, KL shaping, score functions."""

@@ -1,0 +1,208 @@
+"""Scores of responses: how the function that gives them is found and called.
+
+Nothing here knows what a score means; see `rlzoo.lm.reward.shaping` for what is made of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import itertools
+import math
+import numbers
+import pkgutil
+import reprlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Set, Sized
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlzoo.control.envs import EnvError
+from rlzoo.core.errors import ConfigError, no_such, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Score(Protocol):
+    """One number a response, higher being better. The two lists are of one length."""
+
+    def __call__(self, prompts: list[str], responses: list[str], /) -> list[float]: ...
+
+
+def load_score(spec: str) -> Score:
+    """The function that `module:function` or `path/file.py:function` names.
+
+    A module may lie in the current directory. While it or a file is imported, so may be the modules beside it.
+
+    Raises:
+        ConfigError: no such module, file or function (the nearest name is suggested), it cannot be imported, or
+            it cannot be called with prompts and responses.
+    """
+    source, _, name = spec.rpartition(":")
+    require(
+        bool(source and name),
+        f"reward {spec!r} is no directory of a reward model, and no function as module:function or file.py:function",
+    )
+    module = _import_file(spec, Path(source)) if source.endswith(".py") else _import_module(spec, source)
+    if not hasattr(module, name):
+        functions = [key for key, x in vars(module).items() if callable(x)]
+        raise ConfigError(f"reward {spec!r}: {no_such('function', name, functions)}")
+    score = getattr(module, name)
+    require(callable(score), f"reward {spec!r}: {name} is of type {type(score).__name__}, no function")
+    _check_signature(spec, score)
+    return score
+
+
+def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
+    """Scores of `responses`, (N,) float32. A tensor, array or generator of N numbers does as well as a list.
+
+    Raises:
+        EnvError: `score` raised, or gave something other than N finite numbers. Its message begins with `name`, and
+            says where in the code, or at which response.
+    """
+    import torch
+
+    count = len(responses)
+    try:
+        result = score(list(prompts), list(responses))
+        items = _items(result, count)
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"reward {name}: {_one_line(error)}{_place(error, score)}") from error
+
+    def fail(fault: str, index: int | None = None) -> EnvError:
+        at = "" if index is None else f"score of response {index} ({responses[index][:60]!r}) "
+        return EnvError(f"reward {name}: {at}{fault}")
+
+    if items is None:
+        raise fail(f"must give {count} numbers, one for each response, gave {_brief(result)}")
+    if len(items) != count:
+        given = len(items) if len(items) < count or isinstance(result, Sized) else f"more than {count}"
+        raise fail(f"must give {count} numbers, one for each response, gave {given}")
+    scores = [_number(item) for item in items]
+    if None in scores:
+        index = scores.index(None)
+        raise fail(f"is {_brief(items[index])}, not a number", index)
+    tensor = torch.tensor(scores, dtype=torch.float32)
+    finite = tensor.isfinite()
+    if not finite.all():
+        index = int(finite.int().argmin())
+        raise fail(f"is {scores[index]:g}, not a finite number of 32 bits", index)
+    return tensor
+
+
+def _import_module(spec: str, name: str) -> ModuleType:
+    with _importable(Path.cwd()):
+        try:
+            return importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing is not None and f"{name}.".startswith(f"{missing}."):
+                fault = no_such("module", missing, _modules_beside(missing))
+            else:
+                fault = f"importing {name} raised {_one_line(error)}{_place(error)}"
+            raise ConfigError(f"reward {spec!r}: {fault}") from error
+
+
+def _import_file(spec: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        known = [str(other) for other in path.parent.glob("*.py")]
+        raise ConfigError(f"reward {spec!r}: {no_such('file', str(path), known)}")
+    path = path.resolve()
+    # Its own name could be that of a module which is there already.
+    name = f"_reward_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    with _importable(path.parent):
+        try:
+            found.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise ConfigError(f"reward {spec!r}: {_one_line(error)}{_place(error)}") from error
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Modules in `folder` are found, before all others."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+def _modules_beside(name: str) -> list[str]:
+    """Full names of the modules in the package that `name` would belong to, or of all outside packages."""
+    package = name.rpartition(".")[0]
+    if not package:
+        return [module.name for module in pkgutil.iter_modules()]
+    path = getattr(sys.modules.get(package), "__path__", [])
+    return [module.name for module in pkgutil.iter_modules(path, f"{package}.")]
+
+
+def _check_signature(spec: str, score: Score) -> None:
+    try:
+        signature = inspect.signature(score)
+    except (TypeError, ValueError):
+        return  # some built-in functions have none
+    try:
+        signature.bind([], [])
+    except TypeError as error:
+        raise ConfigError(f"reward {spec!r} cannot be called with (prompts, responses): {error}") from error
+
+
+def _items(result: Any, count: int) -> list[Any] | None:
+    """The items of a list, tensor, array or generator (at most one too many); None if it has none in order."""
+    if hasattr(result, "tolist"):
+        result = result.tolist()
+    if isinstance(result, str | bytes | Mapping | Set) or not isinstance(result, Iterable):
+        return None
+    return list(result if isinstance(result, Sized) else itertools.islice(result, count + 1))
+
+
+def _number(x: Any) -> float | None:
+    """`x` as a float, if it is a number, or an array or tensor of one."""
+    if hasattr(x, "item"):
+        with suppress(RuntimeError, ValueError):
+            x = x.item()
+    if not isinstance(x, numbers.Real):
+        return None
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf
+
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _place(error: BaseException, score: Score | None = None) -> str:
+    """' (file:line)' of the user's code that the error came through last, or else of the function; '' if unknown."""
+    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
+        return f" ({error.filename}:{error.lineno})"
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [(file, line) for file, line in places if file != __file__ and not file.startswith("<")]
+    code = getattr(score, "__code__", None)
+    if code is not None:
+        places.insert(0, (code.co_filename, code.co_firstlineno))
+    own = [(file, line) for file, line in places if not file.startswith(_LIBRARIES)]
+    return " ({}:{})".format(*(own or places)[-1]) if places else ""
+
+
+def _one_line(error: BaseException) -> str:
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {' '.join(message.split())}"
+
+
+def _brief(x: Any) -> str:
+    return " ".join(reprlib.repr(x).split())

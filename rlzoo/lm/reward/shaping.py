@@ -1,0 +1,207 @@
+"""Rewards of a language model's tokens: KL to the reference, its coefficient β, and the score of a response.
+
+A row is one response; its unmasked steps are the tokens that the policy chose, the last of them the one that
+ended it. π is the policy that sampled them, π_ref the frozen reference.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rlzoo.core.errors import NonFiniteError, require
+from rlzoo.core.fields import NonNegative, Positive, check_fields
+
+
+def k1(logp: Float[Tensor, "N T"], ref_logp: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """log π(a) − log π_ref(a): unbiased for KL(π‖π_ref) with a ~ π, of either sign."""
+    return logp - ref_logp
+
+
+def k2(logp: Float[Tensor, "N T"], ref_logp: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """½·k1² (Schulman 2020): never negative; its mean is the KL up to terms of third order in k1."""
+    return 0.5 * k1(logp, ref_logp).square()
+
+
+def k3(logp: Float[Tensor, "N T"], ref_logp: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
+    """e^{−k1} − 1 + k1 (Schulman 2020): unbiased and never negative."""
+    log_ratio = k1(logp, ref_logp)
+    return torch.expm1(-log_ratio) + log_ratio
+
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor] | None] = {"k1": k1, "k2": k2, "k3": k3, "full": None}
+"""(log π(a), log π_ref(a)) -> kl; None for Σ_a π(a)·(log π(a) − log π_ref(a)), which takes the distributions."""
+
+
+def shaped_reward(
+    kl: Float[Tensor, "N T"], score: Float[Tensor, "N"], beta: float, mask: Bool[Tensor, "N T"]
+) -> Float[Tensor, "N T"]:
+    """r_t = −β·kl_t + [t = last]·score (Ziegler et al. 2019, eq. 2), `last` being the row's last unmasked step.
+
+    Masked steps get 0, whatever kl holds there. A row without an unmasked step gets no score.
+    """
+    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    return torch.where(mask, -beta * kl, 0.0) + torch.where(last, score.unsqueeze(1), 0.0)
+
+
+def sequence_kl(kl: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
+    """Σ_t kl_t over each row's unmasked steps."""
+    return torch.where(mask, kl, 0.0).sum(1)
+
+
+class KLController(abc.ABC):
+    """The rule for β. The β in use is no part of it: who uses the rule keeps it, and saves it with a run."""
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abc.abstractmethod
+    def update(self, beta: float, kl: float, n: int) -> float:
+        """The next β after one batch of `n` rows whose mean `sequence_kl` was `kl`."""
+
+
+@dataclass(frozen=True)
+class FixedKL(KLController):
+    """β stays what it is."""
+
+    beta: NonNegative = 0.05
+    """Coefficient of the KL to the reference."""
+
+    def update(self, beta: float, kl: float, n: int) -> float:
+        return beta
+
+
+@dataclass(frozen=True)
+class AdaptiveKL(KLController):
+    """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon) (Ziegler et al. 2019), once a batch of n rows.
+
+    KL is summed over each response and averaged over the rows.
+    """
+
+    beta: Positive = 0.2
+    """First coefficient of the KL to the reference."""
+    target: Positive = 6.0
+    """KL of a whole response, in nats, that β steers towards."""
+    horizon: Positive = 10_000.0
+    """Responses over which β can change by a fifth."""
+
+    def update(self, beta: float, kl: float, n: int) -> float:
+        """
+        Raises:
+            ConfigError: a batch is so large against the horizon that β could become 0 or negative.
+            NonFiniteError: `kl` is not finite.
+        """
+        require(
+            0.2 * n < self.horizon,
+            f"horizon must be above a fifth of the batch's {n} responses, got {self.horizon:g}: β would fall to 0",
+        )
+        if not math.isfinite(kl):
+            raise NonFiniteError("KL to the reference is not finite")
+        return beta * (1 + min(max(kl / self.target - 1, -0.2), 0.2) * n / self.horizon)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Number, mean and sum of squared deviations of scores, in double precision: all JSON values."""
+
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+
+    @classmethod
+    def of(cls, score: Float[Tensor, "N"]) -> Moments:
+        x = score.double()
+        if not len(x):
+            return cls()
+        mean = x.mean()
+        return cls(len(x), float(mean), float((x - mean).square().sum()))
+
+    def merge(self, other: Moments) -> Moments:
+        """Of both sets of scores together (Chan et al. 1979)."""
+        count = self.count + other.count
+        if not count:
+            return self
+        delta = other.mean - self.mean
+        mean = self.mean + delta * other.count / count
+        return Moments(count, mean, self.m2 + other.m2 + delta**2 * self.count * other.count / count)
+
+    @property
+    def std(self) -> float:
+        """Biased standard deviation (divided by count); 0 without scores."""
+        return math.sqrt(self.m2 / self.count) if self.count else 0.0
+
+    def gain_and_bias(self) -> tuple[float, float]:
+        """(gain, bias) for which gain·score + bias has mean 0 and (biased) standard deviation 1.
+
+        Raises:
+            ConfigError: there are no scores, or all are equal.
+        """
+        what = f"all {self.count} are {self.mean:g}" if self.count else "there are none"
+        require(self.std > 0, f"reference scores must differ to be brought to mean 0 and std 1, but {what}")
+        return 1 / self.std, -self.mean / self.std
+
+
+def gain_and_bias(score: Float[Tensor, "N"]) -> tuple[float, float]:
+    """(gain, bias) for which gain·score + bias has mean 0 and (biased) standard deviation 1 over the given scores.
+
+    Raises:
+        ConfigError: there are no scores, or all are equal.
+    """
+    return Moments.of(score).gain_and_bias()
+
+
+def penalize_missing_end(score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], penalty: float) -> Float[Tensor, "N"]:
+    """`score` less `penalty` where the response did not end itself.
+
+    Subtracted, so that such responses still differ by what they say; Ziegler et al. (2019) give all of them one
+    low score instead.
+    """
+    return torch.where(ended, score, score - penalty)
+
+
+@dataclass(frozen=True)
+class ScoreTreatment:
+    """What becomes of raw scores: normalised, then clipped, then less the penalty for a missing end."""
+
+    normalization: Literal["none", "running", "reference"] = "none"
+    """`running`: by mean and standard deviation of all scores so far. `reference`: by those of the reference's own
+    responses, fixed, as in Ziegler et al. (2019)."""
+    clip: Positive | None = None
+    """Bound on the absolute normalised score; none if not given."""
+    missing_end_penalty: NonNegative = 0.0
+    """Taken off the score of a response that reached the token limit."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(
+        self, score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], moments: Moments
+    ) -> tuple[Float[Tensor, "N"], Moments]:
+        """Treated scores, and the moments to give with the next batch.
+
+        `moments` are those of all scores before (`running`), which this batch joins before they are used, or those
+        of the reference's responses (`reference`), which do not change. Deviations below 1e-8 count as none under
+        `running`, so that equal scores give 0.
+
+        Raises:
+            ConfigError: the reference's scores are missing or all equal.
+        """
+        x = score.double()
+        if self.normalization == "running":
+            moments = moments.merge(Moments.of(score))
+            x = (x - moments.mean) / (moments.std + 1e-8)
+        elif self.normalization == "reference":
+            gain, bias = moments.gain_and_bias()
+            x = gain * x + bias
+        if self.clip is not None:
+            x = x.clamp(-self.clip, self.clip)
+        return penalize_missing_end(x, ended, self.missing_end_penalty).to(score.dtype), moments

@@ -1,0 +1,1 @@
+"""Language tasks, one file each."""

@@ -1,0 +1,238 @@
+"""Short product reviews of known sentiment: a text task for supervised start, reward model and RLHF alike.
+
+    python -m rlzoo.lm.tasks.reviews FOLDER
+
+writes texts, comparisons and prompts. Everything is generated; the same seed gives the same files. A review is a
+prompt without sentiment and a continuation of three parts, each of which praises, blames or does neither.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+from rlzoo.core.errors import require
+from rlzoo.lm.finetune.data import write_command, write_lines
+
+if TYPE_CHECKING:
+    pass
+
+Drawn = TypeVar("Drawn")
+
+OPENINGS = (
+    "",
+    "After a week,",
+    "After two months,",
+    "At home,",
+    "In daily use,",
+    "Over time,",
+    "So far,",
+    "In practice,",
+)
+OWNERS = ("my", "our", "our new", "the new", "this")
+PRODUCTS = {
+    "backpack": ("design", "lining", "strap", "zip"),
+    "bicycle": ("bell", "frame", "light", "saddle"),
+    "blender": ("jug", "lid", "motor", "sound"),
+    "camera": ("battery", "flash", "lens", "screen"),
+    "chair": ("armrest", "backrest", "design", "seat"),
+    "clock": ("alarm", "design", "display", "light"),
+    "coat": ("collar", "hood", "lining", "zip"),
+    "drill": ("battery", "cable", "grip", "motor"),
+    "fridge": ("door", "light", "motor", "shelf"),
+    "kettle": ("cable", "handle", "lid", "spout"),
+    "keyboard": ("battery", "cable", "design", "layout"),
+    "lamp": ("cable", "light", "shade", "switch"),
+    "laptop": ("battery", "camera", "keyboard", "screen"),
+    "pan": ("base", "coating", "handle", "lid"),
+    "phone": ("battery", "camera", "screen", "sound"),
+    "printer": ("cable", "display", "scanner", "tray"),
+    "radio": ("battery", "design", "display", "sound"),
+    "sofa": ("backrest", "cushion", "fabric", "frame"),
+    "suitcase": ("handle", "lining", "lock", "zip"),
+    "tablet": ("battery", "camera", "case", "screen"),
+    "tent": ("door", "fabric", "floor", "zip"),
+    "toaster": ("cable", "handle", "timer", "tray"),
+    "vacuum": ("cable", "filter", "hose", "motor"),
+    "watch": ("battery", "display", "lock", "strap"),
+}
+"""Products and their aspects, all singular."""
+
+VERBS = ("feels", "has been", "is", "looks", "remains", "seems", "turned out")
+ADVERBS = ("", "quite", "rather", "really", "so", "truly", "very")
+ADJECTIVES = {
+    1: (
+        "brilliant", "excellent", "fantastic", "great", "impressive", "lovely",
+        "perfect", "pleasant", "splendid", "superb", "terrific", "wonderful",
+    ),
+    0: ("average", "common", "ordinary", "plain", "standard", "typical"),
+    -1: (
+        "annoying", "awful", "bad", "disappointing", "dreadful", "horrible",
+        "inferior", "lousy", "miserable", "poor", "terrible", "useless",
+    ),
+}  # fmt: skip
+PARTS = ("colour", "delivery", "finish", "manual", "packaging", "service")
+"""What any product has besides its aspects."""
+REMARKS = {
+    1: ("I adore it", "I enjoy it daily", "I recommend it", "my friends admire it", "we love it"),
+    0: ("I carry it around", "I keep it upstairs", "I use it often", "my sister has one", "we own two"),
+    -1: ("I avoid it", "I dislike it", "I regret it", "my friends mock it", "we hate it"),
+}
+CLOSINGS = {
+    1: (
+        "A bargain for the money.", "A joy to own.", "I am delighted.", "I gladly ordered another.",
+        "It works flawlessly.", "Our children are thrilled.",
+    ),
+    0: (
+        "I ordered it for work.", "It arrived on Monday.", "It came in a box.", "It stands in the kitchen.",
+        "The colour is grey.", "We bought it in spring.",
+    ),
+    -1: (
+        "A disaster from the start.", "A waste of money.", "I am frustrated.", "It sadly creaks.",
+        "It fails every time.", "Our children are upset.",
+    ),
+}  # fmt: skip
+
+POSITIVE = frozenset(ADJECTIVES[1]) | {
+    "admire", "adore", "bargain", "delighted", "enjoy", "flawlessly", "gladly", "joy", "love", "recommend", "thrilled",
+}  # fmt: skip
+NEGATIVE = frozenset(ADJECTIVES[-1]) | {
+    "avoid", "disaster", "dislike", "fails", "frustrated", "hate", "mock", "regret", "sadly", "upset", "waste",
+}  # fmt: skip
+
+TEXTS, PAIRS, PROMPTS, HELD_OUT_PROMPTS = 6000, 6000, 2000, 400
+"""How many of each `write` makes."""
+
+
+def prompts(n: int, seed: int) -> list[str]:
+    """`n` distinct openings of reviews, without sentiment, such as "The battery of this phone".
+
+    Raises:
+        ConfigError: there are fewer than `n`.
+    """
+    known = _all_prompts()
+    require(0 <= n <= len(known), f"n must be in [0, {len(known)}], the prompts that there are; got {n}")
+    return Random(f"prompts {seed}").sample(known, n)
+
+
+def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]:
+    """`n` distinct reviews of 12 to 25 words, as many in a positive as in a negative mood, mixed.
+
+    Args:
+        openings: the prompts that they begin with, drawn anew for each; all prompts by default.
+    """
+    known = _known(openings)
+
+    def draw(rng: Random) -> str:
+        return rng.choice(known) + _continuation(rng, mood=rng.choice((1, -1)))
+
+    return _distinct(n, Random(f"texts {seed}"), draw)
+
+
+def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict[str, str]]:
+    """`n` distinct comparisons `{prompt, chosen, rejected}` of two continuations, the more positive one chosen.
+
+    Args:
+        openings: the prompts, drawn anew for each; all prompts by default.
+    """
+    known = _known(openings)
+
+    def draw(rng: Random) -> tuple[str, str, str]:
+        prompt = rng.choice(known)
+        while True:
+            first, second = (_continuation(rng, mood=rng.choice((1, -1))) for _ in range(2))
+            worse, better = sorted((first, second), key=_sentiment)
+            if _sentiment(worse) < _sentiment(better):
+                return prompt, better, worse
+
+    return [
+        {"prompt": prompt, "chosen": better, "rejected": worse}
+        for prompt, better, worse in _distinct(n, Random(f"pairs {seed}"), draw)
+    ]
+
+
+def sentiment(prompts: list[str], responses: list[str]) -> list[float]:
+    """(p − q) / (p + q) of each response with p positive and q negative words, 0 if it has neither.
+
+    A word counts each time it occurs, in capitals or not, and only if it is whole. The prompts have no say.
+    """
+    return [_sentiment(response) for _, response in zip(prompts, responses, strict=True)]
+
+
+def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
+    """Writes the task's files, UTF-8, and returns how many lines each has.
+
+    `texts.txt` and `prompts.txt` have one a line, `pairs.jsonl` an object a line. No other file uses a prompt of
+    `held_out_prompts.txt`.
+
+    Raises:
+        ConfigError: one of the files exists, or the folder cannot be written.
+    """
+    shuffled = prompts(len(_all_prompts()), seed)
+    held_out, seen = shuffled[:HELD_OUT_PROMPTS], shuffled[HELD_OUT_PROMPTS:]
+    files = {
+        "texts.txt": texts(TEXTS, seed, seen),
+        "pairs.jsonl": [json.dumps(pair) for pair in pairs(PAIRS, seed, seen)],
+        "prompts.txt": seen[:PROMPTS],
+        "held_out_prompts.txt": held_out,
+    }
+    return write_lines(folder, files)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m rlzoo.lm.tasks.reviews FOLDER [--seed N]`: `write`, and a line for each file."""
+    return write_command("rlzoo.lm.tasks.reviews", "Writes short product reviews.", write, argv)
+
+
+def _sentiment(text: str) -> float:
+    words = re.findall(r"\w+", text.lower())
+    positive, negative = (sum(word in kind for word in words) for kind in (POSITIVE, NEGATIVE))
+    return (positive - negative) / max(positive + negative, 1)
+
+
+def _all_prompts() -> list[str]:
+    """Every prompt, none twice, in an order of its own."""
+    found = []
+    for opening, owner, (product, aspects) in itertools.product(OPENINGS, OWNERS, PRODUCTS.items()):
+        for aspect in aspects:
+            article = "an" if aspect[0] in "aeiou" else "a"
+            for subject in (f"the {aspect} of {owner} {product}", f"{owner} {product} has {article} {aspect} that"):
+                prompt = f"{opening} {subject}".strip()
+                found.append(prompt[0].upper() + prompt[1:])
+    return found
+
+
+def _known(openings: Sequence[str] | None) -> Sequence[str]:
+    known = _all_prompts() if openings is None else openings
+    require(len(known) > 0, "openings must hold at least one prompt")
+    return known
+
+
+def _continuation(rng: Random, mood: int) -> str:
+    """What follows a prompt: a verdict, a remark and a closing, each in the mood, neutral or against it."""
+    verdict, remark, closing = rng.choices((mood, 0, -mood), weights=(5, 2, 2), k=3)
+    joint = "but" if verdict * remark < 0 else "and"
+    first = " ".join(filter(None, map(rng.choice, (VERBS, ADVERBS, ADJECTIVES[verdict]))))
+    second = f"the {rng.choice(PARTS)} is {rng.choice(ADJECTIVES[remark])}"
+    if rng.random() < 0.5:
+        second = rng.choice(REMARKS[remark])
+    return f" {first}, {joint} {second}. {rng.choice(CLOSINGS[closing])}"
+
+
+def _distinct(n: int, rng: Random, draw: Callable[[Random], Drawn]) -> list[Drawn]:
+    """The first `n` different draws."""
+    require(n >= 0, f"n must be at least 0, got {n}")
+    found: dict[Drawn, None] = {}
+    while len(found) < n:
+        found[draw(rng)] = None
+    return list(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

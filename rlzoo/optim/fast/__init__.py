@@ -1,0 +1,1 @@
+"""What only makes optimisation faster."""

@@ -1,0 +1,75 @@
+"""Files that survive being killed at any instant, and processes that keep out of each other's way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlzoo.core.errors import RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two processes apart there
+    fcntl = None  # type: ignore[assignment]
+
+
+def write_and_sync(path: Path, data: bytes) -> None:
+    """Writes a file, and returns when it is on the disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file under a temporary name, flushes it to disk and renames it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        write_and_sync(temporary, data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Returns when the names in a directory are on the disk."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """The lines of a JSON-lines file and the objects that they hold; None for a line that is no complete object."""
+    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            yield line, record if line.endswith("\n") and isinstance(record, dict) else None
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of a folder, for as long as this one lives.
+
+    Raises:
+        RunError: another process is at it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(f"{folder} is in use by another process") from error
+        yield

@@ -1,0 +1,323 @@
+"""The run directory: configuration, metrics, evaluations, and checkpoints that survive anything.
+
+    config.json          what was asked for, with versions and git commit
+    metrics.jsonl        one line an iteration
+    evaluations.jsonl    one line an evaluation
+    events.out.tfevents* TensorBoard
+    checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
+    checkpoints/best.json
+    start/, actor/       of a language task: the model that it began with, and what became of it
+
+Nothing here is ever unpickled. A checkpoint is written under a temporary name, flushed to disk and renamed,
+and its manifest holds the SHA-256 of every file. So a process may be killed at any instant: what has its final
+name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+import rlzoo
+from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, pack, unpack
+from rlzoo.runs.config import Config, make_config
+from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
+
+_OF_LANGUAGE_TASKS = ("start", "actor")
+
+
+class Run:
+    """A run directory, new or old."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: Path | str, config: Config, overwrite: bool = False, model: str | None = None) -> Run:
+        """A new run directory.
+
+        Args:
+            overwrite: replace a run that is there already.
+            model: what the model is called, if it is not the one that `config` describes.
+
+        Raises:
+            RunError: there is a run already, and `overwrite` is False; or there is something else.
+        """
+        run = cls(path)
+        if run.path.exists() and not run.path.is_dir():
+            raise RunError(f"{run.path} is a file")
+        if run.path.is_dir() and any(not p.name.startswith(".") for p in run.path.iterdir()):
+            if not run._config.exists():
+                raise RunError(f"{run.path} holds something other than a run")
+            if not overwrite:
+                raise RunError(
+                    f"{run.path} holds a run already; go on with it: rlzoo resume {run.path}, "
+                    "or replace it: --overwrite"
+                )
+            with run.lock():
+                run._clear()
+        run.write_config(config, model)
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str | Run) -> Run:
+        """An existing run directory.
+
+        Raises:
+            RunError: there is none.
+        """
+        run = cls(path.path if isinstance(path, Run) else path)
+        if not run._config.is_file():
+            raise RunError(f"{run.path} holds no run (no config.json)")
+        return run
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def _config(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keeps other processes from training here. Raises `RunError` if one is at it."""
+        return lock(self.path)
+
+    def _clear(self) -> None:
+        """Removes the run, its configuration last: a directory that is half cleared is still known as a run."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for folder in _OF_LANGUAGE_TASKS:
+            shutil.rmtree(self.path / folder, ignore_errors=True)
+        for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
+            path.unlink(missing_ok=True)
+
+    def write_config(self, config: Config, model: str | None = None, extended_at: int | None = None) -> None:
+        """Writes `config.json`; `extended_at` is the step where the run had ended before it was taken further."""
+        record = {
+            "format": FORMAT,
+            **config.to_dict(),
+            "model_class": model,
+            "extended_at": extended_at,
+            "versions": versions(),
+            "git_commit": git_commit(),
+        }
+        try:
+            data = json.dumps(record, indent=2)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"config.json cannot hold these settings: {error}") from error
+        write_atomically(self._config, (data + "\n").encode())
+
+    def read_config(self) -> Config:
+        """The configuration of the run.
+
+        Raises:
+            RunError: the file is damaged, or of another version.
+        """
+        record = self._read_config()
+        for name in ("format", "model_class", "extended_at", "versions", "git_commit"):
+            record.pop(name, None)
+        try:
+            return make_config(record.pop("algorithm"), record.pop("env"), **record)
+        except (ConfigError, KeyError, TypeError, AttributeError) as error:
+            raise RunError(f"{self._config} is damaged: {_describe(error)}") from error
+
+    @property
+    def model_name(self) -> str | None:
+        """Name of the model that was given to `train`; None if `config.json` describes it."""
+        name = self._read_config().get("model_class")
+        return None if name is None else str(name)
+
+    @property
+    def extended_at(self) -> int | None:
+        """The step where the run had ended before it was taken further."""
+        step = self._read_config().get("extended_at")
+        return step if isinstance(step, int) else None
+
+    def _read_config(self) -> dict[str, Any]:
+        try:
+            record = json.loads(self._config.read_bytes())
+            version = record["format"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(f"{self._config} is not a run's configuration: {_describe(error)}") from error
+        if version != FORMAT:
+            raise RunError(f"{self._config} has format {version}; this rlzoo reads format {FORMAT}")
+        return dict(record)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, one an iteration, oldest first."""
+        return [record for _, record in _read(self.path / "metrics.jsonl")]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """The lines of `evaluations.jsonl`, oldest first."""
+        records = (record for _, record in _read(self.path / "evaluations.jsonl"))
+        return [r for r in records if {"mean_return", "deterministic", "final"} <= r.keys()]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end, and was not taken further since."""
+        steps = self.steps()
+        return bool(steps) and self._ended_at(steps[-1]) and self.extended_at != steps[-1]
+
+    def _ended_at(self, step: int) -> bool:
+        """Whether both final evaluations were made there."""
+        return any(e["step"] == step and e["final"] and e["deterministic"] for e in self.evaluations())
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, oldest first."""
+        return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
+
+    def save(self, step: int, checkpoint: Checkpoint) -> None:
+        """Writes a checkpoint; all but the last two and the best are then let go.
+
+        Raises:
+            OSError: it could not be written (a full disk); the older ones are intact.
+        """
+        self.write(step, pack(step, checkpoint))
+
+    def write(self, step: int, files: dict[str, bytes]) -> None:
+        """`save`, of a checkpoint that `pack` has made into files."""
+        target = self.checkpoints / str(step)
+        if target.exists():
+            return
+        temporary = self.checkpoints / f".{step}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            for name, data in files.items():
+                write_and_sync(temporary / name, data)
+            sync_directory(temporary)
+            temporary.rename(target)
+            sync_directory(self.checkpoints)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self._prune()
+
+    def _prune(self) -> None:
+        best = self.best_step()
+        self._remove(old for old in self.steps()[:-2] if old != best)
+
+    def _remove(self, steps: Iterable[int]) -> None:
+        """Takes the name first: what has a checkpoint's name is complete."""
+        for step in steps:
+            doomed = self.checkpoints / f".{step}.tmp"
+            (self.checkpoints / str(step)).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def load(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint at `step`, the last one if None.
+
+        Raises:
+            RunError: there is none, or it is damaged or foreign; names the next older one.
+        """
+        step = self.step_of(step)
+        folder = self.checkpoints / str(step)
+        try:
+            return unpack({name: (folder / name).read_bytes() for name in FILES})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+            older = [s for s in self.steps() if s < step]
+            remedy = f"; an older one is at step {older[-1]}: give --checkpoint {older[-1]}" if older else ""
+            raise RunError(f"cannot read checkpoint {folder}: {_describe(error)}{remedy}") from error
+
+    def step_of(self, checkpoint: int | Literal["best"] | None = None) -> int:
+        """The step of a checkpoint: the one at that step, the best, or the last one if None.
+
+        Raises:
+            RunError: there is none.
+        """
+        steps = self.steps()
+        if not steps:
+            raise RunError(f"{self.path} has no checkpoint yet")
+        step = self.best_step() if checkpoint == "best" else steps[-1] if checkpoint is None else checkpoint
+        if step not in steps:
+            wanted = "best checkpoint" if checkpoint == "best" else f"checkpoint {checkpoint}"
+            raise RunError(f"{self.path} has no {wanted}; it has {', '.join(map(str, steps))}")
+        return step
+
+    def best_step(self) -> int | None:
+        """Step of the checkpoint with the best evaluation, if there was one."""
+        try:
+            return int(json.loads((self.checkpoints / "best.json").read_text())["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def mark_best(self, step: int, mean_return: float) -> None:
+        """Keeps the checkpoint at `step` whatever comes later, and lets go of the one that was best before."""
+        data = json.dumps({"step": step, "mean_return": mean_return}).encode()
+        write_atomically(self.checkpoints / "best.json", data)
+        self._prune()
+
+    def forget_after(self, step: int) -> None:
+        """Cuts the run back to `step`, where it goes on from: metrics, evaluations and checkpoints."""
+        ended = self._ended_at(step)
+        for leftover in self.checkpoints.glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._remove(s for s in self.steps() if s > step)
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            path = self.path / name
+            if path.exists():
+                lines = [
+                    line
+                    for line, record in _read(path)
+                    if record["step"] < step or (record["step"] == step and (ended or not record.get("final")))
+                ]
+                write_atomically(path, "".join(lines).encode())
+        best = self.best_step()
+        if best is not None and best > step:
+            (self.checkpoints / "best.json").unlink()
+        self._prune()
+
+
+def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The lines of a JSON-lines file and what they hold; a half-written last line is left out."""
+    for line, record in read_jsonl(path):
+        if record is not None and isinstance(record.get("step"), int):
+            yield line, record
+
+
+def _describe(error: BaseException) -> str:
+    """One line, with the kind of error where its text says little."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, (ConfigError, OSError)) else f"{type(error).__name__}: {text}"
+
+
+def versions() -> dict[str, str]:
+    """Of rlzoo, and of what its results depend on."""
+    return {
+        "rlzoo": rlzoo.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def git_commit() -> str | None:
+    """Commit of the checkout that rlzoo runs from, if it runs from one."""
+    root = Path(rlzoo.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return git.stdout.strip()

@@ -1,0 +1,383 @@
+"""The command line, called in this process where it can be."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+from rlzoo.cli import main
+from rlzoo.core.errors import NonFiniteError
+from rlzoo.runs.run import Run
+
+SMALL = [
+    *("--total-steps", "600", "--num-envs", "4", "--num-steps", "25"),
+    *("--eval-episodes", "3", "--hidden", "8", "--no-preset"),
+]
+SMALL_PPO = [*SMALL, "--epochs", "1", "--minibatch-size", "100"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return runs.quick_run(tmp_path_factory.mktemp("cli") / "run")
+
+
+def lines(capsys):
+    captured = capsys.readouterr()
+    return captured.out.splitlines(), captured.err.splitlines()
+
+
+# What works
+
+
+def test_train_eval_resume(tmp_path, capsys):
+    path = str(tmp_path / "run")
+    assert main(["train", "ppo", "CartPole-v1", "--out", path, "--seed", "3", "--gamma", "0.9", *SMALL_PPO]) == 0
+    out, err = lines(capsys)
+    assert err == []
+    assert out[0] == f"training in {path}"
+    assert "episodes; deterministic" in out[-1]
+    config = Run(path).read_config()
+    assert (config.seed, config.algorithm.estimator.gamma, config.task.network.hidden) == (3, 0.9, (8,))
+
+    assert main(["eval", path, "--episodes", "7", "--seed", "1", "--json"]) == 0
+    (answer,), err = lines(capsys)
+    assert err == []
+    answer = json.loads(answer)
+    assert answer.keys() >= {"mean_return", "std_return", "episodes", "deterministic", "seed", "step", "run"}
+    assert (answer["episodes"], answer["seed"], answer["deterministic"]) == (7, 1, False)
+    assert main(["eval", path, "--episodes", "7", "--seed", "1", "--checkpoint", "best", "--deterministic"]) == 0
+    (line,), _ = lines(capsys)
+    assert line.startswith(f"step {Run(path).best_step()}: deterministic mean return ")
+
+    assert main(["resume", path]) == 0
+    (line,), _ = lines(capsys)
+    assert line == f"{path} is finished, at step {Run(path).steps()[-1]}; --total-steps N takes it further"
+    assert main(["resume", path, "--total_steps", "800", "--quiet"]) == 0
+    (line,), _ = lines(capsys)
+    assert line.startswith(f"step {Run(path).steps()[-1]}: mean return ")
+    assert Run(path).steps()[-1] >= 800
+
+
+def test_json_of_train_is_alone_on_standard_output(tmp_path, capsys):
+    trpo = ["train", "trpo", "CartPole-v1", "--vf-minibatch-size", "100"]
+    assert main([*trpo, "--out", str(tmp_path / "run"), "--json", *SMALL]) == 0
+    (out,), err = lines(capsys)
+    answer = json.loads(out)
+    assert answer["run"] == str(tmp_path / "run")
+    assert answer["stochastic"]["episodes"] == answer["deterministic"]["episodes"] == 100
+    assert err[0] == f"training in {tmp_path / 'run'}"
+
+
+def test_every_kind_of_option(tmp_path):
+    options = [
+        *("--hidden", "4", "5", "--activation=relu", "--normalize_obs", "--no-shared-trunk", "--target-kl", "none"),
+        *("--stop-return", "-1e9", "--total-steps", "1_000", "--env-kwargs", "sutton_barto_reward=true"),
+        *("--minibatch-size", "5e1", "--noise-correlation", ".5", "--no-vectorized", "--threads", "1"),
+    ]
+    path = tmp_path / "run"
+    assert main(["train", "ppo-clip", "CartPole-v1", "--out", str(path), *SMALL_PPO, *options]) == 0
+    config = Run(path).read_config()
+    assert config.task.network.hidden == (4, 5)
+    assert config.task.network.activation == "relu"
+    assert config.task.network.normalize_obs
+    assert config.algorithm.target_kl is None
+    assert config.algorithm.minibatch_size == 50
+    assert (config.stop_return, config.total_steps) == (-1e9, 1000)
+    assert config.task.env_kwargs == {"sutton_barto_reward": True}
+    assert not config.task.vectorized
+    assert Run(path).finished
+
+
+def test_estimator_of_choice(tmp_path):
+    arguments = ["train", "trpo", "CartPole-v1", "--estimator", "monte-carlo", "--gamma", "0.9", *SMALL]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
+    flat = Run(tmp_path / "run").read_config().to_dict()
+    assert (flat["estimator"], flat["gamma"]) == ("monte-carlo", 0.9)
+
+
+def test_preset_gives_the_defaults_of_the_help_page(monkeypatch, capsys):
+    monkeypatch.setattr("rlzoo.runs.config.find_preset", lambda *pair: {"gamma": 0.123, "hidden": [7, 7]})
+    assert main(["train", "ppo", "CartPole-v1", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "Discount factor, in [0, 1]. (default: 0.123)" in page
+    assert "(default: 7 7)" in page
+    assert "Maximise E[min(" in page
+    assert main(["train", "ppo", "CartPole-v1", "--no-preset", "--help"]) == 0
+    assert "0.123" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["commands:", "resume RUN"]),
+        (["train", "--help"], ["trust region policy optimisation", "--total-steps", "--hidden", "--out none|STR"]),
+        (["train", "trpo", "--help"], ["--max-kl", "--gae-lambda", "E[KL(π_old ‖ π_θ)] ≤ δ"]),
+        (["train", "reinforce", "CartPole-v1", "-h"], ["--no-baseline", "--gamma FLOAT"]),
+        (["resume", "--help"], ["--total-steps", "--checkpoint none|INT"]),
+        (["eval", "-h"], ["--episodes INT", "--json", "RUN"]),
+        (["play", "--help"], ["--video none|STR", "--json"]),
+        (["list", "--help"], ["--json"]),
+        (["--version"], ["rlzoo 0."]),
+    ],
+)
+def test_help(arguments, words, capsys):
+    assert main(arguments) == 0
+    page = capsys.readouterr().out
+    assert all(word in page for word in words)
+    assert all(len(line) <= 120 for line in page.splitlines())
+
+
+def test_no_command_prints_the_help_and_fails(capsys):
+    assert main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+def test_list(capsys):
+    assert main(["list"]) == 0
+    page = capsys.readouterr().out
+    assert "ppo-penalty" in page
+    assert "CartPole-v1" in page
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert list(listed["algorithms"]) == ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"]
+    assert {"id": "CartPole-v1", "vectorized": True}.items() <= next(
+        e for e in listed["environments"] if e["id"] == "CartPole-v1"
+    ).items()
+
+
+def test_list_of_language_tasks(monkeypatch, capsys):
+    presets = {"CartPole-v1": ["npg", "trpo"], "Reviews": ["ppo-clip"]}
+    monkeypatch.setattr("rlzoo.runs.presets.environments", lambda: presets)
+    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"gentle": {"beta": 0.2}})
+    assert main(["list"]) == 0
+    page = capsys.readouterr().out
+    controls, rest = page.split("language tasks\n", 1)
+    tasks, suites = rest.split("suites for rlzoo benchmark\n")
+    assert {"classic", "smoke"} <= {*suites.split()}
+    assert "  CartPole-v1                npg trpo\n" in controls
+    assert "Reviews" not in controls
+    assert [line.split()[0] for line in tasks.splitlines() if line.startswith("  ") and line[2] != " "] == [
+        *("RandomWalks", "Reviews", "Prompts"),
+        "gentle",
+    ]
+    assert "presets: ppo-clip\n" in tasks
+    assert main(["list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert "Reviews" not in {env["id"] for env in listed["environments"]}
+    (reviews,) = (task for task in listed["language_tasks"] if task["id"] == "Reviews")
+    assert reviews["presets"] == ["ppo-clip"]
+    assert "reviews" in reviews["description"]
+    assert listed["recipes"] == {"gentle": {"beta": 0.2}}
+    assert listed["suites"] == suites.split()
+
+
+@pytest.mark.parametrize(("env", "expected"), [("CartPole-v1", 1), ("RandomWalks", 7)])
+def test_threads_are_one_for_a_small_network_and_all_for_a_language_model(env, expected, tmp_path, monkeypatch):
+    threads = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    monkeypatch.setattr("os.cpu_count", lambda: 7)
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "config.json").write_text(json.dumps({"env": env}))
+    for command in ("eval", "resume", "play"):
+        assert main([command, str(tmp_path)]) == 2
+        assert main([command, str(tmp_path), "--threads", "3"]) == 2
+    assert main(["train", "ppo", env, "--help"]) == 0
+    assert threads == [expected, 3] * 3 + [expected]
+    assert os.environ["OMP_NUM_THREADS"] == str(expected)
+
+
+def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_algorithm.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from rlzoo.algorithms.reinforce import Reinforce\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(Reinforce):\n"
+        "    what: type = int\n"
+        "    n: int = 5\n"
+        '    """Of my own."""\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    assert main(["train", "own_algorithm:Mine", "CartPole-v1", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "Of my own. (default: 5)" in page
+
+
+# What does not
+
+
+FIRST = "an algorithm and an environment come first: rlzoo train ALGORITHM ENV [--option value ...]"
+NO_SCREEN = "there is no screen to open a window on: give --video FILE.mp4"
+PER_PROMPT = "num_envs must be a multiple of responses_per_prompt = 4, got 6"
+SDPA = "attention: trpo differentiates twice, which fused attention (sdpa) cannot; use eager"
+ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of ('auto', 'eager', 'sdpa')."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("trian ppo CartPole-v1", "no command 'trian'; did you mean 'train'?"),
+        ("bench", "no command 'bench'; did you mean 'benchmark'?"),
+        ("benchmark smoky", "no suite 'smoky'; did you mean 'smoke'? (rlzoo list shows them; a file ends in .yaml)"),
+        ("report", "folders of results come first: rlzoo report DIR [DIR ...]"),
+        ("report nowhere", "nowhere holds no results (no suite.json)"),
+        ("--hepl", "no option '--hepl'; did you mean '--help'?"),
+        ("train", FIRST),
+        ("train ppo", FIRST),
+        ("train --seed 1 ppo CartPole-v1", FIRST),
+        ("train pppo CartPole-v1", "no algorithm 'pppo'; did you mean 'ppo'?"),
+        ("train trop CartPole-v1", "no algorithm 'trop'; did you mean 'trpo'?"),
+        ("train nowhere:X CartPole-v1", "cannot load algorithm 'nowhere:X': No module named 'nowhere'"),
+        ("train ppo CartPol-v1", "no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ("train ppo RandomWalk", "no environment 'RandomWalk'; did you mean 'RandomWalks'?"),
+        ("train ppo nowhere:X", "environment 'nowhere:X': cannot import module 'nowhere': No module named 'nowhere'"),
+        ("train ppo CartPole-v1 --gama 1", "no option '--gama'; did you mean '--gamma'?"),
+        ("train ppo CartPole-v1 --gama=1", "no option '--gama'; did you mean '--gamma'?"),
+        ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--target-kl'?"),
+        ("train ppo CartPole-v1 --preset", "Missing value for argument '--preset'. Expected 1 values."),
+        ("train ppo RandomWalks --preset x --no-preset", "--preset and --no-preset contradict each other"),
+        ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'; did you mean '--num-envs'?"),
+        ("train ppo RandomWalks --num-envs 6 --responses-per-prompt 4", PER_PROMPT),
+        ("train trpo RandomWalks --attention sdpa", SDPA),
+        ("train trpo RandomWalks --attention sdap", ATTENTION),
+        ("train ppo Prompts", "model is missing: Prompts has none of its own"),
+        ("train ppo CartPole-v1 extra", "unexpected argument 'extra'"),
+        ("train ppo CartPole-v1 --gamma", "Missing value for argument '--gamma'. Expected 1 values."),
+        ("train ppo CartPole-v1 --gamma x", "--gamma: could not convert string to float: 'x'"),
+        ("train ppo CartPole-v1 --gamma 1.5", "gamma must be in [0, 1], got 1.5"),
+        ("train ppo CartPole-v1 --gamma nan", "gamma must be in [0, 1], got nan"),
+        ("train ppo CartPole-v1 --seed -1", "seed must be at least 0, got -1"),
+        ("train ppo CartPole-v1 --seed 1.5", "--seed: '1.5' is not an integer"),
+        ("train ppo CartPole-v1 --total-steps 0", "total_steps must be at least 1, got 0"),
+        ("train ppo CartPole-v1 --hidden 0", "hidden sizes must be at least 1, got (0,)"),
+        ("train ppo CartPole-v1 --hidden 8 x", "--hidden: Could not find valid parse for arguments: ['8', 'x']"),
+        (
+            "train ppo CartPole-v1 --activation tan",
+            "invalid choice 'tan' for argument '--activation'. Expected one of ('tanh', 'relu').",
+        ),
+        ("train ppo CartPole-v1 --env-kwargs a", "--env-kwargs: 'a' is not of the form key=value"),
+        ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N, mps or the like, got 'abacus'"),
+        ("train ppo CartPole-v1 --estimator gea", "no estimator 'gea'; did you mean 'gae'?"),
+        ("train ppo CartPole-v1 --threads 0", "threads must be at least 1, got 0"),
+        ("resume", "Missing from rlzoo resume: RUN The run directory. (required)"),
+        ("resume RUN --total-steps", "Missing value for argument '--total-steps'. Expected 1 values."),
+        ("train ppo CartPole-v1 --env Pendulum-v1", "no option '--env'; did you mean '--num-envs'?"),
+        ("resume nowhere", "nowhere holds no run (no config.json)"),
+        ("resume RUN --checkpoint 5", "RUN has no checkpoint 5; it has STEPS"),
+        ("resume RUN --total-steps 0", "total_steps must be at least 1, got 0"),
+        ("eval nowhere", "nowhere holds no run (no config.json)"),
+        ("eval RUN --episodes 0", "episodes must be at least 1, got 0"),
+        ("eval RUN --episodes many", "--episodes: could not convert string to float: 'many'"),
+        ("eval RUN --seed -1", "seed must be at least 0, got -1"),
+        ("eval RUN --checkpoint 5", "RUN has no checkpoint 5; it has STEPS"),
+        (
+            "eval RUN --checkpoint bst",
+            "--checkpoint: no type matching none|INT|{best} could be instantiated from ['bst'].",
+        ),
+        ("eval RUN --epsodes 3", "no option '--epsodes'; did you mean '--episodes'?"),
+        ("play RUN", NO_SCREEN),
+        ("play RUN --video x.avi", "video must end in .mp4 or .gif, got 'x.avi'"),
+        ("play RUN --video nowhere/x.mp4", "video: there is no directory nowhere"),
+        ("list --jsn", "no option '--jsn'; did you mean '--json'?"),
+        ("list everything", "unexpected argument 'everything'"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, line, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    steps = ", ".join(map(str, run.steps()))
+    assert main(arguments.replace("RUN", str(run.path)).split()) == 2
+    if arguments != "resume":
+        line = line.replace("RUN", str(run.path)).replace("STEPS", steps)
+    assert capsys.readouterr() == ("", f"rlzoo: {line}\n")
+    assert os.listdir(tmp_path) == []
+
+
+def test_number_that_is_not_finite_is_one_line_and_exit_code_1(run, monkeypatch, capsys):
+    def broken(*_):
+        raise NonFiniteError("gradient of the loss in epoch 1 is not finite; lower learning_rate")
+
+    monkeypatch.setattr("rlzoo.runs.run.Run.step_of", broken)
+    assert main(["eval", str(run.path)]) == 1
+    assert capsys.readouterr().err == "rlzoo: gradient of the loss in epoch 1 is not finite; lower learning_rate\n"
+
+
+def test_directory_that_holds_a_run(run, capsys):
+    before = runs.outcome(run)
+    assert main(["train", "ppo", "CartPole-v1", "--out", str(run.path)]) == 2
+    _, (line,) = lines(capsys)
+    assert (
+        line
+        == f"rlzoo: {run.path} holds a run already; go on with it: rlzoo resume {run.path}, or replace it: --overwrite"
+    )
+    assert runs.outcome(run) == before
+
+
+def test_overwrite(tmp_path):
+    run = runs.quick_run(tmp_path, seed=1)
+    arguments = ["train", "ppo", "CartPole-v1", "--out", str(tmp_path), "--quiet", *SMALL_PPO]
+    assert main([*arguments, "--overwrite"]) == 0
+    assert run.read_config().seed == 0
+
+
+def test_programming_errors_keep_their_traceback(run, monkeypatch):
+    monkeypatch.setattr("rlzoo.runs.run.Run.step_of", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["eval", str(run.path)])
+
+
+# In a process of its own
+
+
+def command(*arguments, **kwargs):
+    return subprocess.run([sys.executable, "-m", "rlzoo", *arguments], capture_output=True, text=True, **kwargs)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["resume", "--help"], ["eval", "--help"], ["trian"]])
+def test_fast_commands_import_no_torch(arguments):
+    code = f"""
+import sys
+from rlzoo.cli import main
+from rlzoo.core.errors import NonFiniteError
+main({arguments!r})
+heavy = {{"torch", "transformers", "tensorboard", "matplotlib", "rich"}} & sys.modules.keys()
+sys.exit(1 if heavy else 0)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_help_is_quick():
+    def seconds():
+        start = time.perf_counter()
+        command("--help", check=True)
+        return time.perf_counter() - start
+
+    assert statistics.median(seconds() for _ in range(5)) < 0.4
+
+
+def test_reader_that_goes_away():
+    pipe = f"{sys.executable} -m rlzoo list | true"
+    assert subprocess.run(pipe, shell=True, capture_output=True, text=True).stderr == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one process is read from /proc")
+def test_memory_of_a_run(tmp_path):
+    code = f"""
+import sys
+from rlzoo.cli import main
+from rlzoo.core.errors import NonFiniteError
+assert main(["train", "ppo", "CartPole-v1", "--total-steps", "20000", "--out", {str(tmp_path / "run")!r}]) == 0
+assert "transformers" not in sys.modules and "tensorflow" not in sys.modules
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(process.stdout.splitlines()[-1]) < 500_000

@@ -1,0 +1,328 @@
+"""The commands on language models: train, eval, play and resume on prompts of one's own, sft, reward-model."""
+
+import importlib
+import json
+import re
+
+import pytest
+import tiny
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import rlzoo
+from rlzoo.cli import main
+from rlzoo.core.errors import ConfigError
+from rlzoo.lm.finetune.reward_model import RewardModel
+from rlzoo.lm.model.pretrained import load_causal_lm
+from rlzoo.lm.tasks.language import Sample
+from rlzoo.runs.play import summary, transcript
+from rlzoo.runs.run import Run
+
+PROMPTS = ["Say a", "Tell me", "Go on"]
+TASK = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:length"}
+SMALL = {"num_envs": 6, "max_new_tokens": 4, "minibatch_size": 12, "epochs": 1, "total_steps": 60}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """The current directory, with a model, prompts, scores, texts and pairs."""
+    folder = tmp_path_factory.mktemp("lm_cli")
+    tiny.save_lm(folder / "model")
+    (folder / "prompts.txt").write_text("".join(f"{prompt}\n" for prompt in PROMPTS))
+    (folder / "score.py").write_text(
+        "def length(prompts, responses):\n    return [len(response) / 4 for response in responses]\n\n\n"
+        "def broken(prompts, responses):\n    raise ValueError('no idea')\n"
+    )
+    (folder / "texts.txt").write_text("".join(f"Hello {c}.\n" for c in "abcdefghijkl"))
+    pairs = [{"prompt": f"It is {c}", "chosen": " good", "rejected": " bad"} for c in "abcdefghijkl"]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(importlib.import_module("rlzoo.runs.train"), "FINAL_EPISODES", 5)
+        yield folder
+
+
+def options(**settings):
+    return [text for name, x in settings.items() for text in (f"--{name.replace('_', '-')}", str(x))]
+
+
+def command(*arguments, **settings):
+    return main([*arguments, *options(**settings), "--threads", "1"])
+
+
+def train(*switches, **settings):
+    return command("train", "ppo", "Prompts", *switches, **{**TASK, **SMALL, **settings})
+
+
+@pytest.fixture(scope="module")
+def run(folder):
+    assert train("--quiet", out="run", beta=0.1) == 0
+    return Run("run")
+
+
+def out_of(capsys):
+    captured = capsys.readouterr()
+    assert "rlzoo:" not in captured.err
+    return captured.out
+
+
+def complaint(capsys):
+    """The one line of a command that failed."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = [line for line in err.splitlines() if line.startswith("rlzoo: ")]
+    return line.removeprefix("rlzoo: ")
+
+
+# Runs
+
+
+def test_run_keeps_settings_start_and_actor(run):
+    config = run.read_config()
+    assert (config.env, config.task.model, config.task.beta, config.task.max_new_tokens) == ("Prompts", "model", 0.1, 4)
+    assert run.finished
+    assert run.model_name is None
+    for name in ("start", "actor"):
+        assert load_causal_lm(run.path / name).config.n_embd == 32
+
+
+def test_what_tensorboard_shows_of_a_run(run):
+    board = EventAccumulator(str(run.path))
+    board.Reload()
+    tags = board.Tags()
+    expected = {
+        "lm/score",
+        "lm/kl_reference",
+        "lm/beta",
+        "episode/return",
+        "eval/kl_reference",
+        "eval/ended",
+        "train/kl",
+    }
+    assert expected <= set(tags["scalars"])
+    assert {"config", "eval/samples", "eval/samples_deterministic"} <= set(tags["tensors"])
+    table = board.Tensors("eval/samples")[0].tensor_proto.string_val[0].decode()
+    assert table.startswith("| prompt | response | score | kl | length | ended |\n| --- |")
+    assert PROMPTS[0] in table
+
+
+def test_python_takes_the_settings_too(run, capsys):
+    same = rlzoo.runs.train("ppo", "Prompts", beta=0.1, out="same", **TASK, **SMALL)
+    assert same.read_config() == run.read_config()
+    assert same.metrics()[-1]["score"] == run.metrics()[-1]["score"]
+    assert capsys.readouterr().out == ""
+
+
+def test_eval(run, capsys):
+    assert command("eval", "run", "--json", episodes=7, seed=1) == 0
+    answer = json.loads(out_of(capsys))
+    assert answer["episodes"] == 7
+    assert answer["kl_reference"] > 0
+    assert [sample["prompt"] for sample in answer["samples"]] == [*PROMPTS, PROMPTS[0]]
+    assert command("eval", "run", episodes=7, seed=1) == 0
+    (line,) = out_of(capsys).splitlines()
+    kl = f"{answer['kl_reference']:.3g}"
+    assert re.fullmatch(rf"step \d+: mean return [\d.]+ ± [\d.]+ over 7 episodes, KL to the reference {kl}", line)
+
+
+def test_resume(run, capsys):
+    assert command("train", "ppo", "Prompts", "--quiet", **TASK, **SMALL, out="further") == 0
+    step = Run("further").steps()[-1]
+    capsys.readouterr()
+    assert command("resume", "further", total_steps=step + 30) == 0
+    said = out_of(capsys)
+    assert said.startswith(f"going on with further at step {step}\n")
+    assert Run("further").steps()[-1] >= step + 30
+
+
+def test_recipe(run, monkeypatch, capsys):
+    recipe = {"estimator": "leave-one-out", "responses_per_prompt": 3, "beta": 0.2}
+    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"grouped": recipe})
+    assert train(out="grouped", preset="grouped", beta=0.3) == 0
+    said = out_of(capsys)
+    assert said.startswith("preset grouped: estimator=leave-one-out, responses_per_prompt=3\ntraining in grouped\n")
+    config = Run("grouped").read_config()
+    assert (config.task.responses_per_prompt, config.task.beta) == (3, 0.3)
+    assert config.to_dict()["estimator"] == "leave-one-out"
+    assert train(out="gruped", preset="gruped") == 2
+    assert complaint(capsys) == "no preset 'gruped'; did you mean 'grouped'?"
+    assert command("train", "ppo", "CartPole-v1", preset="grouped", out="none") == 2
+    assert complaint(capsys).endswith("is for language tasks, RandomWalks, Reviews, Prompts; CartPole-v1 is none")
+
+
+def test_settings_are_on_the_help_page(capsys):
+    assert main(["train", "ppo", "Prompts", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "--max-new-tokens INT" in page
+    assert "--critic {head,actor,reward-model}" in page
+    assert "--num-steps" not in page
+    assert main(["train", "ppo-clip", "RandomWalks", "--help"]) == 0
+    assert re.search(r"--stop-tokens .*\(default: a\)", " ".join(capsys.readouterr().out.split()))
+
+
+def test_score_that_fails_breaks_the_run_off(capsys):
+    assert train("--quiet", out="broken", reward="score.py:broken") == 1
+    assert re.match(
+        r"step 0: reward score.py:broken: ValueError: no idea \(.*score.py:6\); there is", complaint(capsys)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompts": "nowhere.txt"}, "no such file: nowhere.txt"),
+        ({"reward": "score.py:lenght"}, "reward 'score.py:lenght': no function 'lenght'; did you mean 'length'?"),
+        ({"max_new_tokens": 32}, "max_new_tokens must leave room for a prompt in the model's context of 32, got 32"),
+        ({"critic": "reward-model"}, "critic: to start from the reward model, reward must be the directory of one"),
+    ],
+)
+def test_wrong_settings(settings, message, folder, capsys):
+    assert train(out="wrong", **settings) == 2
+    assert complaint(capsys) == message
+    assert not (folder / "wrong").exists()
+
+
+# Play
+
+
+def test_play_prints_responses(run, capsys):
+    assert command("play", "run", episodes=4, seed=2) == 0
+    text = out_of(capsys)
+    assert command("play", "run", "--json", episodes=4, seed=2) == 0
+    answer = json.loads(out_of(capsys))
+    played = rlzoo.runs.play(run, 4, seed=2)
+    assert text == transcript(played) + "\n"
+    assert answer == json.loads(json.dumps({"run": "run", "step": run.steps()[-1], "video": None, **summary(played)}))
+    assert [x.prompt for x in played] == [*PROMPTS, PROMPTS[0]]
+    assert all(x.score == len(x.response) / 4 and x.kl > 0 for x in played)
+    assert rlzoo.runs.play(run, 4, seed=3) != played
+
+
+def test_play_shows_modes_and_checkpoints(run, capsys):
+    first, again = (rlzoo.runs.play(run, 3, seed=seed, deterministic=True) for seed in (0, 1))
+    assert [x.response for x in first] == [x.response for x in again]
+    step = run.steps()[0]
+    assert command("play", "run", "--json", "--deterministic", checkpoint=step) == 0
+    answer = json.loads(out_of(capsys))
+    assert answer["step"] == step
+    assert answer["mean_kl"] != summary(first[:1])["mean_kl"]
+
+
+def test_there_is_no_video_of_a_language_model(run, capsys):
+    message = "video: there is nothing to see of Prompts; play prints what the model says"
+    assert command("play", "run", video="x.gif") == 2
+    assert complaint(capsys) == message
+    with pytest.raises(ConfigError, match=message):
+        rlzoo.runs.play(run, video="x.gif")
+
+
+def test_transcript_is_readable_and_commands_no_terminal():
+    samples = [
+        Sample("Say\nit", "a\x1b[2Jb\rc\u200bé", 0.25, 1.5, 6, True),
+        Sample("Tell", "", 0.5, 0.0, 8, False),
+    ]
+    assert transcript(samples).splitlines() == [
+        "response 1: score 0.25, KL 1.5 nats, 6 tokens",
+        "  prompt    Say",
+        "            it",
+        r"  response  a\x1b[2Jb\rc\u200bé",
+        "",
+        "response 2: score 0.5, KL 0 nats, 8 tokens, cut at the limit",
+        "  prompt    Tell",
+        "  response  ",
+        "",
+        "mean score 0.375, mean KL 0.75 nats over 2 responses",
+    ]
+    assert summary(samples)["mean_score"] == 0.375
+    assert summary(samples)["responses"][1] == samples[1]._asdict()
+
+
+# Supervised fine-tuning and reward models
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "lines"),
+    [
+        ("sft", "texts.txt", ["12 texts; GPT2LMHeadModel of", "epoch 1/2: loss", "epoch 2/2: loss", "saved in"]),
+        (
+            *("reward-model", "pairs.jsonl"),
+            ["12 pairs; GPT2ForSequenceClassification of", "epoch 1/2: loss", "epoch 2/2: loss", "saved in"],
+        ),
+    ],
+)
+def test_fit_reports_its_progress(name, data, lines, folder, capsys):
+    arguments = [name, data, *options(model="model", out=f"{name}-out", epochs=2, learning_rate=1e-3)]
+    assert command(*arguments) == 0
+    said = out_of(capsys).splitlines()
+    assert len(said) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(said, lines, strict=True))
+    assert command(*arguments) == 2
+    assert complaint(capsys).startswith(f"{name}-out holds a model already; choose another folder, or replace it")
+    assert command(*arguments, "--overwrite", "--quiet") == 0
+    (line,) = out_of(capsys).splitlines()
+    assert line.startswith("epoch 2/2: loss ")
+    assert command(*arguments, "--overwrite", "--json") == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert (answer["model"], answer["epoch"], answer["cut"]) == (f"{name}-out", 2, 0)
+    assert f"loss {answer['loss']:.4g}" in line
+    assert "saved in" in err
+
+
+def test_fine_tuned_model_and_reward_model_make_a_run(folder):
+    small = {"epochs": 1, "held_out": 0.25}
+    assert command("sft", "texts.txt", "--quiet", model="model", out="tuned", **small) == 0
+    assert command("reward-model", "pairs.jsonl", "--quiet", model="tuned", out="judge", centring=0.01, **small) == 0
+    assert train("--quiet", model="tuned", reward="judge", critic="reward-model", out="rlhf") == 0
+    (sample,) = rlzoo.runs.play("rlhf")
+    (score,) = RewardModel.load("judge")([sample.prompt], [sample.response])
+    assert sample.score == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("sft", "Missing from rlzoo sft: TEXTS A .txt file, a text a line"),
+        ("sft texts.txt --model model", "Missing from rlzoo sft: --out STR The directory to save"),
+        ("reward-model pairs.jsonl", "Missing from rlzoo reward-model: --model STR What to start from"),
+        ("sft nowhere.txt --model model --out x", "no such file: nowhere.txt"),
+        ("sft texts.txt --model model --out pairs.jsonl", "pairs.jsonl is a file"),
+        ("sft texts.txt --model model --out x --epocs 3", "no option '--epocs'; did you mean '--epochs'?"),
+        ("sft texts.txt --model model --out x --epochs 0", "epochs must be at least 1, got 0"),
+        ("sft texts.txt --model model --out x --device abacus", "device must be cpu, cuda, cuda:N, mps or the like"),
+        ("sft texts.txt pairs.jsonl --model model --out x", "unexpected argument 'pairs.jsonl'"),
+        ("reward-model texts.txt --model model --out x", "texts.txt: pairs are read from a .jsonl file"),
+        ("reward-model pairs.jsonl --model model --out x --margin 1", "no option '--margin'"),
+    ],
+)
+def test_wrong_use_of_a_fit(arguments, message, folder, capsys):
+    assert command(*arguments.split()) == 2
+    assert complaint(capsys).startswith(message)
+    assert not (folder / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["sft", "reward-model"])
+def test_help_of_a_fit(name, capsys):
+    assert main([name, "--help"]) == 0
+    page = capsys.readouterr().out
+    assert all(
+        word in page for word in ("--model STR", "--out STR", "--epochs INT", "--held-out", "--json", "--threads")
+    )
+    assert ("--vocab-size" in page) == (name == "sft")
+    assert ("--centring" in page) == (name == "reward-model")
+    assert all(len(line) <= 120 for line in page.splitlines())
+
+
+# A task that brings everything along
+
+
+@pytest.mark.slow
+def test_random_walks_from_the_command_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path))
+    settings = {"total_steps": 500, "num_envs": 20, "minibatch_size": 90, "epochs": 1, "out": "walks"}
+    assert command("train", "ppo", "RandomWalks", "--no-preset", **settings) == 0
+    said = out_of(capsys)
+    assert said.startswith("RandomWalks: supervised start on ")
+    assert command("eval", "walks", "--json", episodes=4) == 0
+    answer = json.loads(out_of(capsys))
+    assert answer["exact"] is True
+    assert 0.5 < answer["mean_return"] < 1

@@ -1,0 +1,239 @@
+"""What the documentation says is so: its Python runs, its commands parse, its tables are those of the code."""
+
+import dataclasses
+import importlib
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+import rlzoo
+from rlzoo import cli
+from rlzoo.algorithms import ALGORITHMS
+from rlzoo.cli import options
+from rlzoo.lm import TASKS
+from rlzoo.lm.finetune.data import read_pairs, read_texts
+from rlzoo.lm.tasks.settings import Language
+from rlzoo.runs.config import make_config
+from rlzoo.runs.presets import recipes
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
+WITH_COMMANDS = [page for page in PAGES if "rlzoo" in page.read_text() and "```sh" in page.read_text()]
+
+BLOCK = re.compile(r'^```(python|sh|json)(?: title="(.+?)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+
+
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page):
+    """(language, title, text) of each block of code, in order."""
+    return [(language, title, text) for language, title, text in BLOCK.findall(page.read_text())]
+
+
+def commands(text):
+    """The simple commands of a shell block, as lists of words."""
+    for line in re.split(r"\n|&&|;", text.replace("\\\n", " ")):
+        words = shlex.split(re.sub(r"\$\w*", "0", line.replace("$algorithm", "npg")), comments=True)
+        if words:
+            yield words
+
+
+def arguments_of(words):
+    """What a command gives to rlzoo; None if it calls something else."""
+    if Path(words[0]).name == "rlzoo":
+        return words[1:]
+    return words[3:] if words[:3] == ["python", "-m", "rlzoo"] else None
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """An empty current directory, that modules are found in; they are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(gymnasium.registry)
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+    for env in set(gymnasium.registry) - before:
+        del gymnasium.registry[env]
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Training ends with its second iteration, evaluations there are short, and so are files that are fitted to."""
+    iterate = rlzoo.Trainer.iterate
+
+    def counted(trainer):
+        trainer.turns = getattr(trainer, "turns", 0) + 1
+        return iterate(trainer)
+
+    monkeypatch.setattr(rlzoo.Trainer, "iterate", counted)
+    monkeypatch.setattr(rlzoo.Trainer, "done", property(lambda trainer: getattr(trainer, "turns", 0) >= 2))
+    monkeypatch.setattr(importlib.import_module("rlzoo.runs.train"), "FINAL_EPISODES", 4)
+    monkeypatch.setattr("rlzoo.lm.finetune.sft.read_texts", lambda path: read_texts(path)[:100])
+    monkeypatch.setattr("rlzoo.lm.finetune.reward_model.read_pairs", lambda path: read_pairs(path)[:100])
+
+
+SLOW = [page for page in WITH_PYTHON if page.name in ("language-guide.md", "tasks.md")]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in WITH_PYTHON], ids=name_of
+)
+def test_python_runs(page, workplace, brief):
+    namespace = {"__name__": "__main__"}
+    for language, title, text in blocks(page):
+        if title:
+            (workplace / title).write_text(text)
+        elif language == "python":
+            exec(compile(text, name_of(page), "exec"), namespace)
+        elif language == "sh":
+            for words in commands(text):
+                if words[0] == "python" and (workplace / words[-1]).is_file():
+                    runpy.run_path(words[-1], run_name="__main__")
+
+
+class Parsed(Exception):  # noqa: N818
+    """A command made sense."""
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=name_of)
+def test_commands_parse(page, workplace, monkeypatch, capsys):
+    parse = options.parse
+
+    def parse_and_stop(*arguments, partly=False):
+        try:
+            made = parse(*arguments, partly=partly)
+        except SystemExit as done:
+            raise Parsed from done
+        if partly:
+            return made
+        raise Parsed
+
+    for module in (cli.benchmarks, cli.language, cli.runs):
+        monkeypatch.setattr(module, "parse", parse_and_stop)
+    for language, title, text in blocks(page):
+        if title:
+            (workplace / title).write_text(text)
+        elif language == "sh":
+            for words in commands(text):
+                arguments = arguments_of(words)
+                if arguments is not None:
+                    try:
+                        cli.main(arguments)
+                        pytest.fail(f"{' '.join(words)}: {capsys.readouterr().err}")
+                    except Parsed:
+                        pass
+
+
+def settings_tables(page):
+    """[(name, default), ...] of each table of settings."""
+    tables = re.findall(r"^\| setting \| default .*\n\|.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE)
+    return [re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE) for table in tables]
+
+
+def shown(default):
+    """As the pages write it."""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if isinstance(default, tuple):
+        return " ".join(map(str, default)) or "none"
+    return "none" if default is None else str(default)
+
+
+def settings_of(part, leave_out=()):
+    """[(name, default), ...] of a dataclass's instance."""
+    return [(f.name, shown(getattr(part, f.name))) for f in dataclasses.fields(part) if f.name not in leave_out]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_table_of_settings_is_the_algorithms(algorithm):
+    (table,) = settings_tables(ROOT / f"docs/algorithms/{algorithm}.md")
+    instance = ALGORITHMS[algorithm]()
+    assert table == settings_of(instance.estimator) + settings_of(instance, leave_out=("estimator",))
+
+
+def test_tables_of_shared_settings_are_those_of_the_code():
+    run, control, language, network, estimator = settings_tables(ROOT / "docs/settings.md")
+    config = make_config("ppo-clip", "CartPole-v1")
+    assert run == settings_of(config, leave_out=("env", "algorithm", "task"))
+    assert control == settings_of(config.task, leave_out=("network",))
+    assert language == settings_of(Language())
+    assert network == settings_of(config.task.network)
+    assert estimator == settings_of(rlzoo.GAE())
+
+
+def as_written(cell):
+    """A value of the table of recipes: numbers are equal however they are written."""
+    try:
+        return float(cell)
+    except ValueError:
+        return {"on": True, "off": False}.get(cell, cell)
+
+
+def test_table_of_recipes_is_the_recipes():
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)
+    header = re.search(r"^\| setting \| (.*) \|$", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)[1]
+    names = [name.strip("`") for name in header.split(" | ")]
+    table = {name: {} for name in names}
+    for setting, cells in rows:
+        for name, cell in zip(names, cells.split(" | "), strict=True):
+            if cell != "–":
+                table[name][setting] = as_written(cell)
+    assert table == recipes()
+
+
+def test_language_tasks_are_on_their_page():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/tasks.md").read_text(), re.MULTILINE)
+    assert rows == list(TASKS)
+
+
+def test_metrics_of_language_models_are_explained(workplace):
+    from rlzoo.lm.finetune import sft
+    from rlzoo.lm.model import pretrained
+
+    tokenizer = sft.train_tokenizer(["ab"], 258)
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}
+    pretrained.save(pretrained.new_causal_lm(shape, len(tokenizer)), tokenizer, "model")
+    Path("prompts.txt").write_text("a\nb\n")
+    Path("score.py").write_text("def score(prompts, responses):\n    return range(len(responses))\n")
+    task = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:score", "max_new_tokens": 4}
+    metrics = rlzoo.Trainer(make_config("ppo-clip", "Prompts", **task)).iterate().metrics
+    pages = [ROOT / "docs/language-guide.md", ROOT / "docs/algorithms/ppo-clip.md"]
+    missing = [name for name in metrics if not any(f"`{name}`" in page.read_text() for page in pages)]
+    assert not missing
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_metrics_are_explained(algorithm):
+    trainer = rlzoo.Trainer(make_config(algorithm, "CartPole-v1", num_envs=2, num_steps=64))
+    page = (ROOT / f"docs/algorithms/{algorithm}.md").read_text()
+    missing = [name for name in trainer.iterate().metrics if f"`{name}`" not in page]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=name_of)
+def test_links_lead_to_files(page):
+    links = re.findall(r"(?<!!)\[[^]]*\]\(([^)#]+)", page.read_text())
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_and_tests_that_are_named_exist(page):
+    for path, test in re.findall(r"`((?:rlzoo|tests|benchmarks)/[\w/.-]+\.(?:py|toml))(?:::(\w+))?`", page.read_text()):
+        assert (ROOT / path).is_file(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), f"{path}::{test}"
+
+
+@pytest.mark.parametrize("suite", ["classic", "lm"])
+def test_figures_are_those_of_the_committed_reports(suite):
+    report = ROOT / "benchmarks" / "results" / suite / "figures" / "overview.svg"
+    assert (ROOT / "docs" / "assets" / f"{suite}.svg").read_bytes() == report.read_bytes()

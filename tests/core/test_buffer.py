@@ -1,0 +1,273 @@
+"""`Buffer`: masked statistics, rows and minibatches."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from builders import make_buffer, make_model
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.distributions import Categorical
+
+
+def buffer_of(x, mask):
+    """A buffer whose reward is `x`; both are nested lists (N, T)."""
+    reward, mask = torch.tensor(x, dtype=torch.float64), torch.tensor(mask)
+    ends = torch.zeros_like(mask)
+    return Buffer(torch.zeros(*mask.shape, 1), torch.zeros_like(mask, dtype=torch.int64), reward, ends, ends, mask)
+
+
+def test_mean_is_over_unmasked_steps():
+    buffer = buffer_of([[1, 2, 100], [6, -100, 3]], [[True, True, False], [True, False, True]])
+    assert buffer.mean(buffer.reward) == 3.0
+    assert buffer.num_steps == 4
+
+
+def test_whiten_uses_the_biased_standard_deviation_of_unmasked_steps():
+    buffer = buffer_of([[1, 3, 100], [5, -100, 7]], [[True, True, False], [True, False, True]])
+    white = buffer.whiten(buffer.reward)[buffer.mask]  # mean 4, variance (9 + 1 + 1 + 9) / 4 = 5
+    expected = torch.tensor([-3, -1, 1, 3], dtype=torch.float64) / 5**0.5
+    torch.testing.assert_close(white, expected, rtol=1e-5, atol=0)
+
+
+def test_whitened_advantage_follows_the_advantage():
+    buffer = buffer_of([[0.0, 0.0]], [[True, True]])
+    for advantage in ([[1.0, 3.0]], [[3.0, 1.0]]):
+        changed = buffer.replace(advantage=torch.tensor(advantage, dtype=torch.float64))
+        torch.testing.assert_close(changed.whitened_advantage, changed.advantage - 2, rtol=1e-5, atol=0)
+
+
+@given(st.floats(-100, 100), st.integers(1, 300), st.integers(0, 9))
+def test_whitened_constant_is_zero_in_single_precision(constant, steps, masked):
+    x = torch.full((1, steps + masked), constant)
+    mask = torch.arange(steps + masked)[None] < steps
+    buffer = Buffer(x, x, x, ~mask, ~mask, mask)
+    assert buffer.whiten(torch.where(mask, x, 0.0))[mask].abs().max() < 1e-3
+
+
+def test_empty_mask_gives_zero_mean_and_finite_whitening():
+    buffer = buffer_of([[1, 2]], [[False, False]])
+    assert buffer.mean(buffer.reward) == 0
+    assert buffer.whiten(buffer.reward).isfinite().all()
+
+
+def test_batch_of_one_whitens_to_zero():
+    buffer = buffer_of([[5]], [[True]])
+    assert buffer.whiten(buffer.reward).tolist() == [[0.0]]
+
+
+def test_padding_changes_no_statistic():
+    short = buffer_of([[1, 2], [3, 9]], [[True, True], [True, False]])
+    padded = buffer_of([[1, 2, 7], [3, 9, 7]], [[True, True, False], [True, False, False]])
+    for buffer in (short, padded):
+        assert float(buffer.mean(buffer.reward)) == pytest.approx(2)
+    torch.testing.assert_close(short.whiten(short.reward)[short.mask], padded.whiten(padded.reward)[padded.mask])
+
+
+def test_rows_cut_time_into_contexts_and_drop_what_was_seen_last():
+    buffer = make_buffer(make_model(), rows=2, steps=6)
+    steps = buffer.rows(1)
+    assert steps.obs.shape == (12, 1, 4)
+    assert torch.equal(steps.obs[7, 0], buffer.obs[1, 1])
+    assert steps.value.shape == steps.mask.shape == (12, 1)
+    assert torch.equal(steps.logp[:, 0], buffer.logp.reshape(-1))
+
+    halves = buffer.rows(3)
+    assert torch.equal(halves.obs[3], buffer.obs[1, 3:6])
+    assert torch.equal(halves.reward[3], buffer.reward[1, 3:])
+
+
+def test_context_zero_is_the_whole_row():
+    buffer = make_buffer(make_model(), rows=2, steps=6)
+    whole = buffer.rows(0)
+    assert whole.mask.shape == (2, 6)
+    assert torch.equal(whole.obs, buffer.obs[:, :-1])
+
+
+def test_rows_that_do_not_divide_the_steps_are_an_error():
+    with pytest.raises(ValueError, match="rows of 6 steps cannot be cut into rows of 4"):
+        make_buffer(make_model(), steps=6).rows(4)
+
+
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 60), st.integers(0, 99))
+def test_minibatches_of_an_epoch_cover_every_row_once(rows, context, steps, seed):
+    x = torch.arange(rows * context, dtype=torch.float32).reshape(rows, context)
+    mask = torch.ones_like(x, dtype=torch.bool)
+    parts = list(Buffer(x, x, x, ~mask, ~mask, mask).minibatches(steps, np.random.default_rng(seed)))
+
+    sizes = [part.num_rows for part in parts]
+    assert sizes[:-1] == [max(1, steps // context)] * (len(parts) - 1)
+    assert 0 < sizes[-1] <= max(1, steps // context)
+    together = torch.cat([part.reward for part in parts])
+    assert torch.equal(together[together[:, 0].argsort()], x)
+
+
+def test_minibatches_keep_the_fields_of_a_step_together():
+    buffer = make_buffer(make_model()).rows(1)
+    buffer = buffer.replace(old=Categorical(buffer.obs))
+    for part in buffer.minibatches(5, np.random.default_rng(0)):
+        for row in range(part.num_rows):
+            (source,) = torch.nonzero((buffer.obs == part.obs[row]).all(-1).all(-1)).flatten()
+            assert part.logp[row] == buffer.logp[source]
+            assert torch.equal(part.old.logits[row], buffer.obs[source])
+
+
+def test_epochs_differ_in_order_and_repeat_with_the_seed():
+    buffer = make_buffer(make_model()).rows(1)
+    rng = np.random.default_rng(3)
+    first, second = (torch.cat([m.obs for m in buffer.minibatches(8, rng)]) for _ in range(2))
+    again = torch.cat([m.obs for m in buffer.minibatches(8, np.random.default_rng(3))])
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
+def test_minibatch_as_large_as_the_buffer_is_the_buffer():
+    buffer = make_buffer(make_model())
+    assert list(buffer.minibatches(32, np.random.default_rng(0))) == [buffer]
+
+
+def test_minibatch_without_an_unmasked_step_is_left_out():
+    buffer = buffer_of([[1], [2], [3]], [[True], [False], [True]])
+    parts = list(buffer.minibatches(1, np.random.default_rng(0)))
+    assert sorted(float(part.reward) for part in parts) == [1, 3]
+
+
+def test_map_leaves_absent_fields_absent():
+    buffer = buffer_of([[1.0, 2.0]], [[True, True]]).map(lambda x: x[:1])
+    assert len(buffer.logp) == len(buffer.advantage) == 0
+    assert buffer.old is None
+
+
+def test_buffer_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        buffer_of([[1.0]], [[True]]).reward = None
+
+
+def test_fields_of_unequal_shape_are_an_error():
+    buffer = buffer_of([[1.0, 2.0]], [[True, True]])
+    with pytest.raises(TypeCheckError, match="mask"):
+        buffer.replace(mask=buffer.mask[:, :1])
+
+
+def test_buffer_without_an_unmasked_step_has_no_minibatches():
+    empty = buffer_of([[1, 2]], [[False, False]])
+    assert list(empty.minibatches(100, np.random.default_rng(0))) == []
+
+
+def spread(rows=7, steps=5, seed=0):
+    """Random rewards, advantages and masks; some rows may be masked as a whole."""
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(2, rows, steps)))
+    mask = torch.from_numpy(rng.random((rows, steps)) < 0.6)
+    mask[rng.integers(rows)] = False
+    mask[rng.integers(rows)] |= True
+    no = torch.zeros_like(mask)
+    return Buffer(torch.arange(rows * steps).view(rows, steps, 1), no.long(), x[0], no, no, mask, advantage=x[1])
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 60), st.integers(0, 99))
+def test_statistics_of_parts_are_those_of_the_whole(rows, steps, size, seed):
+    whole = spread(rows, steps, seed)
+    demo = torch.where(whole.mask, 0.0, 0.5).double()
+    whole = whole.replace(demo=demo)
+    parts = list(whole.parts(size))
+    assert [part.num_rows for part in parts[:-1]] == [max(1, size // steps)] * (len(parts) - 1)
+    assert torch.equal(torch.cat([part.obs for part in parts]), whole.obs)
+    total = sum(float(part.mean(part.reward)) for part in parts)
+    assert total == pytest.approx(float(whole.mean(whole.reward)), abs=1e-12)
+    shown = sum(float(part.demonstrated(part.reward)) for part in parts)
+    assert shown == pytest.approx(float(whole.demonstrated(whole.reward)), abs=1e-12)
+    assert torch.equal(torch.cat([part.whitened_advantage for part in parts]), whole.whitened_advantage)
+
+
+def test_a_mean_in_uneven_parts_by_hand():
+    whole = buffer_of([[1, 2], [6, -100], [3, 100]], [[True, True], [True, False], [True, False]])
+    parts = list(whole.parts(4))
+    assert [part.num_rows for part in parts] == [2, 1]
+    assert [float(part.mean(part.reward)) for part in parts] == [(1 + 2 + 6) / 4, 3 / 4]
+
+
+def test_parts_without_a_limit_are_the_buffer_itself():
+    whole = spread()
+    for steps in (None, 35, 1000):
+        assert list(whole.parts(steps)) == [whole]
+
+
+def test_a_part_that_is_changed_stays_one_and_a_minibatch_is_a_whole():
+    whole = spread()
+    part = list(whole.parts(10))[1].replace(reward=torch.ones(2, 5).double())
+    assert float(part.mean(part.reward)) == pytest.approx(int(part.mask.sum()) / whole.num_steps)
+    for minibatch in whole.minibatches(10, np.random.default_rng(0)):
+        assert minibatch.part_of is None
+        assert float(minibatch.mean(torch.ones(minibatch.mask.shape).double())) == pytest.approx(1)
+
+
+def with_demonstrations(own, shown, steps=3):
+    """Rows that count, whose reward is 1, and rows of demonstrations under them, γ being 0.5 at all but one step."""
+    buffer = buffer_of(
+        [[1.0] * steps] * own + [[0.0] * steps] * shown, [[True] * steps] * own + [[False] * steps] * shown
+    )
+    demo = torch.where(buffer.mask, 0.0, 0.5).double()
+    demo[own:, -1] = 0
+    return buffer.replace(demo=demo)
+
+
+def test_demonstrated_is_a_weighted_mean_over_steps_of_demonstrations():
+    buffer = with_demonstrations(2, 2)
+    logp = torch.tensor([[9, 9, 9], [9, 9, 9], [-1, -2, 9], [-3, -6, 9]]).double()
+    assert float(buffer.demonstrated(logp)) == 0.5 * -12 / 4
+    assert float(buffer.mean(logp)) == 9
+    assert buffer.has_demonstrations
+    assert not spread().has_demonstrations
+    assert float(buffer.replace(demo=torch.zeros_like(buffer.demo)).demonstrated(logp)) == 0
+
+
+@pytest.mark.parametrize(("own", "shown", "rows"), [(12, 6, 4), (12, 12, 3), (8, 24, 2), (12, 3, 4), (6, 3, 2)])
+def test_demonstrations_come_on_top_of_a_minibatch(own, shown, rows):
+    """As many minibatches as without them, with as many rows that count, and equal shares of the demonstrations."""
+    parts = list(with_demonstrations(own, shown).minibatches(3 * rows + 1, np.random.default_rng(0)))
+    assert [part.mask.any(1).sum().item() for part in parts] == [rows] * (own // rows)
+    assert [part.demo.any(1).sum().item() for part in parts] == [shown * rows // own] * (own // rows)
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 30), st.integers(0, 99))
+def test_demonstrations_are_dealt_evenly(own, shown, rows, seed):
+    buffer = with_demonstrations(own, shown)
+    buffer = buffer.replace(obs=torch.arange(buffer.mask.numel()).view(own + shown, 3, 1))
+    parts = list(buffer.minibatches(3 * rows, np.random.default_rng(seed)))
+    together = torch.cat([part.obs for part in parts])
+    assert torch.equal(together[together[:, 0, 0].argsort()], buffer.obs)
+    for part in parts[:-1]:
+        assert abs(float(part.demo.any(1).sum()) - part.num_rows * shown / (own + shown)) <= 1
+        assert abs(float(part.mask.any(1).sum()) - rows) <= 2
+
+
+def test_demonstrations_are_shuffled_with_their_tokens():
+    buffer = with_demonstrations(6, 6)
+    buffer = buffer.replace(obs=torch.arange(36).view(12, 3, 1), action=torch.arange(36).view(12, 3) + 100)
+    rng = np.random.default_rng(0)
+    first, second = (torch.cat([m.obs for m in buffer.minibatches(6, rng)]) for _ in range(2))
+    assert not torch.equal(first, second)
+    for part in buffer.minibatches(6, rng):
+        assert torch.equal(part.action, part.obs[..., 0] + 100)
+        assert torch.equal(part.demo[:, 0] > 0, part.obs[:, 0, 0] >= 18)
+
+
+def test_a_buffer_of_demonstrations_alone_has_no_minibatches():
+    assert list(with_demonstrations(0, 3).minibatches(3, np.random.default_rng(0))) == []
+
+
+def test_fields_survive_what_changes_a_buffer():
+    buffer = spread().replace(group_size=4)
+    buffer = buffer.replace(demo=torch.ones_like(buffer.reward), old=Categorical(torch.randn(7, 5, 3)))
+    tensors = buffer.tensors()
+    again = buffer.with_tensors(x.clone() for x in tensors)
+    assert all(map(torch.equal, again.tensors(), tensors))
+    assert again.group_size == buffer.map(lambda x: x[:4]).group_size == buffer.rows(0).group_size == 4
+    part = next(iter(buffer.parts(10)))
+    assert part.group_size == 4
+    assert part.old.logits.shape == (2, 5, 3)

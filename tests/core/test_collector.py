@@ -1,0 +1,194 @@
+"""Collection on a scripted environment whose every step is known."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rlzoo.control import envs
+from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.envs import EnvError
+from rlzoo.control.networks import Network
+from rlzoo.core.collector import Collector, Episode, evaluate
+
+
+class Scripted:
+    """Copy i plays episodes of `lengths[i]` steps, cut by a time limit in odd copies; observes (copy, episode,
+    time) and pays 1 + time. Its forced steps follow NEXT_STEP autoreset."""
+
+    def __init__(self, lengths):
+        self.lengths = np.array(lengths)
+        self.num_envs = len(lengths)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,))
+        self.action_space = spaces.Discrete(2)
+        self.episode = np.full(self.num_envs, -1)
+
+    def _observe(self):
+        return np.stack([np.arange(self.num_envs), self.episode, self.time], 1).astype(np.float32)
+
+    def reset(self):
+        self.episode = self.episode + 1
+        self.time = np.zeros(self.num_envs, int)
+        self.over = np.zeros(self.num_envs, bool)
+        return self._observe(), self.over.copy()
+
+    def step(self, action):
+        assert action.shape == (self.num_envs,)
+        reward = np.where(self.over, 0, 1 + self.time).astype(np.float32)
+        self.episode = self.episode + self.over
+        self.time = np.where(self.over, 0, self.time + 1)
+        self.over = self.time == self.lengths
+        odd = np.arange(self.num_envs) % 2 == 1
+        return self._observe(), reward, self.over & ~odd, self.over & odd, self.over.copy()
+
+    def settle(self, buffer):
+        return buffer
+
+    def state_dict(self):
+        return {"episode": self.episode, "time": self.time, "over": self.over}
+
+    def load_state_dict(self, state):
+        self.episode, self.time, self.over = state["episode"], state["time"], state["over"]
+
+    def close(self):
+        pass
+
+
+def make_collector(lengths, num_steps=5, seed=0, whole_episodes=False):
+    env = Scripted(lengths)
+    noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
+    return Collector(env, noise, num_steps, whole_episodes)
+
+
+def model_for(env, seed=0, **network):
+    return Network(hidden=(8,), **network).build(
+        env.observation_space, env.action_space, torch.Generator().manual_seed(seed)
+    )
+
+
+def times(buffer, row):
+    return buffer.obs[row, :, 2].int().tolist()
+
+
+def collect(collector):
+    return collector.collect(make_actor(model_for(collector.env)))
+
+
+def test_buffer_holds_what_the_environment_did():
+    buffer, _ = collect(make_collector([3, 2]))
+    assert times(buffer, 0) == [0, 1, 2, 3, 0, 1]
+    assert times(buffer, 1) == [0, 1, 2, 0, 1, 2]
+    assert buffer.reward.tolist() == [[1, 2, 3, 0, 1], [1, 2, 0, 1, 2]]
+    assert buffer.terminated.int().tolist() == [[0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
+    assert buffer.truncated.int().tolist() == [[0, 0, 0, 0, 0], [0, 1, 0, 0, 1]]
+    assert buffer.mask.int().tolist() == [[1, 1, 1, 0, 1], [1, 1, 0, 1, 1]]
+    assert buffer.num_steps == 8
+
+
+def test_rows_go_on_in_the_next_buffer():
+    collector = make_collector([3, 2])
+    first, second = collect(collector)[0], collect(collector)[0]
+    assert torch.equal(second.obs[:, 0], first.obs[:, -1])
+    assert times(second, 0) == [1, 2, 3, 0, 1, 2]
+    assert second.mask.int().tolist() == [[1, 1, 0, 1, 1], [0, 1, 1, 0, 1]]
+
+
+def test_value_after_a_truncation_is_that_of_the_final_observation():
+    collector = make_collector([3, 2])
+    model = model_for(collector.env)
+    buffer = evaluate(model, collect(collector)[0])
+    for row, t in torch.nonzero(buffer.truncated):
+        final = torch.tensor([[float(row), buffer.obs[row, t, 1], 2.0]])
+        torch.testing.assert_close(buffer.value[row, t + 1], model.value(final)[0].detach())
+
+
+def test_episodes_are_counted_across_buffers():
+    collector = make_collector([3, 7], num_steps=5)
+    episodes = [collect(collector)[1] for _ in range(3)]
+    assert episodes == [
+        [Episode(6.0, 3)],
+        [Episode(6.0, 3), Episode(28.0, 7)],
+        [Episode(6.0, 3), Episode(6.0, 3), Episode(28.0, 7)],
+    ]
+
+
+def test_returned_arrays_may_be_overwritten_by_the_environment():
+    env = envs.make("CartPole-v1", 3, 0)
+    noise = ActionNoise(env.action_space, 3, np.random.default_rng(0))
+    buffer, _ = Collector(env, noise, 20).collect(make_actor(model_for(env)))
+    assert (buffer.obs[:, 1:] != buffer.obs[:, :-1]).any(-1).all()
+
+
+def test_whole_episodes_take_one_episode_from_each_copy():
+    collector = make_collector([3, 40, 1], whole_episodes=True)
+    buffer, episodes = collect(collector)
+    assert buffer.mask.shape == (3, 40)
+    assert buffer.obs.shape == (3, 41, 3)
+    assert buffer.mask.sum(1).tolist() == [3, 40, 1]
+    for row, length in enumerate((3, 40, 1)):
+        assert buffer.mask[row, :length].all()
+        assert times(buffer, row)[: length + 1] == list(range(length + 1))
+        assert (buffer.terminated | buffer.truncated)[row, length - 1]
+    assert episodes == [Episode(1.0, 1), Episode(6.0, 3), Episode(820.0, 40)]
+
+
+def test_whole_episodes_start_afresh_in_every_buffer():
+    collector = make_collector([3, 40], whole_episodes=True)
+    for _ in range(2):
+        buffer, episodes = collect(collector)
+        assert (buffer.obs[:, 0, 2] == 0).all()
+        assert episodes == [Episode(6.0, 3), Episode(820.0, 40)]
+
+
+def test_whole_episodes_that_never_end_are_an_error(monkeypatch):
+    monkeypatch.setattr("rlzoo.core.collector._ENDLESS", 100)
+    with pytest.raises(EnvError, match="still going on after 100 steps: whole episodes must end"):
+        collect(make_collector([3, 10**9], whole_episodes=True))
+
+
+@pytest.mark.parametrize("whole_episodes", [False, True])
+def test_collector_goes_on_from_its_state_to_the_bit(whole_episodes):
+    collector = make_collector([3, 7], whole_episodes=whole_episodes)
+    collect(collector)
+    state = collector.state_dict()
+    expected, episodes = collect(collector)
+    other = make_collector([3, 7], seed=5, whole_episodes=whole_episodes)
+    other.load_state_dict(state)
+    buffer, other_episodes = collect(other)
+    assert other_episodes == episodes
+    for name in ("obs", "action", "reward", "terminated", "truncated", "mask"):
+        assert torch.equal(getattr(buffer, name), getattr(expected, name))
+
+
+def test_state_of_an_environment_that_has_none_restores_the_noise_alone():
+    collector = make_collector([3, 7])
+    state = {**collector.state_dict(), "env": None}
+    other = make_collector([3, 7], seed=5)
+    other.load_state_dict(state)
+    buffer, _ = collect(other)
+    assert times(buffer, 0)[0] == 0
+    assert torch.equal(buffer.action, collect(collector)[0].action)
+
+
+@pytest.mark.parametrize("network", [{}, {"shared_trunk": True, "normalize_obs": True}])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_ratio_is_one_after_evaluate(env_id, network):
+    env = envs.make(env_id, 4, 0)
+    noise = ActionNoise(env.action_space, 4, np.random.default_rng(0))
+    model = model_for(env, **network)
+    buffer, _ = Collector(env, noise, 64).collect(make_actor(model))
+    batch = evaluate(model, buffer).rows(1)
+    logp = model.distribution(batch.obs).log_prob(batch.action).detach()
+    assert float((torch.exp(logp - batch.logp) - 1).abs().max()) < 1e-6
+
+
+def test_stored_log_probability_is_that_of_the_unclipped_action():
+    env = envs.make("Pendulum-v1", 4, 0)
+    noise = ActionNoise(env.action_space, 4, np.random.default_rng(0))
+    model = model_for(env, log_std_init=1.0)
+    buffer, _ = Collector(env, noise, 64).collect(make_actor(model))
+    assert (buffer.action.abs() > 2).any()
+    evaluated = evaluate(model, buffer)
+    assert torch.equal(evaluated.action, buffer.action)
+    logp = model.distribution(buffer.obs[:, :-1]).log_prob(buffer.action)
+    torch.testing.assert_close(evaluated.logp, logp.detach())

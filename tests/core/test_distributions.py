@@ -1,0 +1,196 @@
+"""Distributions against enumeration, `torch.distributions` and their own samples."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Independent, Normal, kl_divergence
+
+from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
+
+SAMPLES = 20_000
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+CATEGORICAL = Categorical(tensor(0.3, -1.2, 2.0, 0.0))
+GAUSSIAN = DiagGaussian(tensor(0.5, -2.0), tensor(-0.7, 0.4))
+MULTI = MultiCategorical((Categorical(tensor(0.3, -1.2, 0.9)), Categorical(tensor(1.0, -0.5))))
+PAIRS = torch.cartesian_prod(torch.arange(3), torch.arange(2))
+
+
+def repeat(distribution, count=SAMPLES):
+    return distribution.map(lambda x: x.expand(count, *x.shape))
+
+
+def others(seed):
+    """For each kind of distribution two that differ, over a batch of 7."""
+    logits = random(4, 7, 3, seed=seed)
+    return [
+        (Categorical(logits[0]), Categorical(logits[1])),
+        (DiagGaussian(logits[0], logits[1]), DiagGaussian(logits[2], logits[3])),
+        (
+            MultiCategorical((Categorical(logits[0]), Categorical(logits[1, :, :2]))),
+            MultiCategorical((Categorical(logits[2]), Categorical(logits[3, :, :2]))),
+        ),
+    ]
+
+
+def test_categorical_probabilities_by_hand():
+    distribution = Categorical(tensor(0, math.log(2), math.log(5)) + 3)
+    probabilities = repeat(distribution, 3).log_prob(torch.arange(3)).exp()
+    torch.testing.assert_close(probabilities, tensor(0.125, 0.25, 0.625))
+
+
+def test_gaussian_density_by_hand():
+    density = DiagGaussian(tensor(1, 0), tensor(0, math.log(2))).log_prob(tensor(2, 4))
+    assert float(density) == pytest.approx(-0.5 - 2 - math.log(2) - math.log(2 * math.pi))
+
+
+@pytest.mark.parametrize(("distribution", "actions"), [(CATEGORICAL, torch.arange(4)), (MULTI, PAIRS)])
+def test_probabilities_sum_to_one(distribution, actions):
+    assert float(repeat(distribution, len(actions)).log_prob(actions).exp().sum()) == pytest.approx(1)
+
+
+def test_density_integrates_to_one():
+    x = torch.linspace(-12, 12, 1201, dtype=torch.float64)
+    grid = torch.cartesian_prod(x, x)
+    density = repeat(GAUSSIAN, len(grid)).log_prob(grid).exp()
+    assert float(density.sum() * (x[1] - x[0]) ** 2) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize(("distribution", "actions"), [(CATEGORICAL, torch.arange(4)), (MULTI, PAIRS)])
+def test_entropy_by_enumeration(distribution, actions):
+    logp = repeat(distribution, len(actions)).log_prob(actions)
+    torch.testing.assert_close(distribution.entropy(), -(logp.exp() * logp).sum())
+
+
+@pytest.mark.parametrize("k", [0, 2])
+def test_kl_by_enumeration(k):
+    p, q = others(seed=1)[k]
+    actions = torch.arange(3) if k == 0 else PAIRS
+
+    def table(distribution):
+        return distribution.map(lambda x: x[:, None].expand(-1, len(actions), -1)).log_prob(
+            actions.expand(7, *actions.shape)
+        )
+
+    expected = (table(p).exp() * (table(p) - table(q))).sum(1)
+    torch.testing.assert_close(p.kl(q), expected)
+
+
+def test_gaussian_entropy_and_kl_by_monte_carlo():
+    p, q = DiagGaussian(tensor(0.5, -2), tensor(-0.7, 0.4)), DiagGaussian(tensor(0, -1), tensor(0.2, 0.1))
+    x = repeat(p, 200_000).sample(generator())
+    logp, logq = (repeat(d, len(x)).log_prob(x) for d in (p, q))
+    assert float(p.entropy()) == pytest.approx(float(-logp.mean()), abs=4 * float(logp.std()) / 200_000**0.5)
+    log_ratio = logp - logq
+    assert float(p.kl(q)) == pytest.approx(float(log_ratio.mean()), abs=4 * float(log_ratio.std()) / 200_000**0.5)
+
+
+def test_categorical_equals_torch():
+    (p, q), *_ = others(seed=2)
+    torch_p, torch_q = TorchCategorical(logits=p.logits), TorchCategorical(logits=q.logits)
+    action = p.sample(generator())
+    torch.testing.assert_close(p.log_prob(action), torch_p.log_prob(action))
+    torch.testing.assert_close(p.entropy(), torch_p.entropy())
+    torch.testing.assert_close(p.kl(q), kl_divergence(torch_p, torch_q))
+
+
+def test_gaussian_equals_torch():
+    _, (p, q), _ = others(seed=2)
+    torch_p, torch_q = (Independent(Normal(d.mean, d.log_std.exp()), 1) for d in (p, q))
+    action = p.sample(generator())
+    torch.testing.assert_close(p.log_prob(action), torch_p.log_prob(action))
+    torch.testing.assert_close(p.entropy(), torch_p.entropy())
+    torch.testing.assert_close(p.kl(q), kl_divergence(torch_p, torch_q))
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_kl_is_zero_only_for_equals_and_has_a_direction(k):
+    p, q = others(seed=3)[k]
+    torch.testing.assert_close(p.kl(p), torch.zeros(7, dtype=torch.float64))
+    assert (p.kl(q) > 0).all()
+    assert ((p.kl(q) - q.kl(p)).abs() > 1e-6).all()
+
+
+def test_categorical_sample_frequencies_match_probabilities():
+    sample = repeat(CATEGORICAL).sample(generator(4))
+    expected = CATEGORICAL.log_probs.exp().numpy() * SAMPLES
+    assert stats.chisquare(np.bincount(sample, minlength=4), expected).pvalue > 0.01
+
+
+def test_multicategorical_sample_frequencies_match_probabilities():
+    sample = repeat(MULTI).sample(generator(4))
+    expected = repeat(MULTI, 6).log_prob(PAIRS).exp().numpy() * SAMPLES
+    assert stats.chisquare(np.bincount(sample @ torch.tensor([2, 1]), minlength=6), expected).pvalue > 0.01
+
+
+def test_gaussian_samples_have_the_density():
+    sample = repeat(GAUSSIAN).sample(generator(4)).numpy()
+    for column, mean, log_std in zip(sample.T, GAUSSIAN.mean, GAUSSIAN.log_std, strict=True):
+        assert stats.kstest(column, stats.norm(float(mean), math.exp(log_std)).cdf).pvalue > 0.01
+    assert stats.pearsonr(*sample.T).pvalue > 0.01
+
+
+@pytest.mark.parametrize("distribution", [CATEGORICAL, MULTI])
+def test_categorical_noise_is_standard_gumbel(distribution):
+    noise = repeat(distribution, 5000).noise(generator(6))
+    assert stats.kstest(noise.flatten(), "gumbel_r").pvalue > 0.01
+
+
+def test_gaussian_noise_is_standard_normal():
+    assert stats.kstest(repeat(GAUSSIAN, 5000).noise(generator(6)).flatten(), "norm").pvalue > 0.01
+
+
+@pytest.mark.parametrize("distribution", [CATEGORICAL, GAUSSIAN, MULTI])
+def test_zero_noise_gives_the_most_probable_action(distribution):
+    zero = torch.zeros_like(distribution.noise())
+    mode = distribution.from_noise(zero)
+    assert torch.equal(mode, distribution.mode)
+    samples = repeat(distribution, 1000).sample(generator())
+    assert (repeat(distribution, 1000).log_prob(samples) <= distribution.log_prob(mode)).all()
+
+
+@pytest.mark.parametrize("distribution", [CATEGORICAL, GAUSSIAN, MULTI])
+def test_sample_repeats_with_its_generator(distribution):
+    assert torch.equal(distribution.sample(generator(7)), distribution.sample(generator(7)))
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_map_indexes_every_parameter(k):
+    p, _ = others(seed=5)[k]
+    assert torch.equal(p.map(lambda x: x[2:4]).entropy(), p.entropy()[2:4])
+
+
+@pytest.mark.parametrize("k", range(3))
+def test_detach_cuts_the_graph_and_keeps_the_values(k):
+    p, _ = others(seed=5)[k]
+    p = p.map(lambda x: x.clone().requires_grad_())
+    assert p.entropy().requires_grad
+    assert not p.detach().entropy().requires_grad
+    assert torch.equal(p.detach().entropy(), p.entropy())
+
+
+def test_sampling_leaves_no_graph():
+    distribution = GAUSSIAN.map(lambda x: x.clone().requires_grad_())
+    assert not distribution.sample(generator()).requires_grad
+
+
+def test_extreme_logits_stay_finite():
+    extreme = Categorical(torch.tensor([1e30, -1e30, 0.0]))
+    assert extreme.log_prob(torch.tensor(0)) == 0
+    assert extreme.entropy() == 0

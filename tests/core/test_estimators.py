@@ -1,0 +1,381 @@
+"""Advantages and returns: hand numbers, the definitions, and what must not matter."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from builders import make_buffer, make_ends, make_model, with_junk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlzoo.core.errors import ConfigError
+from rlzoo.core.estimators import (
+    ESTIMATORS,
+    GAE,
+    GroupNorm,
+    LeaveOneOut,
+    MonteCarlo,
+    complete_episodes,
+    gae,
+    group_norm,
+    leave_one_out,
+    monte_carlo,
+)
+
+
+def tensor(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@st.composite
+def experience(draw, rate=0.3):
+    """Rewards, values, ends and mask of a few rows, with a forced step after each end or with none."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows, steps = draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    terminated, truncated, mask = make_ends(rng, rows, steps, rate)
+    if draw(st.booleans()):
+        mask = torch.ones_like(mask)
+    reward = torch.from_numpy(rng.normal(size=(rows, steps))) * mask
+    value = torch.from_numpy(rng.normal(size=(rows, steps + 1)))
+    return reward, value, terminated, truncated, mask
+
+
+def gae_by_definition(reward, value, terminated, truncated, mask, gamma, gae_lambda):
+    """A_t = Σ_k (γλ)^k δ_{t+k} up to the end of the episode or of the row, one sum for each t."""
+    advantage = torch.zeros_like(reward)
+    rows, steps = reward.shape
+    for i, t in np.ndindex(rows, steps):
+        if not mask[i, t]:
+            continue
+        for k in range(steps - t):
+            u = t + k
+            bootstrap = 0.0 if terminated[i, u] else value[i, u + 1]
+            advantage[i, t] += (gamma * gae_lambda) ** k * (reward[i, u] + gamma * bootstrap - value[i, u])
+            if terminated[i, u] or truncated[i, u]:
+                break
+    return advantage
+
+
+def return_by_definition(reward, value, terminated, truncated, mask, gamma):
+    """G_t = Σ_k γ^k r_{t+k} to the end of the episode, NaN if it has none."""
+    returns = torch.zeros_like(reward)
+    rows, steps = reward.shape
+    for i, t in np.ndindex(rows, steps):
+        if not mask[i, t]:
+            continue
+        for k in range(steps - t):
+            u = t + k
+            returns[i, t] += gamma**k * reward[i, u]
+            if terminated[i, u]:
+                break
+            if truncated[i, u]:
+                returns[i, t] += gamma ** (k + 1) * value[i, u + 1]
+                break
+        else:
+            returns[i, t] = torch.nan
+    return returns
+
+
+# reward, value, terminated, truncated, mask, and the advantages worked out by hand for γ = 0.9, λ = 0.8
+HAND = {
+    "terminated": ([1, 2, 3], [0.5, 1, 1.5, 9], [0, 0, 1], [0, 0, 0], [1, 1, 1], [3.8696, 3.43, 1.5]),
+    "truncated": ([1, 2, 3], [0.5, 1, 1.5, 10], [0, 0, 0], [0, 0, 1], [1, 1, 1], [8.5352, 9.91, 10.5]),
+    "goes on": ([1, 2, 3], [0.5, 1, 1.5, 10], [0, 0, 0], [0, 0, 0], [1, 1, 1], [8.5352, 9.91, 10.5]),
+    "next after termination": ([1, 0, 3], [0.5, 7, 1.5, 2], [1, 0, 0], [0, 0, 0], [1, 0, 1], [0.5, 0, 3.3]),
+    "next after truncation": ([1, 0, 3], [0.5, 7, 1.5, 2], [0, 0, 0], [1, 0, 0], [1, 0, 1], [6.8, 0, 3.3]),
+}
+
+
+@pytest.mark.parametrize("case", HAND)
+def test_gae_by_hand(case):
+    reward, value, terminated, truncated, mask, expected = (tensor([x]) for x in HAND[case])
+    advantage = gae(reward, value, terminated.bool(), truncated.bool(), mask.bool(), 0.9, 0.8)
+    torch.testing.assert_close(advantage, expected)
+
+
+@given(experience(), st.floats(0, 1), st.floats(0, 1))
+def test_gae_equals_its_definition(steps, gamma, gae_lambda):
+    torch.testing.assert_close(gae(*steps, gamma, gae_lambda), gae_by_definition(*steps, gamma, gae_lambda))
+
+
+@given(experience())
+def test_gae_with_lambda_zero_is_the_td_error(steps):
+    reward, value, terminated, _, mask = steps
+    td = (reward + 0.9 * value[:, 1:] * ~terminated - value[:, :-1]) * mask
+    torch.testing.assert_close(gae(*steps, 0.9, 0.0), td)
+
+
+@given(experience())
+def test_gae_with_lambda_one_is_the_return_minus_the_value(steps):
+    _, value, *ends = steps
+    complete = complete_episodes(*ends)
+    returns = monte_carlo(*steps, 0.9)
+    torch.testing.assert_close(gae(*steps, 0.9, 1.0)[complete], (returns - value[:, :-1])[complete])
+
+
+@given(experience(), st.floats(-3, 3))
+def test_gae_is_linear_in_rewards_and_values(steps, scale):
+    reward, value, *ends = steps
+    other_reward, other_value = reward.flip(1), value.flip(1)
+    both = gae(reward + scale * other_reward, value + scale * other_value, *ends, 0.9, 0.8)
+    sum_of_each = gae(*steps, 0.9, 0.8) + scale * gae(other_reward, other_value, *ends, 0.9, 0.8)
+    torch.testing.assert_close(both, sum_of_each)
+
+
+@given(experience(rate=0), st.floats(-10, 10))
+def test_shifted_rewards_and_values_leave_gae_alone_in_endless_episodes(steps, shift):
+    reward, value, *ends = steps
+    shifted = gae(reward + shift, value + shift / (1 - 0.9), *ends, 0.9, 0.8)
+    torch.testing.assert_close(shifted, gae(*steps, 0.9, 0.8))
+
+
+@given(experience(), st.sampled_from([-1e6, torch.nan, torch.inf]))
+def test_rewards_and_ends_of_forced_steps_change_nothing(steps, junk):
+    reward, value, terminated, truncated, mask = steps
+    spoiled = torch.where(mask, reward, junk), value, terminated | ~mask, truncated, mask
+    assert torch.equal(gae(*spoiled, 0.9, 0.8), gae(*steps, 0.9, 0.8))
+    torch.testing.assert_close(monte_carlo(*spoiled, 0.9), monte_carlo(*steps, 0.9), rtol=0, atol=0, equal_nan=True)
+
+
+@given(experience())
+def test_value_before_a_reset_is_used_by_truncation_alone(steps):
+    reward, value, terminated, truncated, mask = steps
+    after_end = ~mask & torch.cat([torch.zeros_like(mask[:, :1]), terminated[:, :-1]], 1)
+    spoiled = value.clone()
+    spoiled[:, :-1][after_end] += 1e6
+    assert torch.equal(gae(reward, spoiled, terminated, truncated, mask, 0.9, 0.8), gae(*steps, 0.9, 0.8))
+
+
+@given(experience())
+def test_episodes_do_not_leak_into_those_before(steps):
+    reward, value, terminated, truncated, mask = steps
+    first = (torch.cumsum(terminated | truncated, 1) - (terminated | truncated).int()) == 0
+    after = ~first & mask
+    after[:, 1:] &= ~truncated[:, :-1]
+    spoiled_value = value.clone()
+    spoiled_value[:, :-1][after] += 5
+    spoiled = torch.where(after, reward + 7, reward), spoiled_value, terminated, truncated, mask
+    assert torch.equal(gae(*spoiled, 0.9, 0.8)[first], gae(*steps, 0.9, 0.8)[first])
+
+
+@given(experience(), st.integers(1, 5))
+def test_padding_changes_nothing(steps, padding):
+    reward, value, *ends = steps
+    rows, length = reward.shape
+    no, pad = torch.zeros(rows, padding, dtype=torch.bool), torch.full((rows, padding), 13.0, dtype=torch.float64)
+    padded = (torch.cat([reward, pad], 1), torch.cat([value, pad], 1), *(torch.cat([x, no], 1) for x in ends))
+    assert torch.equal(gae(*padded, 0.9, 0.8)[:, :length], gae(*steps, 0.9, 0.8))
+    assert torch.equal(gae(*padded, 0.9, 0.8)[:, length:], torch.zeros_like(pad))
+
+
+@given(experience())
+def test_order_of_rows_does_not_matter(steps):
+    flipped = [x.flip(0) for x in steps]
+    assert torch.equal(gae(*flipped, 0.9, 0.8).flip(0), gae(*steps, 0.9, 0.8))
+
+
+def test_returns_by_hand():
+    reward, value = tensor([[1, 2, 4, 0, 8, 16]]), tensor([[0, 0, 0, 64, 0, 0, 0]])
+    terminated = torch.tensor([[False, True, False, False, False, False]])
+    mask = torch.tensor([[True, True, True, False, True, True]])
+    truncated = torch.tensor([[False, False, True, False, False, False]])
+    returns = monte_carlo(reward, value, terminated, truncated, mask, 0.5)
+    torch.testing.assert_close(returns, tensor([[2, 2, 36, 0, torch.nan, torch.nan]]), equal_nan=True)
+
+
+@given(experience(), st.floats(0, 1))
+def test_returns_equal_their_definition(steps, gamma):
+    expected = return_by_definition(*steps, gamma)
+    torch.testing.assert_close(monte_carlo(*steps, gamma), expected, equal_nan=True)
+
+
+@given(experience())
+def test_complete_episodes_are_those_that_end_within_the_row(steps):
+    _, _, *ends = steps
+    returns = monte_carlo(*steps, 0.9)
+    assert torch.equal(complete_episodes(*ends), ends[2] & ~returns.isnan())
+
+
+def test_single_precision_and_other_layouts_give_the_same():
+    model = make_model()
+    buffer = make_buffer(model)
+    steps = buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask
+    single = gae(steps[0].float(), steps[1].float(), *steps[2:], 0.9, 0.8)
+    strided = gae(*(x.t().contiguous().t() for x in steps), 0.9, 0.8)
+    torch.testing.assert_close(single.double(), strided, rtol=1e-5, atol=1e-5)
+
+
+def test_gae_estimator_fills_advantage_and_lambda_return():
+    buffer = make_buffer(make_model())
+    filled = GAE(gamma=0.9, gae_lambda=0.8)(buffer)
+    steps = buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask
+    assert torch.equal(filled.advantage, gae(*steps, 0.9, 0.8))
+    assert torch.equal(filled.return_, filled.advantage + buffer.value[:, :-1])
+    assert torch.equal(filled.mask, buffer.mask)
+
+
+def test_monte_carlo_estimator_masks_the_unfinished_tail():
+    buffer = make_buffer(make_model(), rows=6, steps=9)
+    filled = MonteCarlo(gamma=0.9)(buffer)
+    tail = buffer.mask & ~filled.mask
+    assert tail.any()
+    assert torch.equal(filled.mask, complete_episodes(buffer.terminated, buffer.truncated, buffer.mask))
+    assert filled.return_.isfinite().all()
+    assert torch.equal(filled.advantage[filled.mask], (filled.return_ - buffer.value[:, :-1])[filled.mask])
+    assert filled.advantage[~filled.mask].abs().sum() == 0
+
+
+RELATIVE = [leave_one_out, group_norm]
+
+
+def test_leave_one_out_by_hand():
+    # Returns 3, 6, 0 and 4, 8, 6: the means of the others are 3, 1.5, 4.5 and 7, 5, 6.
+    reward = tensor([[1, 2], [6, 0], [0, 0], [4, 50], [3, 5], [6, 50]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], [1, 0]]).bool()
+    expected = tensor([[0, 0], [4.5, 4.5], [-4.5, -4.5], [-3, 0], [3, 3], [0, 0]])
+    torch.testing.assert_close(leave_one_out(reward, mask, 3), expected)
+
+
+def test_group_norm_by_hand():
+    # Returns 2, 5, 5, 8 and -1, 1, 3, 1: means 5 and 1, mean square deviations 18/4 and 8/4.
+    reward = tensor([[2, 0], [5, 50], [1, 4], [3, 5], [50, -1], [1, 0], [1, 2], [1, 50]])
+    mask = torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1], [0, 1], [1, 1], [1, 1], [1, 0]]).bool()
+    high, low = 1.4142135623730951, -1.4142135623730951
+    expected = tensor([[low, low], [0, 0], [0, 0], [high, high], [0, low], [0, 0], [high, high], [0, 0]])
+    torch.testing.assert_close(group_norm(reward, mask, 4), expected)
+
+
+def test_discount_of_relative_advantages_counts_from_the_first_unmasked_step():
+    # Returns 1 + 2/2 + 4/4 = 3 and 8 + 0/2 + 4/4 = 9, at γ = 1/2.
+    reward, mask = tensor([[50, 50, 1, 2, 4], [8, 50, 0, 4, 50]]), torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0]])
+    expected = tensor([[0, 0, -6, -6, -6], [6, 0, 6, 6, 0]])
+    torch.testing.assert_close(leave_one_out(reward, mask.bool(), 2, 0.5), expected)
+    torch.testing.assert_close(group_norm(reward, mask.bool(), 2, 0.5), expected / 6)
+
+
+@st.composite
+def groups(draw):
+    """Rewards and mask of a few groups, and their size; every row has an unmasked step."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    size, steps = draw(st.integers(2, 5)), draw(st.integers(1, 6))
+    rows = size * draw(st.integers(1, 3))
+    mask = rng.random((rows, steps)) < 0.7
+    mask[np.arange(rows), rng.integers(steps, size=rows)] = True
+    return torch.from_numpy(rng.normal(size=(rows, steps))), torch.from_numpy(mask), size
+
+
+@given(groups(), st.floats(0, 1))
+def test_relative_advantages_equal_their_definitions(experience, gamma):
+    reward, mask, size = experience
+    returns = [sum(gamma**k * r for k, r in enumerate(row[m].tolist())) for row, m in zip(reward, mask, strict=True)]
+    for i, row in enumerate(mask):
+        group = returns[i - i % size : i - i % size + size]
+        others = group[: i % size] + group[i % size + 1 :]
+        left_out = torch.full((len(row),), returns[i] - np.mean(others), dtype=torch.float64) * row
+        normed = torch.full((len(row),), (returns[i] - np.mean(group)) / (np.std(group) + 1e-8)).double() * row
+        torch.testing.assert_close(leave_one_out(reward, mask, size, gamma)[i], left_out)
+        torch.testing.assert_close(group_norm(reward, mask, size, gamma)[i], normed, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@given(experience=groups(), before=st.integers(0, 3), after=st.integers(0, 3), junk=st.sampled_from([7.0, torch.nan]))
+def test_padding_changes_no_relative_advantage(relative, experience, before, after, junk):
+    reward, mask, size = experience
+    clean = relative(reward, mask, size, 0.9)
+    spoiled = torch.nn.functional.pad(torch.where(mask, reward, junk), (before, after), value=junk)
+    padded = relative(spoiled, torch.nn.functional.pad(mask, (before, after)), size, 0.9)
+    torch.testing.assert_close(padded, torch.nn.functional.pad(clean, (before, after)))
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@given(experience=groups(), shift=st.floats(-5, 5))
+def test_relative_advantages_know_nothing_of_a_shift_or_of_other_groups(relative, experience, shift):
+    reward, mask, size = experience
+    first = relative(reward[:size], mask[:size], size)
+    moved = reward.clone()
+    moved[:size][mask[:size].cumsum(1) == 1] += shift
+    moved[size:] += 100
+    torch.testing.assert_close(relative(moved, mask, size)[:size], first, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("size", "r"), [(3, 0.1), (7, 1e6 / 3), (6, -0.7), (2, 0.0)])
+def test_equal_returns_have_no_relative_advantage(relative, dtype, size, r):
+    advantage = relative(torch.full((2 * size, 3), r, dtype=dtype), torch.ones(2 * size, 3, dtype=torch.bool), size)
+    assert torch.equal(advantage, torch.zeros_like(advantage))
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+def test_rows_without_a_step_are_no_samples(relative):
+    reward, mask = tensor([[1], [50], [3], [2], [50], [50]]), torch.tensor([[1], [0], [1], [1], [0], [0]]).bool()
+    expected = tensor([[-1], [0], [1], [0], [0], [0]]) * (2 if relative is leave_one_out else 1)
+    torch.testing.assert_close(relative(reward, mask, 3), expected)
+    trailing = torch.arange(5).unsqueeze(1) >= 3
+    torch.testing.assert_close(relative(reward[:5], mask[:5] & ~trailing, 3), expected[:5])
+    assert torch.equal(relative(reward, mask & False, 3), torch.zeros_like(reward))
+
+
+@pytest.mark.parametrize("relative", RELATIVE)
+@pytest.mark.parametrize(
+    ("rows", "size", "message"),
+    [
+        (4, 1, "relative to a group need at least 2 rows in it, got 1: raise num_envs"),
+        (8, 3, "8 rows cannot be cut into groups of 3"),
+        (2, 3, "2 rows cannot be cut into groups of 3"),
+    ],
+)
+def test_groups_that_cannot_be_are_an_error(relative, rows, size, message):
+    with pytest.raises(ConfigError, match=message):
+        relative(torch.zeros(rows, 2), torch.ones(rows, 2, dtype=torch.bool), size)
+
+
+def test_leave_one_out_gradient_is_unbiased():
+    """Over all groups of three actions, E[⅓ Σ_i ∇log π(a_i)·A_i] is ∇E[r]; normalised advantages give another."""
+    logits = tensor([0.3, -0.5, 1.1]).requires_grad_()
+    reward, logp = tensor([1, -2, 5]), torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad(logp.exp() @ reward, logits, retain_graph=True)
+    expected = dict.fromkeys(RELATIVE, 0.0)
+    for drawn in itertools.product(range(3), repeat=3):
+        actions = torch.tensor(drawn)
+        probability = logp[actions].sum().exp().detach()
+        for relative in RELATIVE:
+            advantage = relative(reward[actions].unsqueeze(1), torch.ones(3, 1, dtype=torch.bool), 3).squeeze(1)
+            (g,) = torch.autograd.grad((logp[actions] * advantage).mean(), logits, retain_graph=True)
+            expected[relative] = expected[relative] + probability * g
+    torch.testing.assert_close(expected[leave_one_out], exact)
+    assert not torch.allclose(expected[group_norm], exact, rtol=0.1)
+
+
+@pytest.mark.parametrize(("estimator", "relative"), [(LeaveOneOut, leave_one_out), (GroupNorm, group_norm)])
+@pytest.mark.parametrize("group_size", [0, 2])
+def test_relative_estimators_compare_complete_episodes_within_their_groups(estimator, relative, group_size):
+    buffer = make_buffer(make_model(), rows=6, steps=9).replace(group_size=group_size)
+    filled, by_return = estimator(gamma=0.9)(buffer), MonteCarlo(gamma=0.9)(buffer)
+    assert (buffer.mask & ~filled.mask).any()
+    assert torch.equal(filled.mask, by_return.mask)
+    assert torch.equal(filled.return_, by_return.return_)
+    assert torch.equal(filled.advantage, relative(buffer.reward, by_return.mask, group_size or 6, 0.9))
+    assert estimator.whole_episodes
+    assert estimator().gamma == 1.0
+
+
+def test_relative_estimators_are_known_by_name():
+    assert ESTIMATORS["leave-one-out"] is LeaveOneOut
+    assert ESTIMATORS["group-norm"] is GroupNorm
+
+
+@pytest.mark.parametrize("estimator", [GAE(), MonteCarlo(), LeaveOneOut(), GroupNorm()])
+def test_junk_in_forced_steps_leaves_estimates_alone(estimator):
+    buffer = make_buffer(make_model(), rows=6)
+    clean, spoiled = estimator(buffer), estimator(with_junk(buffer))
+    assert torch.equal(clean.advantage, spoiled.advantage)
+    assert torch.equal(clean.return_[clean.mask], spoiled.return_[clean.mask])
+    assert torch.equal(clean.mask, spoiled.mask)
+
+
+@pytest.mark.parametrize("settings", [{"gamma": 1.1}, {"gamma": -0.1}, {"gae_lambda": 2.0}])
+def test_discounts_outside_the_unit_interval_are_an_error(settings):
+    with pytest.raises(ConfigError, match=rf"{next(iter(settings))} must be in \[0, 1\]"):
+        GAE(**settings)

@@ -1,0 +1,372 @@
+"""Supervised fine-tuning: what the loss is over, what must not matter, and files in and out."""
+
+import json
+import math
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import CONFIGS, EOS, PAD, lm_loss, make_lm, make_tokenizer, save_lm
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rlzoo.core.errors import ConfigError, NonFiniteError
+from rlzoo.lm.finetune.data import held_out
+from rlzoo.lm.finetune.sft import (
+    SFTSettings,
+    batches_by_length,
+    describe,
+    fit,
+    mean_of,
+    parts,
+    run_sft,
+    schedule,
+    sft,
+    train_tokenizer,
+)
+from rlzoo.lm.model.padding import pad
+from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
+
+WORDS = ["good", "bad", "ugly", "nice", "phone", "camera", "the", "is", "a", "of"]
+
+
+def make_texts(n=60, seed=0):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, 5))) for _ in range(n)]
+
+
+def rows_of(texts):
+    return [[*make_tokenizer()(text)["input_ids"], EOS] for text in texts]
+
+
+# Batches
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=300), st.integers(1, 9), st.integers(0, 99))
+def test_batches_hold_each_row_once(widths, size, seed):
+    rows = [2 * i for i in range(len(widths))]
+    known = [width for width in widths for _ in (0, 1)]
+    batches = batches_by_length(rows, known, size, np.random.default_rng(seed))
+    assert sorted(i for batch in batches for i in batch) == rows
+    assert Counter(map(len, batches)) == Counter(len(rows[i : i + size]) for i in range(0, len(rows), size))
+
+
+def test_batches_hold_rows_of_similar_width_in_random_order():
+    widths = np.random.default_rng(0).permutation(100).tolist()
+    batches = batches_by_length(range(100), widths, 10, np.random.default_rng(1))
+    ranges = [(min(widths[i] for i in batch), max(widths[i] for i in batch)) for batch in batches]
+    assert all(high - low == 9 for low, high in ranges)
+    assert ranges != sorted(ranges)
+
+
+@given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 100))
+def test_parts_hold_each_row_once_within_the_limit(widths, tokens):
+    found = list(parts(range(len(widths)), widths, tokens))
+    assert sorted(i for part in found for i in part) == list(range(len(widths)))
+    for part in found:
+        assert len(part) == 1 or len(part) * max(widths[i] for i in part) <= tokens
+
+
+def test_parts_by_hand():
+    assert list(parts([0, 1, 2, 3], [3, 7, 2, 4], 8)) == [[1], [3, 0], [2]]
+
+
+def test_step_size_by_hand():
+    assert [schedule(k, 6, 0.3) for k in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    assert [schedule(k, 4, 0.0) for k in range(4)] == [1.0, 0.75, 0.5, 0.25]
+    assert [schedule(k, 2, 1.0) for k in range(2)] == [0.5, 1.0]
+
+
+# The loop
+
+
+def settings(**more):
+    return SFTSettings(**{"epochs": 1, "batch_size": 8, "learning_rate": 1e-3, "held_out": 0.0, **more})
+
+
+def quadratic(weights, targets):
+    """A model of one parameter and the sum of ½·weight·(θ − target)² over rows."""
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)
+    return model, lambda part: sum(0.5 * weights[i] * (model.weight - targets[i]).square().sum() for i in part)
+
+
+def test_loss_is_averaged_over_terms_and_not_over_parts():
+    """Rows of 1 and 3 terms; the gradient at 0 is −(1·8 + 3·4)/4 = −5, in one part or in two."""
+    for tokens in (1, 100):
+        model, loss = quadratic([1, 3], [8.0, 4.0])
+        seen = []
+        model.weight.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad.item()))
+        known = settings(max_grad_norm=None, micro_batch_tokens=tokens, learning_rate=1e-9, epochs=2)
+        fit(model, [0, 1], [5, 5], [1, 3], loss, known, lambda *_: None)
+        steps = len(seen) // 2
+        assert seen[steps - 1 :: steps] == pytest.approx([-5, -5])
+
+
+def test_first_step_of_adamw_by_hand():
+    """Adam's first step is the step size; a matrix decays by step size times weight decay of itself as well."""
+    model = nn.Linear(1, 1, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+        model.bias.fill_(2.0)
+    known = settings(learning_rate=0.1, weight_decay=0.5, warmup=0.0)
+    fit(model, [0], [1], [1], lambda _: model.weight.sum() + model.bias.sum(), known, lambda *_: None)
+    assert model.weight.item() == pytest.approx(2.0 * (1 - 0.05) - 0.1)
+    assert model.bias.item() == pytest.approx(2.0 - 0.1)
+
+
+def test_loss_of_an_epoch_is_that_of_its_batches():
+    model, loss = quadratic([1, 3], [8.0, 4.0])
+    seen = []
+    fit(model, [0, 1], [5, 5], [1, 3], loss, settings(learning_rate=1e-9, epochs=2), lambda *x: seen.append(x))
+    expected = (0.5 * 64 + 1.5 * 16) / 4
+    assert seen == [(1, pytest.approx(expected)), (2, pytest.approx(expected))]
+    assert mean_of(loss, [1], [5, 5], [1, 3], 1) == pytest.approx(8.0)
+
+
+def test_loss_or_gradient_that_is_not_finite_changes_nothing():
+    model, loss = quadratic([math.nan], [8.0])
+    with pytest.raises(NonFiniteError, match="the loss in epoch 1 is not finite"):
+        fit(model, [0], [1], [1], loss, settings(), lambda *_: None)
+    with pytest.raises(NonFiniteError, match="the gradient of the loss in epoch 1 is not finite"):
+        fit(model, [0], [1], [1], lambda _: model.weight.sqrt().sum(), settings(), lambda *_: None)
+    assert model.weight.item() == 0
+
+
+def test_parameters_that_are_frozen_stay():
+    model = make_lm()
+    model.transformer.wpe.requires_grad_(False)
+    before = model.transformer.wpe.weight.clone()
+    sft(make_texts(8), settings(), model, make_tokenizer())
+    assert torch.equal(model.transformer.wpe.weight, before)
+    assert not torch.equal(model.transformer.wte.weight, make_lm().transformer.wte.weight)
+
+
+# Training on texts
+
+
+def test_loss_counts_the_end_and_no_padding():
+    texts = ["good", "a", "the phone is"]
+    metrics = sft(texts, settings(learning_rate=1e-12), make_lm(), make_tokenizer())
+    expected = lm_loss(make_lm(), *pad(rows_of(texts), PAD)).item()
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_size_of_micro_batches_does_not_matter(kind):
+    texts, weights = make_texts(24), []
+    for tokens in (1, 40, 10_000):
+        model = make_lm(kind).double()
+        sft(texts, settings(micro_batch_tokens=tokens), model, make_tokenizer())
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-8)
+    torch.testing.assert_close(weights[2], weights[0], rtol=0, atol=1e-8)
+
+
+def test_training_learns_what_the_texts_hold():
+    """After a letter, one of two that are equally likely: ln 2 a letter, and nothing for the end after 4 letters."""
+    rng = np.random.default_rng(0)
+    texts = ["x" + "".join(rng.choice(["a", "b"], 4)) + "." * (k % 3) for k in range(300)]
+    texts = list(dict.fromkeys(text.rstrip(".") for text in texts)) * 12
+    seen = []
+    model = make_lm(initializer_range=0.02)
+    sft(texts, settings(epochs=6, learning_rate=3e-3, held_out=0.2), model, make_tokenizer(), seen.append)
+    assert [metrics["epoch"] for metrics in seen] == [1, 2, 3, 4, 5, 6]
+    ids, attention = pad(rows_of(["xabab", "xbbaa"]), PAD)
+    assert lm_loss(model, ids, attention).item() == pytest.approx(4 * math.log(2) / 5, abs=0.08)
+    assert seen[-1]["held_out_loss"] < seen[0]["held_out_loss"]
+    assert seen[-1]["held_out_perplexity"] == pytest.approx(math.exp(seen[-1]["held_out_loss"]))
+
+
+def test_held_out_loss_is_over_tokens_of_texts_that_were_not_trained_on():
+    texts = make_texts(20)
+    model = make_lm()
+    metrics = sft(texts, settings(held_out=0.3), model, make_tokenizer())
+    out = [text for text, held in zip(texts, held_out(texts, 0.3, 0), strict=True) if held]
+    assert 0 < len(set(out)) < len(set(texts))
+    expected = lm_loss(model, *pad(rows_of(out), PAD)).item()
+    assert metrics["held_out_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_texts_held_out_change_no_weight():
+    texts, weights = make_texts(20), []
+    out = held_out(texts, 0.3, 0)
+    for known in (texts, [text for text, held in zip(texts, out, strict=True) if not held]):
+        model = make_lm()
+        sft(known, settings(held_out=0.3 if known is texts else 0.0), model, make_tokenizer())
+        weights.append(nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(weights[0], weights[1])
+
+
+def test_same_seed_gives_the_same_weights_and_another_does_not():
+    texts, found = make_texts(40), []
+    for seed in (0, 0, 1):
+        model = make_lm()
+        metrics = sft(texts, settings(seed=seed, held_out=0.1), model, make_tokenizer())
+        found.append((nn.utils.parameters_to_vector(model.parameters()), metrics))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    assert not torch.equal(found[0][0], found[2][0])
+
+
+def test_training_leaves_the_generators_alone():
+    state = torch.get_rng_state()
+    sft(make_texts(10), settings(), make_lm(), make_tokenizer())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_text_that_is_cut_has_no_end():
+    texts = ["abcdef", "ab"]
+    metrics = sft(texts, settings(max_tokens=4, learning_rate=1e-12), make_lm(), make_tokenizer())
+    assert metrics["cut"] == 1
+    expected = lm_loss(make_lm(), *pad([[0, 1, 2, 3], [0, 1, EOS]], PAD)).item()
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+    assert sft(["a" * 40, "ab"], settings(), make_lm(), make_tokenizer())["cut"] == 1  # the model takes 32
+
+
+def test_end_that_the_tokenizer_puts_itself_is_not_doubled():
+    class Ends:
+        eos_token_id, pad_token_id = EOS, PAD
+
+        def __len__(self):
+            return PAD + 1
+
+        def __call__(self, texts):
+            return {"input_ids": rows_of(texts)}
+
+    losses = [sft(["ab", "c"], settings(), make_lm(), tokenizer)["loss"] for tokenizer in (Ends(), make_tokenizer())]
+    assert losses[0] == losses[1]
+
+
+def test_tokenizer_that_does_not_fit_is_refused():
+    with pytest.raises(ConfigError, match="no end-of-sequence token"):
+        sft(["a", "b"], settings(), make_lm(), make_tokenizer(eos=None))
+    with pytest.raises(ConfigError, match=f"the tokenizer has {PAD + 1} tokens"):
+        sft(["a", "b"], settings(), new_causal_lm(CONFIGS["gpt2"], 9), make_tokenizer())
+    with pytest.raises(ConfigError, match="leaves nothing to train on"):
+        sft(["a"], settings(held_out=0.1), make_lm(), make_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("name", "x"),
+    [("epochs", 0), ("batch_size", 0), ("learning_rate", 0.0), ("warmup", 1.5), ("held_out", 1.0), ("max_tokens", 1)],
+)
+def test_settings_out_of_range_are_an_error(name, x):
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        SFTSettings(**{name: x})
+
+
+# Tokenizer
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train_tokenizer(["good phone, good camera"] * 3, 270)
+
+
+@given(st.text().filter(lambda text: "<" not in text))
+def test_trained_tokenizer_gives_back_any_string(trained, text):
+    ids = trained(text)["input_ids"]
+    assert trained.decode(ids) == text
+    assert all(0 <= i < len(trained) for i in ids)
+
+
+def test_trained_tokenizer_by_hand(trained):
+    assert len(trained) == 270
+    assert (trained.eos_token, trained.pad_token) == ("<eos>", "<pad>")
+    assert len({trained.eos_token_id, trained.pad_token_id}) == 2
+    assert len(trained("good")["input_ids"]) == 1
+    assert trained.decode([*trained("good")["input_ids"], trained.eos_token_id], skip_special_tokens=True) == "good"
+
+
+def test_tokenizer_follows_from_the_texts():
+    texts = make_texts(200)
+    vocabularies = [train_tokenizer(texts, 300).get_vocab() for _ in range(3)]
+    assert vocabularies[0] == vocabularies[1] == vocabularies[2]
+
+
+# Files
+
+
+@pytest.fixture
+def texts_path(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(make_texts(40)))
+    return path
+
+
+@pytest.fixture
+def config_path(tmp_path):
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(CONFIGS["gpt2"]))
+    return path
+
+
+def test_from_texts_and_a_configuration_to_a_model(texts_path, config_path, tmp_path, capfd):
+    said = []
+    known = settings(vocab_size=280, held_out=0.1, epochs=2)
+    metrics = run_sft(texts_path, config_path, tmp_path / "out", known, said.append)
+    assert capfd.readouterr() == ("", "")
+    assert metrics.keys() == {"epoch", "cut", "loss", "held_out_loss", "held_out_perplexity", "seconds"}
+    assert [line.split(":")[0] for line in said[1:3]] == ["epoch 1/2", "epoch 2/2"]
+    assert said[-1] == f"saved in {tmp_path / 'out'}"
+    model, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForCausalLM, AutoTokenizer))
+    assert len(tokenizer) == len(model.transformer.wte.weight) <= 280
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    capfd.readouterr()
+
+
+def test_same_command_gives_the_same_files(texts_path, config_path, tmp_path):
+    for name in ("one", "two"):
+        run_sft(texts_path, config_path, tmp_path / name, settings(), lambda _: None)
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_model_that_was_trained_can_be_trained_on(texts_path, tmp_path):
+    folder = save_lm(tmp_path / "start")
+    run_sft(texts_path, folder, tmp_path / "out", settings(), lambda _: None)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == PAD + 1
+    start, end = (load_causal_lm(path).lm_head.weight for path in (folder, tmp_path / "out"))
+    assert not torch.equal(start, end)
+
+
+def test_tokenizer_of_the_settings_or_of_the_configuration_is_used(texts_path, config_path, tmp_path):
+    make_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    known = settings(tokenizer=str(tmp_path / "tokenizer"))
+    run_sft(texts_path, config_path, tmp_path / "one", known, lambda _: None)
+    shutil.copy(config_path, tmp_path / "tokenizer" / "config.json")
+    run_sft(texts_path, tmp_path / "tokenizer", tmp_path / "two", settings(), lambda _: None)
+    for name in ("one", "two"):
+        assert len(load_causal_lm(tmp_path / name).transformer.wte.weight) == PAD + 1
+
+
+def test_output_that_is_taken_is_refused_before_anything_else(texts_path, tmp_path):
+    folder = save_lm(tmp_path / "start")
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(ConfigError, match="holds a model already"):
+        run_sft(tmp_path / "none.txt", folder, folder, settings(), lambda _: None)
+    assert (folder / "model.safetensors").read_bytes() == before
+    run_sft(texts_path, folder, folder, settings(), lambda _: None, overwrite=True)
+    assert (folder / "model.safetensors").read_bytes() != before
+
+
+def test_training_that_breaks_off_leaves_nothing(texts_path, config_path, tmp_path):
+    with pytest.raises(NonFiniteError):
+        run_sft(texts_path, config_path, tmp_path / "out", settings(learning_rate=1e30, epochs=9), lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_that_were_cut_are_told(texts_path, config_path, tmp_path):
+    said = []
+    run_sft(texts_path, config_path, tmp_path / "out", settings(max_tokens=2), said.append)
+    assert "texts were too long and were cut" in said[-1]
+
+
+def test_line_of_an_epoch():
+    metrics = {"epoch": 2, "cut": 0, "loss": math.pi, "held_out_loss": 2.0}
+    assert describe(metrics, 3) == "epoch 2/3: loss 3.142, held-out loss 2"

@@ -1,0 +1,644 @@
+"""A language model as actor and critic: shift, padding, ratio, temperature, adapters, second derivatives."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from lm_builders import (
+    KINDS,
+    LETTERS,
+    experience,
+    make_actor,
+    make_buffer,
+    make_env,
+    make_model,
+    make_rows,
+    make_small,
+    move,
+    single,
+)
+from tiny import PAD, make_tokenizer
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+
+from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
+from rlzoo.core.errors import ConfigError
+from rlzoo.lm.model import language_model as lm_model
+from rlzoo.lm.model.language_model import LanguageModel, Reference, Rows, with_adapter
+from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm, save
+from rlzoo.optim.adam import Adam
+from rlzoo.optim.natural_gradient import FlatPolicy, fisher_vector_product
+from rlzoo.runs.config import make_config
+
+SIZES = [(2, 3), (5, 1), (1, 6), (3, 4)]
+ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
+ALGORITHMS = {
+    "reinforce": Reinforce(vf_epochs=2, vf_minibatch_size=20),
+    "npg": NPG(vf_epochs=2, vf_minibatch_size=20, cg_iters=2),
+    "trpo": TRPO(vf_epochs=2, vf_minibatch_size=20, cg_iters=2),
+    "ppo-penalty": PPOPenalty(epochs=2, minibatch_size=20),
+    "ppo-clip": PPOClip(epochs=2, minibatch_size=20),
+}
+
+OTHERS = {
+    "mistral": {},
+    "qwen2": {},
+    "qwen3": {},
+    "phi": {},
+    "gemma": {},
+    "stablelm": {},
+    "olmo": {},
+    "starcoder2": {},
+    "biogpt": {},
+    "phi3": {"pad_token_id": 0},
+    "smollm3": {"pad_token_id": 0},
+    "mistral, sliding window": {"sliding_window": 3},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 16},
+    "gpt_bigcode": {},
+    "bloom": {},
+    "gpt_neo": {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]], "window_size": 3},
+    "gptj": {"rotary_dim": 8},
+    "falcon": {},
+    "mpt": {"n_layers": 2, "d_model": 32, "n_heads": 2},
+    "mixtral": {"num_local_experts": 2},
+}
+SHAPE = {
+    "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 32, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def other_actor(name):
+    shape = {**SHAPE, "head_dim": 16} if name in ("qwen3", "gemma", "gemma2") else SHAPE
+    return new_causal_lm({"model_type": name.split(",")[0], **shape, **OTHERS.get(name, {})}, PAD + 1, 0, "eager")
+
+
+def make_bigram(transitions):
+    """GPT-2 whose logits are log P[current token, ·], and whose hidden states depend on nothing else."""
+    size = len(transitions)
+    actor = make_actor(vocabulary=size, n_layer=1, n_embd=size, n_head=1, tie_word_embeddings=False).double()
+    body = actor.transformer
+    with torch.no_grad():
+        for p in actor.parameters():
+            p.zero_()
+        body.wte.weight.copy_(torch.eye(size))
+        body.ln_f.weight.fill_(1)
+        body.ln_f.bias.fill_(1)
+        hidden = body(torch.arange(size).unsqueeze(1)).last_hidden_state[:, 0]
+        actor.lm_head.weight.copy_(torch.linalg.solve(hidden, transitions.log()).t())
+    return LanguageModel(actor)
+
+
+def distributed(model, rows):
+    """Log-probabilities, entropies and values of the acting steps."""
+    policy, value = model(rows.obs)
+    logp = policy.log_prob(torch.nn.functional.pad(rows.token[:, 1:], (0, 1)))
+    return torch.stack([logp, policy.entropy(), value], -1)[rows.acts]
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def gradient_of(loss, model, batch, *scalars):
+    return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss(model, batch, *scalars), trained(model))])
+
+
+TRANSITIONS = torch.tensor(
+    [[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.25, 0.25, 0.25, 0.25], [0.7, 0.05, 0.15, 0.1]]
+).double()
+
+
+def test_a_step_scores_the_token_after_it():
+    """2 → 0 → 3 → 1 → 1 after a prompt of one token, by a bigram model of known matrix, with padding on both sides."""
+    token = torch.tensor([[2, 0, 3, 1, 1], [3, 3, 2, 0, 3]])
+    attention = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 0]]).bool()
+    acts = torch.tensor([[1, 1, 1, 1, 0], [0, 0, 1, 0, 0]]).bool()
+    buffer = make_buffer(make_bigram(TRANSITIONS), Rows(token, attention, acts))
+    assert buffer.action.tolist() == [[0, 3, 1, 1], [3, 2, 0, 3]]
+    expected = [[0.25, 0.4, 0.05, 0.3], [1, 1, 0.25, 1]]  # 1 where nothing acts: log-probabilities are 0 there
+    torch.testing.assert_close(buffer.logp.exp(), torch.tensor(expected).double(), rtol=0, atol=1e-6)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("critic", [False, True])
+def test_the_last_token_changes_nothing_before_it(kind, critic):
+    model = make_model(kind, critic=critic)
+    rows = make_rows([(2, 6)])
+    other = rows._replace(token=rows.token.clone())
+    other.token[0, -1] = (rows.token[0, -1] + 1) % LETTERS
+    both = torch.cat([rows.obs, other.obs])
+    policy, value = model(both)
+    action = both[:, 1:, 0]
+    logp = policy.map(lambda x: x[:, :-1]).log_prob(action)
+    assert torch.equal(logp[0, :-1], logp[1, :-1])
+    assert torch.equal(value[0, :-1], value[1, :-1])
+    assert logp[0, -1] != logp[1, -1]
+    assert value[0, 2:-1].all()
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("critic", [False, True])
+def test_a_row_alone_equals_the_same_row_padded_on_either_side(kind, critic):
+    model = make_model(kind, critic=critic)
+    layouts = [make_rows(SIZES, layout, 2, 1) for layout in ("generated", "left", "right")]
+    with torch.no_grad():
+        alone = torch.cat([distributed(model, single(layouts[0], i)) for i in range(len(SIZES))])
+        for rows in layouts:
+            torch.testing.assert_close(distributed(model, rows), alone, rtol=0, atol=1e-5)
+
+
+@ALL_KINDS
+def test_what_padding_holds_changes_nothing(kind):
+    model = make_model(kind)
+    clean, junk = make_rows(SIZES, before=1, after=2), make_rows(SIZES, before=1, after=2, padding=3)
+    assert not torch.equal(clean.token, junk.token)
+    assert torch.equal(distributed(model, clean), distributed(model, junk))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_architectures_place_and_score_tokens_alike(name):
+    actor = other_actor(name)
+    model = move(LanguageModel(actor), spread=0.01)
+    layouts = [make_rows(SIZES, layout, 1, 2) for layout in ("generated", "left", "right")]
+    with torch.no_grad():
+        alone = torch.cat([distributed(model, single(layouts[0], i)) for i in range(len(SIZES))])
+        for rows in layouts:
+            torch.testing.assert_close(distributed(model, rows), alone, rtol=0, atol=1e-5)
+        row = single(layouts[0], 0)
+        expected = actor(row.token).logits.log_softmax(-1)[:, :-1].gather(-1, row.token[:, 1:, None])[..., 0]
+        torch.testing.assert_close(distributed(model, row)[:, 0], expected[row.acts[:, :-1]], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mamba", "rwkv"])
+def test_an_architecture_without_a_cache_of_keys_and_values_is_refused(name):
+    """Its later tokens would be drawn as if there were no prompt."""
+    with pytest.raises(ConfigError, match="go on from a cache of keys and values; it is not supported"):
+        LanguageModel(other_actor(name))
+
+
+@pytest.mark.parametrize("name", ["cohere", "gemma2"])
+def test_an_architecture_that_does_more_to_its_logits_is_refused(name):
+    with pytest.raises(ConfigError, match="does more to its logits than an output embedding does"):
+        LanguageModel(other_actor(name))
+
+
+def test_a_model_without_an_output_embedding_is_refused():
+    with pytest.raises(ConfigError, match="GPT2Model has no output embedding: it is no causal language model"):
+        LanguageModel(GPT2Model(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=5)))
+
+
+def test_columns_without_tokens_or_actions_are_left_out(monkeypatch):
+    """A row costs what lies between the first token of all and the last action of all."""
+    model, seen = make_model(), []
+    run = model.trunk.run
+
+    def noted(token, *rest, **more):
+        seen.append(token)
+        return run(token, *rest, **more)
+
+    monkeypatch.setattr(model.trunk, "run", noted)
+    rows = make_rows(SIZES, before=3, after=4)
+    assert rows.token.shape[1] == 3 + 11 + 4
+    distributed(model, rows)
+    assert seen[0].shape == (4, 10)
+
+
+def test_rows_without_an_action_give_zeros():
+    rows = make_rows(SIZES)
+    model = make_model(critic=True)
+    policy, value = model(rows._replace(acts=rows.acts & False).obs)
+    for x in (policy.log_prob(rows.token), policy.entropy(), value):
+        assert torch.equal(x, torch.zeros(rows.token.shape))
+
+
+@ALL_KINDS
+def test_hidden_states_are_zero_where_nothing_acts(kind):
+    rows = make_rows(SIZES, before=2, after=1)
+    assert torch.equal((make_model(kind).trunk(rows.obs) != 0).any(-1), rows.acts)
+
+
+def test_without_gradients_a_few_rows_at_a_time_give_the_same(monkeypatch):
+    model, rows = make_model(), make_rows(SIZES)
+    with torch.no_grad():
+        whole = distributed(model, rows)
+        monkeypatch.setattr(lm_model, "_NO_GRAD_TOKENS", 2 * rows.token.shape[1])
+        torch.testing.assert_close(distributed(model, rows), whole, rtol=0, atol=1e-5)
+
+
+def test_values_start_at_zero_and_a_critic_of_its_own_as_it_was():
+    rows, critic = make_rows(SIZES), make_actor(seed=3).base_model
+    before = torch.cat([p.detach().reshape(-1) for p in critic.parameters()])
+    for model in (LanguageModel(make_actor()), LanguageModel(make_actor(), critic)):
+        assert not model(rows.obs)[1].any()
+    assert torch.equal(torch.cat([p.detach().reshape(-1) for p in model.value.trunk.parameters()]), before)
+    assert {id(p) for p in model.policy_parameters()}.isdisjoint(id(p) for p in model.value_parameters())
+    everything = {id(p) for p in [*model.policy_parameters(), *model.value_parameters()]}
+    assert everything == {id(p) for p in model.parameters()}
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_values_can_be_had_from_what_does_not_depend_on_their_parameters(critic):
+    model, rows = make_model(critic=critic), make_rows(SIZES)
+    features = model.value_features(rows.obs)
+    assert torch.equal(model.value(features)[rows.acts], model(rows.obs)[1][rows.acts])
+    move(model, model.value_parameters())
+    assert torch.equal(model.value_features(rows.obs), features)
+    assert not features.requires_grad or torch.autograd.grad(
+        features.sum(), model.value_parameters(), allow_unused=True
+    ) == (None,) * len(model.value_parameters())
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("name", ["reinforce", "ppo-penalty", "ppo-clip"])
+def test_only_acting_steps_have_a_gradient(kind, name):
+    """The gradient at the last hidden states is 0 exactly where nothing acts, whatever is stored there."""
+    model, kept = make_model(kind), []
+
+    def keep(*x):
+        x[2].retain_grad()
+        kept.append(x[2])
+
+    rows = make_rows(SIZES, before=1, after=1)
+    buffer = make_buffer(model, rows)
+    batch = ALGORITHMS[name].estimator(buffer).rows(0)
+    batch = batch.replace(
+        advantage=torch.where(batch.mask, batch.advantage, 99.0), return_=torch.where(batch.mask, batch.return_, 99.0)
+    )
+    with torch.no_grad():
+        batch = batch.replace(old=model.distribution(batch.obs).detach())
+    model.trunk.register_forward_hook(keep)
+    scalars = {"reinforce": (), "ppo-penalty": (0.5,), "ppo-clip": (0.2,)}[name]
+    ALGORITHMS[name].loss(model, batch, *scalars).backward()
+    assert torch.equal((kept[0].grad != 0).any(-1), rows.acts[:, :-1])
+    if kind == "llama":  # whose input embedding is not the output's
+        assert not model.trunk.base.embed_tokens.weight.grad[PAD].any()
+
+
+@ALL_KINDS
+def test_the_end_of_sequence_trains_where_padding_has_its_id(kind):
+    model = make_model(kind)
+    env = make_env(model, ["abc", "d"], tokenizer=make_tokenizer(pad="<eos>"), stop_tokens=None)
+    assert env.stop == {env.pad_token}
+    buffer = experience(env, 64)
+    ended = (buffer.action == env.pad_token) & buffer.mask
+    assert ended.any()
+    assert torch.equal(ended.any(1), env.ended(buffer))
+    assert torch.equal(ended.int().argmax(1)[ended.any(1)], (buffer.mask.sum(1) + 1)[ended.any(1)])  # prompt of 3
+    policy = model.distribution(buffer.obs[:, :-1])
+    hidden = policy.hidden.detach().requires_grad_()
+    (g,) = torch.autograd.grad(type(policy)(hidden, policy.acts, policy.head).log_prob(buffer.action).sum(), hidden)
+    assert g[ended].any(-1).all()
+    assert not g[~buffer.mask].any()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_junk_where_nothing_acts_changes_no_parameter(name):
+    weights = []
+    for junk in (False, True):
+        model = make_model(attention="eager")
+        buffer = make_buffer(model, make_rows(SIZES, before=1, after=2, padding=3 if junk else PAD))
+        if junk:
+            off = ~buffer.mask
+            buffer = buffer.replace(
+                action=torch.where(off, 5, buffer.action),
+                reward=torch.where(off, 300.0, buffer.reward),
+                logp=torch.where(off, -7.0, buffer.logp),
+                terminated=buffer.terminated | off,
+            )
+        state = ALGORITHMS[name].init(model, np.random.default_rng(0))
+        ALGORITHMS[name].update(model, state, buffer)
+        weights.append(torch.cat([p.detach().reshape(-1) for p in trained(model)]))
+    assert torch.equal(*weights)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("how", ["whole", "parts", "checkpointing", "adapter", "temperature", "half"])
+def test_the_ratio_of_the_first_minibatch_is_1(kind, how):
+    settings = {
+        "whole": {}, "parts": {"part_steps": 30}, "checkpointing": {"checkpointing": True}, "adapter": {},
+        "temperature": {"temperature": 0.6}, "half": {"precision": torch.bfloat16},
+    }[how]  # fmt: skip
+    model = make_model(kind, rank=2 if how == "adapter" else None, settings=settings)
+    env = make_env(model)
+    buffer = PPOClip().estimator(experience(env, 20)).rows(model.context)
+    assert not buffer.mask.all()
+    parts = [p for m in buffer.minibatches(40, np.random.default_rng(0)) for p in m.parts(model.part_steps)]
+    assert len(parts) > 3
+    for part in parts:
+        ratio = torch.exp(model.distribution(part.obs).log_prob(part.action) - part.logp)
+        assert (ratio - 1)[part.mask].abs().max() < 1e-5
+        assert measure(model, part, clip_coef=1e-5)["clip_fraction"] == 0
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_temperature_divides_the_logits_of_policy_and_reference(kind, temperature):
+    actor = make_actor(kind)
+    model = LanguageModel(actor, temperature=temperature)
+    rows = make_rows([(2, 4)])
+    with torch.no_grad():
+        expected = (actor(rows.token).logits / temperature).log_softmax(-1)[:, :-1]
+    expected = expected.gather(-1, rows.token[:, 1:, None])[..., 0] * rows.acts[:, :-1]
+    for policy in (model.distribution(rows.obs[:, :-1]), Reference(model).distribution(rows.obs[:, :-1])):
+        torch.testing.assert_close(policy.log_prob(rows.token[:, 1:]), expected, rtol=0, atol=1e-5)
+
+
+DROPOUT = {
+    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
+    "llama": {"attention_dropout": 0.5},
+    "gpt_neox": {"attention_dropout": 0.5, "hidden_dropout": 0.5},
+}
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_off_whatever_the_mode_and_the_checkpoint_say(kind, checkpointing, tmp_path):
+    actor, rows = make_actor(kind), make_rows(SIZES)
+    expected = distributed(LanguageModel(actor), rows)
+    save(actor, make_tokenizer(), tmp_path / "actor")
+    config = json.loads((tmp_path / "actor/config.json").read_text())
+    (tmp_path / "actor/config.json").write_text(json.dumps({**config, **DROPOUT[kind]}))
+    loaded = [load_causal_lm(tmp_path / "actor") for _ in range(2)]
+    model = LanguageModel(loaded[0], loaded[1].base_model, checkpointing=checkpointing)
+    reference = Reference(model)
+    for mode in (True, False):
+        for part in (model, model.actor, model.value.trunk.base):
+            part.train(mode)
+        for _ in range(2):
+            torch.testing.assert_close(distributed(model, rows), expected, rtol=0, atol=1e-5)
+            entropy = reference.distribution(rows.obs).entropy()[rows.acts]
+            torch.testing.assert_close(entropy, expected[:, 1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_dropout_of_a_model_from_elsewhere_is_off(mode):
+    """One that was made without `load_causal_lm`."""
+    config = GPT2Config(n_layer=2, n_embd=32, n_head=2, n_positions=32, vocab_size=PAD + 1, **DROPOUT["gpt2"])
+    model, rows = LanguageModel(GPT2LMHeadModel(config).train(mode)), make_rows(SIZES)
+    model.train()
+    assert torch.equal(distributed(model, rows), distributed(model, rows))
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("critic", [False, True])
+def test_checkpointing_changes_no_gradient(kind, critic):
+    rows, gradients = make_rows(SIZES), []
+    for checkpointing in (False, True):
+        model = make_model(kind, critic=critic, settings={"checkpointing": checkpointing})
+        batch = PPOClip().estimator(make_buffer(model, rows)).rows(0)
+        gradients.append(gradient_of(PPOClip().loss, model, batch, 0.2))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+    assert gradients[0].abs().max() > 0.01
+
+
+def test_checkpointing_keeps_less_for_the_backward_pass():
+    def kept(checkpointing):
+        model, sizes = make_model(settings={"checkpointing": checkpointing}), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: sizes.append(x.numel()) or x, lambda x: x):
+            distributed(model, make_rows(SIZES))
+        return sum(sizes)
+
+    assert kept(True) < 0.6 * kept(False)
+
+
+def test_half_precision_is_close_and_keeps_parameters_single():
+    rows = make_rows(SIZES)
+    single_precision, half = make_model(), make_model(settings={"precision": torch.bfloat16})
+    assert {p.dtype for p in half.parameters()} == {torch.float32}
+    with torch.no_grad():
+        error = (distributed(half, rows) - distributed(single_precision, rows)).abs().max()
+    assert 1e-4 < error < 0.3
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_parts_of_uneven_size_change_no_update(name):
+    weights = []
+    for part_steps in (None, 25):
+        model = make_small(part_steps=part_steps)
+        buffer = make_buffer(model, make_rows([*SIZES, (4, 2)], vocabulary=7, padding=0))
+        assert [p.num_rows for p in buffer.parts(25)] == [2, 2, 1]
+        state = ALGORITHMS[name].init(model, np.random.default_rng(0))
+        ALGORITHMS[name].update(model, state, buffer)
+        weights.append(torch.cat([p.detach().reshape(-1) for p in trained(model)]))
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-8)  # Adam's 1/√v has amplified rounding
+
+
+@ALL_KINDS
+def test_gradients_of_uneven_parts_add_up(kind):
+    model = make_model(kind, dtype=torch.float64)
+    batch = PPOClip().estimator(make_buffer(model, make_rows([*SIZES, (4, 2)]))).rows(0)
+    expected = gradient_of(PPOClip().loss, model, batch, 0.2)
+    for model.part_steps in (None, 12, 25, 40):
+        optimizer = Adam(trained(model))
+        norm = optimizer.minimize(PPOClip().loss, model, batch, 0.2, learning_rate=0.0)
+        found = optimizer.m / (1 - optimizer.betas[0])  # the first moment starts from 0
+        # what other architectures compute in single precision within a layer rounds differently with its batch
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if kind == "gpt2" else 1e-6)
+        assert norm == pytest.approx(float(expected.norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("part_steps", [None, 25])
+def test_adam_on_a_language_model_equals_torch(part_steps):
+    """Over several steps, tied embeddings included, whatever a step leaves behind for the next."""
+    ours, theirs = make_small(part_steps=part_steps), make_small()
+    batch = PPOClip().estimator(make_buffer(ours, make_rows(SIZES, vocabulary=7, padding=0))).rows(0)
+    optimizer, reference = Adam(trained(ours)), torch.optim.Adam(trained(theirs), lr=0.01, eps=1e-5)
+    for _ in range(5):
+        optimizer.minimize(PPOClip().loss, ours, batch, 0.2, learning_rate=0.01)
+        reference.zero_grad()
+        PPOClip().loss(theirs, batch, 0.2).backward()
+        reference.step()
+    for mine, expected in zip(trained(ours), trained(theirs), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-9)
+
+
+def test_tied_embeddings_count_once():
+    model = make_model()
+    assert model.trunk.base.wte.weight is model.policy.head.weight
+    parameters = sum(p.numel() for p in model.policy_parameters())
+    assert parameters == model.actor.num_parameters() == 58 * 32 + 32 * 32 + 2 * (12 * 32**2 + 13 * 32) + 2 * 32
+    policy = FlatPolicy(model)
+    assert len(policy.theta) == parameters
+    assert len(Adam(model.policy_parameters()).theta) == parameters
+    untied = make_model("llama")
+    assert untied.trunk.base.embed_tokens.weight is not untied.policy.head.weight
+    assert sum(p.numel() for p in untied.policy_parameters()) == untied.actor.num_parameters()
+
+
+@ALL_KINDS
+def test_flat_policy_is_a_function_of_theta_that_assign_makes_the_model(kind):
+    model, rows = make_model(kind, attention="eager"), make_rows(SIZES)
+    action = torch.nn.functional.pad(rows.token[:, 1:], (0, 1))
+    policy = FlatPolicy(model)
+    theta = policy.theta + 0.1 * torch.randn(policy.theta.shape, generator=torch.Generator().manual_seed(0))
+    before = model.distribution(rows.obs).log_prob(action).detach()
+    assert torch.equal(policy(policy.theta, rows.obs).log_prob(action), before)
+    moved = policy(theta, rows.obs).log_prob(action)
+    assert (moved - before).abs().max() > 0.1
+    assert torch.equal(model.distribution(rows.obs).log_prob(action), before)
+    policy.assign(theta)
+    torch.testing.assert_close(model.distribution(rows.obs).log_prob(action), moved, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        logits = model.actor(single(rows, 0).token).logits
+    expected = logits.log_softmax(-1)[0, :-1].gather(-1, single(rows, 0).token[0, 1:, None])[:, 0]
+    acts = single(rows, 0).acts[0, :-1]
+    torch.testing.assert_close(moved[0][rows.acts[0]], expected[acts], rtol=0, atol=1e-5)
+
+
+def explicit_fisher(model, rows):
+    """Mean over the acting steps of Σ_a π(a)·∇log π(a)·∇log π(a)ᵀ, action by action."""
+    logp = model.distribution(rows.obs)._log_probs
+    fisher = 0
+    for step in logp:
+        for one in step:
+            gradients = torch.autograd.grad(one, model.policy_parameters(), retain_graph=True)
+            g = torch.cat([x.reshape(-1) for x in gradients])
+            fisher = fisher + one.detach().exp() / len(logp) * torch.outer(g, g)
+    return fisher
+
+
+@pytest.mark.parametrize("part_steps", [None, 10])
+def test_fisher_products_equal_the_explicit_fisher_matrix(part_steps):
+    model, rows = make_small(), make_rows([(2, 3), (3, 1), (1, 2)], vocabulary=7, padding=0)
+    buffer = make_buffer(model, rows).rows(0)
+    buffer = buffer.replace(old=model.distribution(buffer.obs).detach())
+    policy = FlatPolicy(model)
+
+    def kl(theta, batch):
+        return batch.mean(batch.old.kl(policy(theta, batch.obs)))
+
+    parts = list(buffer.parts(part_steps))
+    assert len(parts) == (1 if part_steps is None else 2)
+    product = fisher_vector_product(kl, policy.theta, parts)
+    fisher = explicit_fisher(model, rows)
+    assert len(fisher) == 7 * 8 + 12 * 8 + 12 * 8**2 + 13 * 8 + 2 * 8
+    vectors = torch.randn(6, len(fisher), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for v in vectors:
+        torch.testing.assert_close(product(v), fisher @ v, rtol=0, atol=1e-8)
+    assert (fisher @ vectors[0]).abs().max() > 0.01
+
+
+@ALL_KINDS
+def test_fused_attention_has_no_second_derivative_and_plain_attention_has_one(kind):
+    def second(attention):
+        model, rows = make_model(kind, attention=attention), make_rows(SIZES)
+        parameters = model.policy_parameters()
+        entropy = model.distribution(rows.obs).entropy().mean()
+        first = torch.autograd.grad(entropy, parameters, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
+
+    assert all(g.isfinite().all() for g in second("eager"))
+    with pytest.raises(RuntimeError, match=r"derivative for aten::_scaled_dot_product.* is not implemented"):
+        second("sdpa")
+
+
+@pytest.mark.parametrize("algorithm", ["npg", "trpo"])
+def test_fused_attention_is_refused_where_two_derivatives_are_needed(algorithm):
+    with pytest.raises(ConfigError, match=f"attention: {algorithm} differentiates twice, which fused attention"):
+        make_config(algorithm, "RandomWalks", attention="sdpa")
+    with pytest.raises(ConfigError, match="gradient_checkpointing cannot be differentiated twice"):
+        make_config(algorithm, "RandomWalks", gradient_checkpointing=True)
+    assert make_config(algorithm, "RandomWalks").task.attention == "auto"
+    assert make_config("ppo-clip", "RandomWalks", attention="sdpa").task.attention == "sdpa"
+
+
+def test_the_reference_stays_what_the_actor_was():
+    model, rows = make_model(settings={"temperature": 0.8}), make_rows(SIZES)
+    before = distributed(model, rows)[:, 1].detach()
+    reference = Reference(model)
+    own = [*reference._trunk.parameters(), *reference._head.parameters()]
+    assert not any(p.requires_grad for p in own)
+    assert {id(p) for p in own}.isdisjoint(id(p) for p in model.parameters())
+    move(model)
+    entropy = reference.distribution(rows.obs).entropy()[rows.acts]
+    torch.testing.assert_close(entropy, before, rtol=0, atol=1e-6)
+    assert not entropy.requires_grad
+    assert (distributed(model, rows)[:, 1] - before).abs().max() > 0.01
+
+
+@ALL_KINDS
+def test_an_adapter_is_all_that_trains_and_off_it_is_the_reference(kind, tmp_path):
+    plain, model, rows = LanguageModel(make_actor(kind)), make_model(kind, rank=2), make_rows(SIZES)
+    named = {id(p): name for name, p in model.named_parameters()}
+    assert all("lora_" in named[id(p)] for p in model.policy_parameters())
+    assert len(model.policy_parameters()) > 0
+    assert all("lora_" in name or name.startswith("value.head") for name in model.state_dict())
+
+    reference = Reference(model)
+    frozen = [p.clone() for p in model.parameters() if not p.requires_grad]
+    state = PPOClip(epochs=1).init(model, np.random.default_rng(0))
+    PPOClip(epochs=1).update(model, state, make_buffer(model, rows))
+    move(model, model.policy_parameters())
+    assert all(map(torch.equal, frozen, (p for p in model.parameters() if not p.requires_grad)))
+
+    expected = plain.distribution(rows.obs).entropy()
+    torch.testing.assert_close(reference.distribution(rows.obs).entropy(), expected, rtol=0, atol=1e-5)
+    assert (model.distribution(rows.obs).entropy() - expected).abs().max() > 0.01
+
+    row = single(rows, 0)
+    with torch.no_grad():
+        policy = model.policy.now(model.trunk.run(row.token, row.attention).last_hidden_state[0])
+        model.save_pretrained(make_tokenizer(), tmp_path / "merged")
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        torch.testing.assert_close(merged(row.token).logits[0], policy, rtol=0, atol=1e-4)
+    assert not (tmp_path / "merged/adapter_config.json").exists()
+    assert hasattr(model.actor, "disable_adapter")
+
+
+def test_an_adapter_is_the_same_for_the_same_seed_and_leaves_the_global_generator_alone():
+    actors, state = [make_actor() for _ in range(3)], torch.get_rng_state()
+    first, second, other = (
+        {name: p for name, p in with_adapter(actor, 2, seed).named_parameters() if p.requires_grad}
+        for actor, seed in zip(actors, (0, 0, 1), strict=True)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@ALL_KINDS
+def test_a_saved_actor_gives_the_same_logits(kind, tmp_path):
+    model, rows = make_model(kind), make_rows(SIZES)
+    optimizer = Adam(trained(model))  # its parameters are views of one vector, which must not confuse the file
+    batch = PPOClip().estimator(make_buffer(model, rows)).rows(0)
+    optimizer.minimize(PPOClip().loss, model, batch, 0.2, learning_rate=0.1)
+    model.save_pretrained(make_tokenizer(), tmp_path / "actor")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "actor")
+    row = single(rows, 1)
+    with torch.no_grad():
+        expected = model.policy.now(model.trunk.run(row.token, row.attention).last_hidden_state[0])
+        torch.testing.assert_close(loaded(row.token).logits[0], expected, rtol=0, atol=1e-5)
+    size = (tmp_path / "actor/model.safetensors").stat().st_size
+    assert size < 4.5 * model.actor.num_parameters()
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("critic", [False, True])
+def test_state_dict_round_trip(rank, critic):
+    rows, saved = make_rows(SIZES), make_model(rank=rank, critic=critic)
+    move(saved)
+    state = {name: x.clone() for name, x in saved.state_dict().items()}
+    assert len({x.data_ptr() for x in saved.state_dict().values()}) == len(state), "tied parameters come once"
+    other = make_model(rank=rank, critic=critic)
+    theta = FlatPolicy(other).theta
+    other.load_state_dict(state)
+    assert not torch.equal(FlatPolicy(other).theta, theta)
+    assert torch.equal(distributed(other, rows), distributed(saved, rows))
+    with pytest.raises(RuntimeError, match="other names or shapes"):
+        make_model("llama").load_state_dict(state)
+    with pytest.raises(RuntimeError, match="other names or shapes"):
+        make_model(rank=rank, critic=critic, n_positions=16).load_state_dict(
+            {**state, "value.head.bias": torch.zeros(2)}
+        )
+
+
+def test_gelu_is_the_one_it_replaces():
+    x = torch.linspace(-6, 6, 1001)
+    model = LanguageModel(make_actor())
+    fused = [m for m in model.modules() if isinstance(m, torch.nn.GELU)]
+    assert len(fused) == 2
+    expected = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    torch.testing.assert_close(fused[0](x), expected, rtol=0, atol=1e-6)

@@ -1,0 +1,567 @@
+"""Hugging Face models and tokenizers: what is loaded, what is refused, and rows padded on either side."""
+
+import json
+import logging
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import CONFIGS, EOS, PAD, lm_loss, make_lm, make_tokenizer, save_lm
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertLMHeadModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from rlzoo.core.errors import ConfigError
+from rlzoo.lm.model.padding import pack_right, pad, position_ids, summed_nll
+from rlzoo.lm.model.pretrained import (
+    encode,
+    initialise_from,
+    is_config,
+    load_causal_lm,
+    load_reward_model,
+    load_tokenizer,
+    max_positions,
+    new_causal_lm,
+    save,
+    use_tokens,
+)
+
+KINDS = list(CONFIGS)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A saved model of each architecture, with its tokenizer."""
+    return {kind: save_lm(tmp_path_factory.mktemp("models") / kind, kind) for kind in KINDS}
+
+
+@pytest.fixture
+def folder(folders, tmp_path):
+    """A copy to spoil."""
+    return shutil.copytree(folders["gpt2"], tmp_path / "model")
+
+
+def edit(folder, **settings):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def logits(model, ids, attention):
+    return model(
+        input_ids=ids, attention_mask=attention.long(), position_ids=position_ids(attention), use_cache=False
+    ).logits
+
+
+# Rows of tokens
+
+
+def test_padding_by_hand():
+    ids, attention = pad([[5, 6, 7], [8], []], 9)
+    assert ids.tolist() == [[5, 6, 7], [9, 9, 8], [9, 9, 9]]
+    assert attention.tolist() == [[True, True, True], [False, False, True], [False, False, False]]
+    ids, attention = pad([[5, 6, 7], [8]], 9, side="right")
+    assert ids.tolist() == [[5, 6, 7], [8, 9, 9]]
+    assert attention.tolist() == [[True, True, True], [True, False, False]]
+
+
+def test_no_rows_give_an_empty_tensor():
+    ids, attention = pad([], 0)
+    assert ids.shape == attention.shape == (0, 0)
+    assert ids.dtype == torch.long
+
+
+def test_position_ids_by_hand():
+    attention = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 0, 1, 0]]).bool()
+    assert position_ids(attention).tolist() == [[0, 0, 0, 1, 2], [0, 1, 2, 2, 2], [0, 0, 0, 1, 1]]
+
+
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), min_size=1, max_size=5), st.integers(0, 3))
+def test_packing_undoes_padding_on_either_side(rows, more):
+    right = pad(rows, 0, "right")
+    for side in ("left", "right"):
+        ids, attention = pad(rows, 0, side)
+        blank = torch.zeros(len(rows), more, dtype=torch.long)
+        packed = pack_right(torch.cat([blank, ids, blank], 1), torch.cat([blank.bool(), attention, blank.bool()], 1))
+        assert torch.equal(packed[0] * packed[1], right[0] * right[1])
+        assert torch.equal(packed[1], right[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_row_alone_equals_the_row_padded(kind):
+    model = make_lm(kind)
+    row = [3, 1, 4, 1, 5]
+    alone = logits(model, *pad([row], PAD))[0]
+    for side, columns in (("left", slice(3, None)), ("right", slice(None, 5))):
+        padded = logits(model, *pad([row, list(range(8))], PAD, side))[0, columns]
+        torch.testing.assert_close(padded, alone, rtol=0, atol=1e-5)
+
+
+# The likelihood of text
+
+
+class Bigram(nn.Module):
+    """log π(b | a) is entry (a, b) of a known matrix."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = nn.Parameter(torch.tensor(table).log())
+
+    def forward(self, input_ids, attention_mask, use_cache):
+        return SimpleNamespace(logits=self.table[input_ids])
+
+
+TABLE = [[0.1, 0.2, 0.7], [0.5, 0.25, 0.25], [0.3, 0.3, 0.4]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_loss_of_a_bigram_model_by_hand(side):
+    ids, attention = pad([[0, 2, 1], [1, 0], [2]], 0, side)
+    expected = -(math.log(0.7) + math.log(0.3) + math.log(0.5)) / 3
+    assert lm_loss(Bigram(TABLE), ids, attention).item() == pytest.approx(expected, rel=1e-6)
+    assert summed_nll(Bigram(TABLE), ids, attention).item() == pytest.approx(3 * expected, rel=1e-6)
+
+
+def test_loss_without_a_token_to_predict_is_zero():
+    loss = lm_loss(Bigram(TABLE), *pad([[2], [1]], 0))
+    loss.backward()
+    assert loss.item() == 0
+
+
+def test_padding_has_no_gradient_but_the_same_token_at_the_end_has():
+    """1 is padding and end of sequence at once."""
+    model = Bigram(TABLE)
+    lm_loss(model, *pad([[2, 0, 1], [2, 0]], 1, "right")).backward()
+    gradient = model.table.grad
+    assert (gradient[1] == 0).all()
+    assert gradient[0, 1] < 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_loss_equals_its_definition(kind, side):
+    model = make_lm(kind)
+    rows = [[3, 1, 4, 1, 5, 9], [2, 6], [5, 3, 5]]
+    total = 0.0
+    for row in rows:
+        logp = model(torch.tensor([row])).logits[0].log_softmax(-1)
+        total -= sum(logp[t - 1, row[t]].item() for t in range(1, len(row)))
+    assert lm_loss(model, *pad(rows, PAD, side)).item() == pytest.approx(total / 8, rel=1e-5)
+
+
+# Loading
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaded_model_is_the_one_saved(folders, kind):
+    model = load_causal_lm(folders[kind])
+    assert not model.training
+    saved = make_lm(kind)
+    assert model.state_dict().keys() == saved.state_dict().keys()
+    assert all(torch.equal(x, saved.state_dict()[name]) for name, x in model.state_dict().items())
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    torch.testing.assert_close(model(ids).logits, saved(ids).logits, rtol=0, atol=1e-5)
+
+
+DROPOUT = {
+    "gpt2": {"attn_pdrop": 0.5, "embd_pdrop": 0.5, "resid_pdrop": 0.5, "summary_first_dropout": 0.5},
+    "llama": {"attention_dropout": 0.5},
+    "gpt_neox": {"attention_dropout": 0.5, "hidden_dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_training_mode_turns_no_dropout_on(folders, tmp_path, kind, attention):
+    folder = shutil.copytree(folders[kind], tmp_path / kind)
+    edit(folder, **DROPOUT[kind])
+    ids = torch.arange(20).reshape(2, 10)
+    drops = AutoModelForCausalLM.from_pretrained(folder).train()
+    assert not torch.equal(drops(ids).logits, drops(ids).logits)
+    settings = {**CONFIGS[kind], **DROPOUT[kind]}
+    for model in (load_causal_lm(folder, attention), new_causal_lm(settings, 20, attention=attention)):
+        evaluated = model(ids).logits
+        assert torch.equal(model.train()(ids).logits, evaluated)
+        assert all(getattr(model.config, name) == 0 for name in DROPOUT[kind])
+
+
+class StubbornConfig(GPT2Config):
+    model_type = "stubborn"
+
+
+class Stubborn(GPT2LMHeadModel):
+    """Has a dropout that its configuration says nothing of."""
+
+    config_class = StubbornConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer.drop = nn.Dropout(0.5)
+
+
+def test_training_mode_turns_on_no_dropout_that_is_not_in_the_configuration(folder):
+    AutoConfig.register("stubborn", StubbornConfig, exist_ok=True)
+    AutoModelForCausalLM.register(StubbornConfig, Stubborn, exist_ok=True)
+    edit(folder, model_type="stubborn")
+    model, ids = load_causal_lm(folder), torch.arange(20).reshape(2, 10)
+    assert isinstance(model, Stubborn)
+    evaluated = model(ids).logits
+    assert torch.equal(model.train()(ids).logits, evaluated)
+
+
+def test_weights_of_lower_precision_become_float32(folders, tmp_path):
+    halved = AutoModelForCausalLM.from_pretrained(folders["gpt2"]).bfloat16()
+    halved.save_pretrained(tmp_path)
+    model = load_causal_lm(tmp_path)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert torch.equal(model.transformer.wte.weight, halved.transformer.wte.weight.float())
+
+
+def test_generation_configuration_is_forgotten(folder):
+    (folder / "generation_config.json").write_text(
+        '{"top_k": 3, "temperature": 0.5, "do_sample": true, "min_length": 9}'
+    )
+    config = load_causal_lm(folder).generation_config
+    assert config.top_k in (None, 50)  # 50 is the default of older versions
+    assert config.temperature in (None, 1.0)
+    assert config.min_length in (None, 0)
+    assert not config.do_sample
+
+
+def test_loading_leaves_the_generators_alone(folder):
+    state = torch.get_rng_state()
+    load_causal_lm(folder)
+    load_reward_model(folder, head_seed=0)
+    new_causal_lm(CONFIGS["gpt2"], 20)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_loading_and_saving_make_no_noise(folder, tmp_path, capfd):
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    assert verbosity < logging.CRITICAL
+    assert bars
+    model, tokenizer = load_reward_model(folder, head_seed=0), load_tokenizer(folder)
+    encode(tokenizer, ["a" * 3000])
+    save(model, tokenizer, tmp_path / "out")
+    edit(folder, n_layer=3)
+    with pytest.raises(ConfigError):
+        load_causal_lm(folder)
+    assert capfd.readouterr() == ("", "")
+    assert transformers_logging.get_verbosity() == verbosity
+    assert transformers_logging.is_progress_bar_enabled() == bars
+
+
+def test_eager_attention_has_a_second_derivative(folders):
+    models = [load_causal_lm(folders["gpt2"], attention) for attention in ("sdpa", "eager")]
+    batch = pad([[3, 1, 4], [1, 5, 9, 2, 6]], PAD)
+    losses = [lm_loss(model, *batch) for model in models]
+    torch.testing.assert_close(losses[0], losses[1])
+    weight = models[1].transformer.wpe.weight
+    (gradient,) = torch.autograd.grad(losses[1], weight, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.square().sum(), weight)
+    assert second.abs().sum() > 0
+
+
+def refused(folder, message, load=load_causal_lm):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(folder)
+    assert "\n" not in str(caught.value)
+    assert folder is None or str(folder) in str(caught.value)
+
+
+def test_directory_without_configuration_or_weights_is_refused(folder):
+    (folder / "model.safetensors").rename(folder / "other")
+    refused(folder, r"holds no weights: there is no model\.safetensors")
+    refused(folder, "holds no weights", load_reward_model)
+    (folder / "config.json").unlink()
+    refused(folder, r"holds no model: there is no config\.json")
+
+
+@pytest.mark.parametrize("size", [0, 4, 1000, -100])
+def test_cut_weights_are_refused(folder, size):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    refused(folder, "the model of .* cannot be loaded: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "gptx"}, "cannot be loaded: .*gptx"),
+        ({"n_embd": 64}, r"do not fit its config\.json: transformer\.\S+ is \(.*\), not \(.*\)"),
+        ({"n_layer": 3}, r"lacks weights that its config\.json asks for: transformer\.h\.2\.\S+ and 11 more"),
+        ({"n_head": 3}, "cannot be loaded: .*divisible"),
+        ({"n_embd": "wide"}, "cannot be loaded: "),
+        ({"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}, "cannot be loaded: .*execute"),
+    ],
+)
+def test_configuration_that_does_not_work_is_refused(folder, settings, message):
+    edit(folder, **settings)
+    refused(folder, message)
+
+
+def test_damaged_configuration_is_refused(folder):
+    (folder / "config.json").write_text("{")
+    refused(folder, r"cannot be loaded: .*config\.json")
+
+
+def test_weights_that_are_not_finite_are_refused(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.transformer.ln_f.bias[3] = torch.nan
+    model.save_pretrained(folder)
+    refused(folder, r"are damaged: transformer\.ln_f\.bias is not finite")
+
+
+def test_model_that_looks_ahead_is_refused(tmp_path):
+    config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=20)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    refused(tmp_path, "looks ahead: it is no causal language model")
+
+
+def test_name_that_is_neither_here_nor_on_the_hub_is_refused(tmp_path, monkeypatch):
+    def model_info(self, name, timeout):
+        raise ConnectionError("Name or service\nnot known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    for load in (load_causal_lm, load_reward_model, load_tokenizer):
+        refused(tmp_path / "none", "no such directory: .*none$", load)
+        refused("some/model", "no such directory: some/model; nor .* Hugging Face Hub: Name or service$", load)
+    path = tmp_path / "model.pt"
+    path.touch()
+    refused(path, "is a file; a model is a directory")
+
+
+@pytest.mark.slow
+def test_model_in_the_cache_of_the_hub_needs_no_network(folders, tmp_path):
+    cached = tmp_path / "hub" / "models--some--model"
+    shutil.copytree(folders["gpt2"], cached / "snapshots" / ("0" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    code = "from rlzoo.lm.model.pretrained import *; load_causal_lm('some/model'); print(len(load_tokenizer('some/model')))"
+    env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (f"{PAD + 1}\n", "")
+
+
+# Random weights
+
+
+def test_random_weights_follow_from_the_seed():
+    first, again, other = (make_lm(seed=seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(x, again[name]) for name, x in first.items())
+    assert not torch.equal(first["transformer.wte.weight"], other["transformer.wte.weight"])
+
+
+def test_configuration_from_a_file_a_directory_or_a_mapping(tmp_path):
+    settings = {**CONFIGS["gpt2"], "vocab_size": 20, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    shutil.copy(tmp_path / "config.json", tmp_path / "small.json")
+    models = [new_causal_lm(config) for config in (tmp_path, str(tmp_path / "small.json"), settings)]
+    for model in models:
+        assert not model.training
+        assert model.config.pad_token_id is model.config.eos_token_id is None
+        assert torch.equal(model.transformer.wte.weight, models[0].transformer.wte.weight)
+        assert model.transformer.wte.weight.shape == (20, 32)
+        assert model.transformer.wte.weight.dtype == torch.float32
+    assert len(new_causal_lm(settings, vocab_size=30).transformer.wte.weight) == 30
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_layer": 2}, 'the configuration has no "model_type"'),
+        ({"model_type": "gtp2"}, "no causal language model 'gtp2'; did you mean 'gpt2'"),
+        ({"model_type": "gpt2", "n_layers": 2}, "no setting of gpt2 'n_layers'; did you mean 'n_layer'"),
+        ({"model_type": "gpt2", "n_embd": 32, "n_head": 3}, "cannot be loaded: .*divisible"),
+        ({"model_type": "gpt2", "n_embd": -1}, "cannot be loaded: "),
+        ({"model_type": "gpt2", "vocab_size": "many"}, "cannot be loaded: "),
+    ],
+)
+def test_settings_that_make_no_model_are_refused(settings, message):
+    refused(None, message, lambda _: new_causal_lm(settings))
+
+
+def test_settings_that_only_others_know_are_let_through():
+    assert new_causal_lm({**CONFIGS["gpt2"], "n_ctx": 32, "task_specific_params": {}}, 20).config.n_ctx == 32
+
+
+def test_configuration_file_that_is_missing_or_damaged_is_refused(tmp_path):
+    refused(tmp_path / "x.json", "no such file", new_causal_lm)
+    (tmp_path / "x.json").write_text("{")
+    refused(tmp_path / "x.json", "is not JSON", new_causal_lm)
+    (tmp_path / "x.json").write_text("[]")
+    refused(tmp_path / "x.json", "is not a JSON object", new_causal_lm)
+
+
+def test_initialise_from_takes_weights_where_there_are_any(folders, tmp_path):
+    assert not is_config(folders["gpt2"])
+    assert not is_config("gpt2")
+    loaded = initialise_from(folders["gpt2"], PAD + 1, seed=5)
+    assert torch.equal(loaded.transformer.wte.weight, make_lm(seed=0).transformer.wte.weight)
+    shutil.copy(folders["gpt2"] / "config.json", tmp_path)
+    assert is_config(tmp_path)
+    drawn = initialise_from(tmp_path, 20, seed=5)
+    assert torch.equal(drawn.transformer.wte.weight, new_causal_lm(tmp_path, 20, seed=5).transformer.wte.weight)
+
+
+def test_vocabulary_that_the_model_does_not_have_is_refused(folders):
+    with pytest.raises(ConfigError, match=f"the tokenizer has {PAD + 2} tokens, but the model .* only {PAD + 1}"):
+        initialise_from(folders["gpt2"], PAD + 2)
+
+
+def test_longest_row():
+    assert [max_positions(make_lm(kind)) for kind in KINDS] == [32, 32, 32]
+
+
+# Tokenizers
+
+
+def test_end_of_sequence_serves_as_padding(tmp_path):
+    make_tokenizer(pad=None).save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id == EOS
+
+
+def test_own_padding_stays(tmp_path):
+    make_tokenizer().save_pretrained(tmp_path)
+    assert (load_tokenizer(tmp_path).pad_token_id, load_tokenizer(tmp_path).eos_token_id) == (PAD, EOS)
+    make_tokenizer(eos=None).save_pretrained(tmp_path)
+    assert (load_tokenizer(tmp_path).pad_token_id, load_tokenizer(tmp_path).eos_token_id) == (PAD, None)
+
+
+def test_tokenizer_without_either_is_refused(tmp_path):
+    make_tokenizer(eos=None, pad=None).save_pretrained(tmp_path)
+    refused(
+        tmp_path, r"neither a padding nor an end-of-sequence token; add one with tokenizer\.add_special", load_tokenizer
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_directory_without_a_tokenizer_is_refused(folders, tmp_path, kind):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(folders[kind] / name, tmp_path)
+    refused(tmp_path, "tokenizer", load_tokenizer)
+
+
+def test_damaged_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").write_text("{")
+    refused(folder, "the tokenizer of .* cannot be loaded", load_tokenizer)
+
+
+def test_model_learns_the_tokens(tmp_path):
+    model = new_causal_lm(CONFIGS["llama"], PAD + 1)
+    use_tokens(model, make_tokenizer(pad=None))
+    assert (model.config.pad_token_id, model.config.eos_token_id, model.config.bos_token_id) == (None, EOS, None)
+    use_tokens(model, make_tokenizer())
+    assert (model.config.pad_token_id, model.config.eos_token_id) == (PAD, EOS)
+    assert (model.generation_config.pad_token_id, model.generation_config.eos_token_id) == (PAD, EOS)
+
+
+# Reward models
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reward_model_takes_over_the_transformer(folders, kind):
+    model, start = load_reward_model(folders[kind], head_seed=3), load_causal_lm(folders[kind])
+    trunk = start.base_model.state_dict()
+    assert all(torch.equal(x, trunk[name]) for name, x in model.base_model.state_dict().items())
+    again, other = (load_reward_model(folders[kind], head_seed=seed) for seed in (3, 4))
+    assert torch.equal(model.score.weight, again.score.weight)
+    assert not torch.equal(model.score.weight, other.score.weight)
+
+
+def test_head_starts_small(tmp_path):
+    folder = save_lm(tmp_path / "wide", n_embd=1024, n_layer=1, n_head=1)
+    weight = load_reward_model(folder, head_seed=0).score.weight
+    assert weight.shape == (1, 1024)
+    assert weight.std().item() == pytest.approx(1 / math.sqrt(1025), rel=0.1)
+
+
+def test_language_model_is_no_reward_model(folders):
+    refused(folders["gpt2"], "is no reward model; make one of it: rlzoo reward-model", load_reward_model)
+
+
+def test_classifier_with_another_head_is_refused(tmp_path):
+    config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=20)
+    BertLMHeadModel(config).save_pretrained(tmp_path)
+    refused(tmp_path, "BertForSequenceClassification, which has no head 'score'", load_reward_model)
+
+
+# Saving
+
+
+def test_saved_model_is_read_by_hugging_face(tmp_path):
+    model = make_lm()
+    save(model, make_tokenizer(), tmp_path / "a" / "b")
+    ids = torch.tensor([[3, 1, 4]])
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "a/b")(ids).logits
+    torch.testing.assert_close(theirs, model(ids).logits, rtol=0, atol=1e-5)
+    assert AutoTokenizer.from_pretrained(tmp_path / "a/b")("dba")["input_ids"] == [3, 1, 0]
+    assert {path.suffix for path in (tmp_path / "a/b").iterdir()} == {".json", ".safetensors"}
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_saving_replaces_a_model_and_nothing_else(tmp_path):
+    save(make_lm(seed=1), make_tokenizer(), tmp_path / "out")
+    (tmp_path / "out" / "more").touch()
+    save(make_lm(seed=2), make_tokenizer(), tmp_path / "out")
+    assert not (tmp_path / "out" / "more").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert torch.equal(load_causal_lm(tmp_path / "out").lm_head.weight, make_lm(seed=2).lm_head.weight)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="something other than a model"):
+        save(make_lm(), make_tokenizer(), tmp_path / "other")
+    assert (tmp_path / "other" / "notes.txt").exists()
+
+
+def test_saving_that_fails_leaves_the_model_that_was_there(tmp_path, monkeypatch):
+    save(make_lm(seed=1), make_tokenizer(), tmp_path / "out")
+    broken = make_tokenizer()
+    monkeypatch.setattr(broken, "save_pretrained", lambda folder: (_ for _ in ()).throw(OSError(28, "disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save(make_lm(seed=2), broken, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert torch.equal(load_causal_lm(tmp_path / "out").lm_head.weight, make_lm(seed=1).lm_head.weight)
+
+
+def test_model_survives_a_kill_between_the_renames(tmp_path):
+    """The old one lies under a hidden name; saving that then fails puts it back."""
+    save(make_lm(seed=1), make_tokenizer(), tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / ".out.old")
+    broken = make_tokenizer()
+    broken.save_pretrained = None
+    with pytest.raises(TypeError):
+        save(make_lm(seed=2), broken, tmp_path / "out")
+    assert torch.equal(load_causal_lm(tmp_path / "out").lm_head.weight, make_lm(seed=1).lm_head.weight)
+
+
+def test_old_model_is_kept_until_the_new_one_has_its_place(tmp_path, monkeypatch):
+    save(make_lm(seed=1), make_tokenizer(), tmp_path / "out")
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda path, to: rename(path, to) if path.name == "out" else os.rmdir(tmp_path))
+    with pytest.raises(OSError, match="not empty"):
+        save(make_lm(seed=2), make_tokenizer(), tmp_path / "out")
+    assert torch.equal(load_causal_lm(tmp_path / ".out.old").lm_head.weight, make_lm(seed=1).lm_head.weight)
+
+
+def test_saved_weights_may_be_read_by_whoever_may_read_the_rest(tmp_path):
+    save(make_lm(), make_tokenizer(), tmp_path / "out")
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1

@@ -1,0 +1,153 @@
+"""The distribution of the next token, against a `Categorical` of all logits."""
+
+import pytest
+import torch
+
+from rlzoo.core.distributions import Categorical
+from rlzoo.lm.model import tokens
+from rlzoo.lm.model.tokens import Head, TokenDistribution
+
+R, T, H, V = 3, 5, 4, 7
+ACTS = torch.tensor([[0, 1, 1, 1, 0], [1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
+
+
+def normal(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make(seed=0, temperature=1.0, bias=False, acts=ACTS, dtype=torch.float64):
+    weight, offset = normal(V, H, seed=seed).to(dtype), normal(V, seed=seed + 1).to(dtype) if bias else None
+    return TokenDistribution(normal(R, T, H, seed=seed + 2).to(dtype), acts, Head(weight, offset, temperature, None))
+
+
+def whole(x):
+    """Logits of every step, acting or not, by their definition."""
+    bias = 0 if x.head.bias is None else x.head.bias
+    return Categorical((x.hidden @ x.head.weight.t() + bias) / x.head.temperature)
+
+
+ACTION = torch.randint(V, (R, T), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(params=["chunks of two steps", "one piece"])
+def chunks(request, monkeypatch):
+    """How many logits there are at a time."""
+    if request.param == "chunks of two steps":
+        monkeypatch.setattr(tokens, "_CHUNK", 2 * V)
+
+
+def test_log_prob_by_hand():
+    weight = torch.tensor([[4.0], [1.0], [1.0]], dtype=torch.float64).log()
+    hidden, acts = torch.tensor([[[1.0], [1.0], [0.5]]], dtype=torch.float64), torch.tensor([[True, False, True]])
+    logp = TokenDistribution(hidden, acts, Head(weight, None, 1.0, None)).log_prob(torch.tensor([[0, 0, 1]]))
+    assert logp.exp().tolist() == [pytest.approx([4 / 6, 1, 1 / 4], abs=1e-12)]
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("temperature", [1.0, 0.4, 3.0])
+@pytest.mark.parametrize("bias", [False, True])
+def test_equals_a_categorical_of_all_logits_where_it_acts_and_is_0_elsewhere(bias, temperature):
+    x, y = make(0, temperature, bias), make(10, temperature, bias)
+    logits = whole(x)
+    for mine, expected in (
+        (x.log_prob(ACTION), logits.log_prob(ACTION)),
+        (x.entropy(), logits.entropy()),
+        (x.kl(y), logits.kl(whole(y))),
+        (x.mode.double(), logits.mode.double()),
+    ):
+        torch.testing.assert_close(mine, expected * ACTS, rtol=0, atol=1e-12)
+    noise = x.noise(torch.Generator().manual_seed(0))
+    assert torch.equal(x.from_noise(noise), logits.from_noise(noise) * ACTS)
+    assert torch.equal(x.from_noise(torch.zeros_like(noise)), x.mode)
+
+
+@pytest.mark.parametrize("quantity", ["log_prob", "entropy", "kl"])
+def test_gradients_are_those_of_a_categorical_of_all_logits(quantity):
+    def gradients(view):
+        x, y = make(0, 0.4, bias=True), make(10, 0.4, bias=True)
+        leaves = [leaf.requires_grad_() for leaf in (x.hidden, x.head.weight, x.head.bias)]
+        first, second = view(x), view(y)
+        given = {"log_prob": (ACTION,), "entropy": (), "kl": (second,)}[quantity]
+        weight = 3 * normal(R, T, seed=7) * ACTS  # of either sign, and not small
+        return torch.autograd.grad((weight * getattr(first, quantity)(*given)).sum(), leaves)
+
+    mine, expected = gradients(lambda x: x), gradients(whole)
+    for a, b in zip(mine, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    assert not mine[0][~ACTS].any()
+    assert mine[0][ACTS].all(-1).all()
+
+
+class Counting(Head):
+    """Notes how many steps it makes logits for at a time."""
+
+    asked = []  # noqa: RUF012
+
+    def __call__(self, hidden):
+        self.asked.append(len(hidden))
+        return super().__call__(hidden)
+
+
+def test_logits_exist_for_acting_steps_alone_and_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(tokens, "_CHUNK", 2 * V)
+    monkeypatch.setattr(Counting, "asked", [])
+    x = make()
+    x = TokenDistribution(x.hidden, ACTS, Counting(*x.head))
+    x.log_prob(ACTION)
+    assert Counting.asked == [2, 2, 1]
+    differentiable = x.map(lambda x: x.clone().requires_grad_(x.is_floating_point()))
+    assert differentiable.log_prob(ACTION).requires_grad
+    assert Counting.asked == [2, 2, 1, 5]
+
+
+def test_nothing_acts():
+    x = make(acts=torch.zeros_like(ACTS))
+    for quantity in (x.log_prob(ACTION), x.entropy(), x.kl(x), x.mode, x.sample()):
+        assert torch.equal(quantity, torch.zeros(R, T).to(quantity.dtype))
+    x = make(acts=torch.zeros_like(ACTS))
+    x.hidden.requires_grad_()
+    (g,) = torch.autograd.grad(x.log_prob(ACTION).sum(), x.hidden)
+    assert not g.any()
+
+
+def test_map_takes_rows_and_steps_of_both():
+    x = make()
+    part = x.map(lambda x: x[1:, :3])
+    torch.testing.assert_close(part.log_prob(ACTION[1:, :3]), x.log_prob(ACTION)[1:, :3])
+
+
+def test_detached_keeps_what_training_changes():
+    x = make(bias=True)
+    x.hidden.requires_grad_()
+    before = x.log_prob(ACTION).detach()
+    old = x.detach()
+    for tensor in (x.head.weight, x.head.bias):
+        tensor.zero_()
+    assert torch.equal(old.log_prob(ACTION), before)
+    assert not old.hidden.requires_grad
+    assert not torch.equal(x.map(lambda x: x).log_prob(ACTION), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_log_probabilities_have_single_precision_at_least(dtype):
+    logp = make(dtype=dtype).log_prob(ACTION)
+    assert logp.dtype == torch.promote_types(dtype, torch.float32)
+
+
+def test_autocast_rounds_the_product_alone():
+    x = make(dtype=torch.float32)
+    rounded = TokenDistribution(x.hidden, ACTS, x.head._replace(autocast=torch.bfloat16))
+    expected = (x.hidden.bfloat16() @ x.head.weight.bfloat16().t()).float().log_softmax(-1)
+    expected = expected.gather(-1, ACTION.unsqueeze(-1)).squeeze(-1) * ACTS
+    torch.testing.assert_close(rounded.log_prob(ACTION), expected, rtol=0, atol=1e-6)
+    assert not torch.equal(rounded.log_prob(ACTION), x.log_prob(ACTION))
+
+
+def test_sampled_frequencies_are_the_probabilities():
+    acts = torch.ones(1, 20_000, dtype=torch.bool)
+    hidden, head = normal(H, seed=5).expand(1, 20_000, H), Head(normal(V, H, seed=6), None, 0.7, None)
+    x = TokenDistribution(hidden, acts, head)
+    counts = torch.bincount(x.sample(torch.Generator().manual_seed(0))[0], minlength=V)
+    p = (head.weight @ hidden[0, 0] / 0.7).softmax(0)
+    chi2 = ((counts - 20_000 * p).square() / (20_000 * p)).sum()
+    assert chi2 < 22.46  # the 99.9th percentile with 6 degrees of freedom

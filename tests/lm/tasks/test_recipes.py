@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+
+import rlzoo
+from rlzoo.lm.finetune.sft import train_tokenizer
+from rlzoo.lm.model import pretrained
+from rlzoo.lm.tasks import reviews
+from rlzoo.lm.tasks.random_walks import RandomWalks
+from rlzoo.runs.config import make_config, with_recipe
+from rlzoo.runs.presets import recipes
+
+NAMES = ("openai-2019", "instructgpt", "deepspeed-chat", "trl", "trlx", "coati")
+ENVS = ("RandomWalks", "Reviews")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A directory for each task, with a model of random weights that speaks its tokens."""
+    tokenizers = {
+        "RandomWalks": RandomWalks.make().tokenizer(),
+        "Reviews": train_tokenizer(reviews.texts(50, seed=0), vocab_size=300),
+    }
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1, "n_positions": 128}
+    folders = {}
+    for env, tokenizer in tokenizers.items():
+        model = pretrained.new_causal_lm(shape, len(tokenizer))
+        pretrained.use_tokens(model, tokenizer)
+        folders[env] = tmp_path_factory.mktemp("models") / env
+        pretrained.save(model, tokenizer, folders[env])
+    return folders
+
+
+def test_these_are_the_recipes():
+    assert tuple(recipes()) == NAMES
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_is_a_configuration_of_ppo_clip(name, env):
+    settings, given = with_recipe(name, "ppo-clip", env, {})
+    config = make_config("ppo-clip", env, **settings)
+    assert given == recipes()[name]
+    assert config.to_dict().items() >= given.items()
+    for setting in ("model", "prompts", "reward", "ptx"):
+        assert getattr(config.task, setting) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_sets_all_that_another_turns_on(name):
+    """On top of a preset that has one of these on, a recipe that does not mention it would not be itself."""
+    known = set.union(*(set(recipe) for recipe in recipes().values()))
+    without_off = {"beta_target", "beta_horizon", "score_clip", "ptx_coef"}  # off is none, which TOML cannot say
+    unpublished = {"max_grad_norm"} if name == "instructgpt" else set()
+    assert known - without_off - unpublished <= recipes()[name].keys()
+
+
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("name", NAMES)
+def test_recipe_starts_at_ratio_1_and_trains(name, env, models, tmp_path):
+    score = tmp_path / "score.py"  # a model of random weights gets 0 from the task's own for all it says
+    score.write_text("def length(prompts, responses):\n    return [float(len(x)) for x in responses]\n")
+    own = {"model": str(models[env]), "reward": f"{score}:length", "num_envs": 4}
+    settings, _ = with_recipe(name, "ppo-clip", env, own)
+    trainer = rlzoo.Trainer(make_config("ppo-clip", env, **settings))
+    experience = trainer.task.collect()
+    assert experience.metrics["beta"] == settings["beta"]
+    batch = experience.buffer.rows(0)
+    ratio = torch.exp(trainer.model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
+    assert (ratio - 1)[batch.mask].abs().max() < 1e-5
+    iteration = trainer.iterate()
+    assert iteration.metrics["gradient_steps"] == settings["epochs"]
+    assert all(math.isfinite(x) for x in iteration.metrics.values())
+
+
+@pytest.mark.parametrize("name", ["instructgpt", "deepspeed-chat", "coati"])
+def test_ptx_of_a_recipe_needs_its_texts_alone(name, models, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(reviews.texts(8, seed=1)))
+    own = {"model": str(models["Reviews"]), "num_envs": 4, "ptx": str(texts)}
+    settings, given = with_recipe(name, "ppo-clip", "Reviews", own)
+    task = rlzoo.Trainer(make_config("ppo-clip", "Reviews", **settings)).task
+    demonstrated = task.collect().buffer.demo
+    assert demonstrated.max() == pytest.approx(given["ptx_coef"])
+    assert demonstrated.any(1).sum() == 4

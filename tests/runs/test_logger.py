@@ -1,0 +1,287 @@
+"""Metrics files, TensorBoard and displays."""
+
+import html
+import io
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import runs
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugin_util import markdown_to_safe_html
+
+from rlzoo.core.collector import Episode
+from rlzoo.runs.evaluate import Evaluation
+from rlzoo.runs.logger import Display, LineDisplay, LiveDisplay, Logger, make_display
+from rlzoo.runs.train import resume
+
+
+def make_logger(folder, total_steps=1000, display=None, **kwargs):
+    return Logger(folder, total_steps, {"gamma": 0.99, "env": "CartPole-v1"}, display or Display(), **kwargs)
+
+
+def read(folder, name="metrics"):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def tensorboard(folder):
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return accumulator
+
+
+def test_record_of_an_iteration(tmp_path):
+    logger = make_logger(tmp_path)
+    logger.iteration(100, 0.5, {"kl": 0.123456789, "gradient_steps": 160}, [Episode(10.0, 10), Episode(20.0, 12)])
+    logger.iteration(250, 0.25, {"kl": math.nan, "explained_variance": -math.inf}, [])
+    logger.flush()
+    assert read(tmp_path) == [
+        {
+            "step": 100,
+            "seconds": 0.5,
+            "steps_per_second": 200.0,
+            "mean_return": 15.0,
+            "mean_length": 11.0,
+            "kl": 0.123457,
+            "gradient_steps": 160,
+        },
+        {
+            "step": 250,
+            "seconds": 0.75,
+            "steps_per_second": 600.0,
+            "mean_return": 15.0,
+            "mean_length": 11.0,
+            "kl": None,
+            "explained_variance": None,
+        },
+    ]
+
+
+def test_mean_return_is_over_the_last_100_episodes(tmp_path):
+    logger = make_logger(tmp_path)
+    assert logger.iteration(10, 1.0, {}, [])["mean_return"] is None
+    assert logger.iteration(20, 1.0, {}, [Episode(float(i), 1) for i in range(150)])["mean_return"] == 99.5
+
+
+def test_state_goes_on_where_it_was(tmp_path):
+    logger = make_logger(tmp_path)
+    logger.iteration(10, 1.5, {}, [Episode(float(i), i) for i in range(120)])
+    other = make_logger(tmp_path, resumed_at=10)
+    other.load_state_dict(json.loads(json.dumps(logger.state_dict())))
+    more = 20, 0.5, {}, [Episode(7.0, 3)]
+    assert other.iteration(*more) == logger.iteration(*more)
+
+
+def test_evaluation_is_written(tmp_path):
+    logger = make_logger(tmp_path)
+    evaluation = Evaluation(np.array([1.0, 3.0]), np.array([5, 7]), deterministic=True, seed=4)
+    logger.evaluation(100, 0.25, evaluation, final=True)
+    logger.flush()
+    (record,) = read(tmp_path, "evaluations")
+    assert record["step"] == 100
+    assert record["final"] is True
+    assert (record["mean_return"], record["std_return"], record["seed"]) == (2.0, 1.0, 4)
+    assert record["seconds"] == 0.25
+    assert tensorboard(tmp_path).Scalars("eval/return_deterministic")[0].value == 2.0
+
+
+SAMPLES = [
+    {
+        "prompt": "Say | <b>hi</b>",
+        "response": "*hi*\n\n# there &amp; [you](x) `a` __b__",
+        "score": 0.123456789,
+        "ended": True,
+    },
+    {"prompt": "", "response": "<|end|>\\| \x00\ud800", "score": 2.0, "ended": False},
+]
+
+
+def test_evaluation_of_a_language_model_is_written(tmp_path):
+    logger = make_logger(tmp_path)
+    further = {"kl_reference": 1.5, "score": 2, "exact": True, "of": "x", "samples": SAMPLES}
+    for deterministic in (False, True):
+        evaluation = Evaluation(np.array([0.25]), np.array([5]), deterministic, 4, further)
+        logger.evaluation(100, 0.25, evaluation)
+    logger.flush()
+    record, _ = read(tmp_path, "evaluations")
+    assert record["samples"] == SAMPLES
+    assert record["kl_reference"] == 1.5
+    board = tensorboard(tmp_path)
+    scalars = {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]}
+    sampled = {"eval/return": 0.25, "eval/length": 5, "eval/kl_reference": 1.5, "eval/score": 2}
+    assert scalars == sampled | {f"{tag}_deterministic": x for tag, x in sampled.items()}
+    (text,) = board.Tensors("eval/samples")[0].tensor_proto.string_val
+    assert [board.Tensors("eval/samples_deterministic")[0].tensor_proto.string_val] == [[text]]
+    assert cells(text) == [
+        ["prompt", "response", "score", "ended"],
+        ["Say | <b>hi</b>", "*hi*\n\n# there &amp; [you](x) `a` __b__", "0.123457", "True"],
+        ["", "<|end|>\\| ?", "2.0", "False"],
+    ]
+
+
+def cells(markdown):
+    """The cells of a table as a browser shows TensorBoard's text page."""
+    rows = re.findall(r"<tr>(.*?)</tr>", markdown_to_safe_html(markdown), re.DOTALL)
+    assert "<em>" not in str(rows)
+    found = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row, re.DOTALL) for row in rows]
+    return [[html.unescape(cell.replace("<br>", "\n")) for cell in row] for row in found]
+
+
+def test_configuration_is_a_table_whatever_it_holds(tmp_path):
+    make_events = Logger(tmp_path, 1, {"stop_tokens": ("<|end|>",), "reward": "a_b:c_d"}, Display())
+    make_events.flush()
+    (text,) = tensorboard(tmp_path).Tensors("config")[0].tensor_proto.string_val
+    assert cells(text)[1:] == [["stop_tokens", "('<|end|>',)"], ["reward", "a_b:c_d"]]
+
+
+def test_metrics_of_language_tasks_have_a_group_of_their_own(tmp_path):
+    logger = make_logger(tmp_path, total_steps=1)
+    metrics = ("score", "score_std", "kl_reference", "beta", "ended")
+    logger.iteration(1, 0.1, dict.fromkeys(metrics, 0.5) | {"kl": 0.1}, [])
+    logger.flush()
+    tags = {tag for tag in tensorboard(tmp_path).Tags()["scalars"] if tag.split("/")[0] in ("lm", "train")}
+    assert tags == {"train/kl", *(f"lm/{name}" for name in metrics)}
+
+
+def test_an_iteration_costs_little(tmp_path):
+    logger = make_logger(tmp_path, total_steps=100_000)
+    metrics = {f"metric_{i}": 0.1 * i for i in range(10)}
+    costs = []
+    for i in range(400):
+        start = time.perf_counter()
+        logger.iteration(256 * (i + 1), 0.01, metrics, [Episode(1.0, 1)] * 5)
+        costs.append(time.perf_counter() - start)
+    assert np.median(costs) < 300e-6
+
+
+def test_tensorboard_groups_and_thins(tmp_path):
+    logger = make_logger(tmp_path, total_steps=10_000)
+    for step in range(5, 10_001, 5):
+        logger.iteration(step, 0.01, {"kl": 0.5}, [Episode(2.0, 4)])
+    logger.flush()
+    board = tensorboard(tmp_path)
+    tags = ["train/kl", "episode/return", "episode/length", "time/steps_per_second", "time/seconds"]
+    assert sorted(board.Tags()["scalars"]) == sorted(tags)
+    kl = board.Scalars("train/kl")
+    assert len(kl) == 1000
+    assert (kl[0].step, kl[-1].step, kl[0].value) == (10, 10_000, 0.5)
+    assert b"| gamma | 0.99 |" in board.Tensors("config")[0].tensor_proto.string_val[0]
+
+
+def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
+    first = make_logger(tmp_path)
+    for step in (100, 200, 300):
+        first.iteration(step, 0.1, {"kl": 1.0}, [])
+    first.flush()
+    second = make_logger(tmp_path, resumed_at=200)
+    second.iteration(250, 0.1, {"kl": 2.0}, [])
+    second.flush()
+    assert [(s.step, s.value) for s in tensorboard(tmp_path).Scalars("train/kl")] == [(100, 1), (200, 1), (250, 2)]
+
+
+def test_tensorboard_takes_any_number(tmp_path):
+    logger = make_logger(tmp_path, total_steps=1)
+    logger.iteration(2**40, 0.1, {"ä" * 200: 1e300, "b": -1e300, "c": math.nan, "d": 0.1}, [])
+    logger.flush()
+    logger.iteration(2**40 + 1, 0.1, {"d": 2}, [])
+    logger.flush()
+    board = tensorboard(tmp_path)
+    assert "train/c" not in board.Tags()["scalars"]
+    assert board.Scalars("train/" + "ä" * 200)[0].value == math.inf
+    assert [(s.step, s.value) for s in board.Scalars("train/d")] == [(2**40, np.float32(0.1)), (2**40 + 1, 2)]
+
+
+def test_tensorboard_waits_for_the_first_flush(tmp_path):
+    code = f"""
+import sys
+from pathlib import Path
+from rlzoo.runs.logger import Display, Logger
+logger = Logger(Path({str(tmp_path)!r}), 1, {{}}, Display())
+logger.iteration(1, 0.1, {{"kl": 0.5}}, [])
+assert "tensorboard" not in sys.modules
+logger.flush()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert tensorboard(tmp_path).Scalars("train/kl")[0].value == 0.5
+
+
+def test_events_that_cannot_be_written(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    logger = make_logger(folder)
+    folder.rmdir()
+    with pytest.raises(FileNotFoundError, match="tfevents"):
+        logger.flush()
+
+
+def test_records_of_a_run(tmp_path):
+    run = runs.quick_run(tmp_path)
+    metrics = run.metrics()
+    assert metrics[-1]["step"] == run.steps()[-1]
+    assert all(a["step"] < b["step"] and a["seconds"] < b["seconds"] for a, b in itertools.pairwise(metrics))
+    resume(run, total_steps=800)
+    assert [r["step"] for r in run.metrics()[: len(metrics)]] == [r["step"] for r in metrics]
+    tags = tensorboard(tmp_path).Tags()["scalars"]
+    assert {"train/kl", "episode/return", "eval/return", "eval/return_deterministic", "time/seconds"} <= set(tags)
+
+
+# Displays
+
+
+def show(display, records=20):
+    display.start(0, 1000)
+    for i in range(1, records + 1):
+        display.update({"step": 50 * i, "mean_return": 12.345 * i if i > 1 else None, "kl": 0.01})
+    display.say("[bold]done[/bold]")
+    display.close()
+
+
+def test_lines_for_every_tenth():
+    out = io.StringIO()
+    show(LineDisplay(out))
+    *lines, last = out.getvalue().splitlines()
+    assert [line.split("/")[0].strip() for line in lines] == [f"{n:,}" for n in range(100, 1001, 100)]
+    assert lines[0].startswith("  100/1,000 steps  return     24.7  kl 0.0100")
+    assert lines[0].endswith(" left")
+    assert last == "[bold]done[/bold]"
+
+
+def test_a_reader_that_went_away_does_not_stop_the_run():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    show(LineDisplay(Closed()))
+
+
+def test_bar_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    display = make_display(out)
+    assert isinstance(display, LiveDisplay)
+    display.say("before")
+    show(display)
+    display.say("after")
+    text = out.getvalue()
+    assert "1,000/1,000" in text
+    assert "[bold]done[/bold]" in text
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_display(out), LineDisplay)
+
+
+def test_display_on_anything_else():
+    assert isinstance(make_display(io.StringIO()), LineDisplay)
+    show(Display())

@@ -1,0 +1,75 @@
+"""Short runs, and what they leave behind."""
+
+import json
+import os
+import signal
+import time
+
+from rlzoo.runs.train import train
+
+QUICK = {
+    "env": "CartPole-v1",
+    "total_steps": 600,
+    "num_envs": 4,
+    "num_steps": 25,
+    "eval_episodes": 3,
+    "hidden": (8,),
+}
+PPO = {
+    **QUICK,
+    "algorithm": "ppo-clip",
+    "epochs": 2,
+    "minibatch_size": 50,
+    "normalize_obs": True,
+    "normalize_reward": True,
+    "noise_correlation": 0.5,
+}
+TRPO = {**QUICK, "algorithm": "trpo", "total_steps": 300, "cg_iters": 2, "vf_epochs": 2, "vf_minibatch_size": 50}
+
+_TIMES = ("seconds", "steps_per_second")
+
+
+def quick_run(path, **settings):
+    """A run of 7 iterations, in a tenth of a second or two."""
+    return train(**{"algorithm": "ppo-clip", "epochs": 1, "minibatch_size": 100, **QUICK, "out": path, **settings})
+
+
+def outcome(run):
+    """All that a run leaves but times: what must not depend on how often it was stopped."""
+    last = run.checkpoints / str(run.steps()[-1])
+    state = json.loads((last / "state.json").read_text())
+    del state["state"]["logger"]["seconds"]
+    return {
+        "steps": run.steps(),
+        "best": run.best_step(),
+        "model": (last / "model.safetensors").read_bytes(),
+        "arrays": (last / "state.safetensors").read_bytes(),
+        "state": state,
+        "evaluations": [_timeless(record) for record in run.evaluations()],
+        "metrics": [_timeless(record) for record in run.metrics()],
+    }
+
+
+def _timeless(record):
+    return {name: x for name, x in record.items() if name not in _TIMES}
+
+
+def weights(run):
+    """The bytes of the last checkpoint's model."""
+    return (run.checkpoints / str(run.steps()[-1]) / "model.safetensors").read_bytes()
+
+
+def in_child(work, kill_after=None):
+    """Runs `work` in a forked process, which may be killed after some seconds; returns its wait status."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(pid, signal.SIGKILL)
+    return os.waitpid(pid, 0)[1]
