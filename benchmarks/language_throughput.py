@@ -77,8 +77,8 @@ def train(algorithm: str, size: str, precision: str, iterations: int, folder: Pa
     shape = SIZES[size]
     config = make_config(
         algorithm, "Prompts", model=str(folder / "model"), prompts=str(folder / "prompts.txt"),
-        reward=f"{__file__}:random_scores", num_envs=shape["prompts"], max_new_tokens=shape["new_tokens"],
-        precision=PRECISIONS[precision], gamma=1.0, total_steps=10**9, **settings,
+        reward=f"{__file__}:random_scores", responses_per_batch=shape["prompts"], max_new_tokens=shape["new_tokens"],
+        precision=PRECISIONS[precision], total_steps=10**9, **settings,
     )  # fmt: skip
     trainer = Trainer(config)
     trainer.iterate()
@@ -99,9 +99,9 @@ def train(algorithm: str, size: str, precision: str, iterations: int, folder: Pa
 def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[str, Any]:
     """Seconds of ours and of `model.generate`, in turns, on the same weights and prompts."""
     import torch
+    from rlzoo.lm.model.generate import generate
 
     from rlzoo.lm.model import pretrained
-    from rlzoo.lm.model.generate import generate
     from rlzoo.lm.model.language_model import LanguageModel
 
     shape = SIZES[size]
@@ -137,10 +137,10 @@ def contestant(options: argparse.Namespace) -> None:
     folder, size, precision = Path(options.folder), options.size, options.precision
     iterations = options.iterations or SIZES[size]["iterations"]
     if options.what == "ppo":
-        settings = {"epochs": 4, "minibatch_size": 10**6, "learning_rate": 1e-5}
+        settings = {"epochs": 4, "minibatch_responses": "all", "learning_rate": 1e-5}
         result = train("ppo-clip", size, precision, iterations, folder, beta=0.2, **settings)
     elif options.what == "trpo":
-        settings = {"vf_epochs": 4, "vf_minibatch_size": 10**6, "part_tokens": 384}
+        settings = {"vf_epochs": 4, "vf_minibatch_responses": "all", "micro_batch_tokens": 384}
         result = train("trpo", size, precision, iterations, folder, **settings)
     else:
         result = generate(size, precision, iterations, folder)

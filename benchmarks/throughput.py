@@ -33,7 +33,7 @@ TRAINING_CONTESTANTS = {
 RLZOO_SETTINGS: dict[str, dict[str, Any]] = {
     "ppo-clip": {
         "num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
-        "learning_rate": 1e-3, "anneal_lr": True, "clip_coef": 0.2, "anneal_clip": True, "vf_coef": 1.0,
+        "learning_rate": "linear:1e-3:0", "clip_coef": "linear:0.2:0", "vf_coef": 1.0,
         "ent_coef": 0.0, "max_grad_norm": 0.5, "activation": "tanh", "hidden": (64, 64),
     },
     "trpo": {

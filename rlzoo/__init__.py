@@ -2,101 +2,144 @@
 
     import rlzoo
 
-    run = rlzoo.runs.train("trpo", "CartPole-v1", seed=1, out="runs/first")
-    print(rlzoo.runs.evaluate(run, episodes=100).mean_return)
+    run = rlzoo.train("trpo", "CartPole-v1", seed=1, out="runs/first")
+    print(rlzoo.evaluate(run, episodes=100).mean_return)
 
-Names are imported when they are first used, so that `import rlzoo` costs nothing.
+Names are imported when they are first used, so `import rlzoo` itself is quick.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlzoo.algorithms import NPG as NPG
-    from rlzoo.algorithms import TRPO as TRPO
-    from rlzoo.algorithms import Algorithm as Algorithm
-    from rlzoo.algorithms import PPOClip as PPOClip
-    from rlzoo.algorithms import PPOPenalty as PPOPenalty
-    from rlzoo.algorithms import Reinforce as Reinforce
-    from rlzoo.algorithms import State as State
-    from rlzoo.control import envs as envs
-    from rlzoo.control.networks import Network as Network
-    from rlzoo.core.buffer import Buffer as Buffer
-    from rlzoo.core.distributions import Categorical as Categorical
-    from rlzoo.core.distributions import DiagGaussian as DiagGaussian
-    from rlzoo.core.distributions import Distribution as Distribution
-    from rlzoo.core.distributions import MultiCategorical as MultiCategorical
-    from rlzoo.core.errors import ConfigError as ConfigError
-    from rlzoo.core.errors import Interrupted as Interrupted
-    from rlzoo.core.errors import NonFiniteError as NonFiniteError
-    from rlzoo.core.errors import RunError as RunError
-    from rlzoo.core.errors import TrainingError as TrainingError
-    from rlzoo.core.estimators import GAE as GAE
-    from rlzoo.core.estimators import Estimator as Estimator
-    from rlzoo.core.estimators import GroupNorm as GroupNorm
-    from rlzoo.core.estimators import LeaveOneOut as LeaveOneOut
-    from rlzoo.core.estimators import MonteCarlo as MonteCarlo
-    from rlzoo.core.models import ActorCritic as ActorCritic
-    from rlzoo.core.models import Policy as Policy
-    from rlzoo.core.models import Value as Value
-    from rlzoo.runs.config import Config as Config
-    from rlzoo.runs.config import make_config as make_config
-    from rlzoo.runs.evaluate import Evaluation as Evaluation
-    from rlzoo.runs.evaluate import evaluate as evaluate
-    from rlzoo.runs.evaluate import load_model as load_model
-    from rlzoo.runs.loop import Iteration as Iteration
-    from rlzoo.runs.loop import Trainer as Trainer
-    from rlzoo.runs.play import play as play
-    from rlzoo.runs.run import Run as Run
-    from rlzoo.runs.train import resume as resume
-    from rlzoo.runs.train import train as train
+    from rlzoo.algorithms import NPG, TRPO, Algorithm, PPOClip, PPOPenalty, Reinforce, State, measure
+    from rlzoo.control.networks import Network
+    from rlzoo.core.buffer import Buffer
+    from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
+    from rlzoo.core.env import Episode, Experience, VectorEnv
+    from rlzoo.core.errors import (
+        ConfigError,
+        EnvError,
+        Interrupted,
+        NonFiniteError,
+        RunError,
+        TrainingError,
+        UnknownEnv,
+        UnsupportedSpace,
+    )
+    from rlzoo.core.estimators import GAE, Estimator, GroupNorm, LeaveOneOut, MonteCarlo
+    from rlzoo.core.evaluation import Evaluation
+    from rlzoo.core.models import ActorCritic, Policy, Value
+    from rlzoo.core.task import EnvTask, RolloutSettings, Setup, Task, TaskSettings
+    from rlzoo.lm.finetune.reward_model import train_reward_model
+    from rlzoo.lm.finetune.sft import sft
+    from rlzoo.lm.model.language_model import LanguageModel
+    from rlzoo.lm.reward.env import LMEnv
+    from rlzoo.lm.reward.reward_model import RewardModel
+    from rlzoo.lm.tasks.language import LanguageTask
+    from rlzoo.optim.adam import Adam
+    from rlzoo.runs.config import Config, make_config
+    from rlzoo.runs.evaluate import evaluate, load_model, play
+    from rlzoo.runs.loop import Iteration, Trainer
+    from rlzoo.runs.run import Run
+    from rlzoo.runs.train import resume, train
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "algorithms": ["NPG", "TRPO", "Algorithm", "PPOClip", "PPOPenalty", "Reinforce", "State"],
-    "core.buffer": ["Buffer"],
-    "runs.config": ["Config", "make_config"],
-    "core.distributions": ["Categorical", "DiagGaussian", "Distribution", "MultiCategorical"],
-    "control.envs": ["envs"],
-    "core.errors": ["ConfigError", "Interrupted", "NonFiniteError", "RunError", "TrainingError"],
-    "core.estimators": ["GAE", "Estimator", "GroupNorm", "LeaveOneOut", "MonteCarlo"],
-    "runs.evaluate": ["Evaluation", "evaluate", "load_model"],
-    "core.models": ["ActorCritic", "Policy", "Value"],
-    "control.networks": ["Network"],
-    "runs.play": ["play"],
-    "runs.run": ["Run"],
-    "runs.train": ["resume", "train"],
-    "runs.loop": ["Iteration", "Trainer"],
-}
-_HOMES = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = [
+    "GAE",
+    "NPG",
+    "TRPO",
+    "ActorCritic",
+    "Adam",
+    "Algorithm",
+    "Buffer",
+    "Categorical",
+    "Config",
+    "ConfigError",
+    "DiagGaussian",
+    "Distribution",
+    "EnvError",
+    "EnvTask",
+    "Episode",
+    "Estimator",
+    "Evaluation",
+    "Experience",
+    "GroupNorm",
+    "Interrupted",
+    "Iteration",
+    "LMEnv",
+    "LanguageModel",
+    "LanguageTask",
+    "LeaveOneOut",
+    "MonteCarlo",
+    "MultiCategorical",
+    "Network",
+    "NonFiniteError",
+    "PPOClip",
+    "PPOPenalty",
+    "Policy",
+    "Reinforce",
+    "RewardModel",
+    "RolloutSettings",
+    "Run",
+    "RunError",
+    "Setup",
+    "State",
+    "Task",
+    "TaskSettings",
+    "Trainer",
+    "TrainingError",
+    "UnknownEnv",
+    "UnsupportedSpace",
+    "Value",
+    "VectorEnv",
+    "__version__",
+    "evaluate",
+    "load_model",
+    "make_config",
+    "measure",
+    "play",
+    "resume",
+    "sft",
+    "train",
+    "train_reward_model",
+]
 
-__all__ = ["__version__", *sorted(_HOMES)]
+_MODULES = {
+    "algorithms": "NPG TRPO Algorithm PPOClip PPOPenalty Reinforce State measure",
+    "control.networks": "Network",
+    "core.buffer": "Buffer",
+    "core.distributions": "Categorical DiagGaussian Distribution MultiCategorical",
+    "core.env": "Episode Experience VectorEnv",
+    "core.errors": "ConfigError EnvError Interrupted NonFiniteError RunError TrainingError UnknownEnv UnsupportedSpace",
+    "core.estimators": "GAE Estimator GroupNorm LeaveOneOut MonteCarlo",
+    "core.evaluation": "Evaluation",
+    "core.models": "ActorCritic Policy Value",
+    "core.task": "EnvTask RolloutSettings Setup Task TaskSettings",
+    "lm.finetune.reward_model": "train_reward_model",
+    "lm.finetune.sft": "sft",
+    "lm.model.language_model": "LanguageModel",
+    "lm.reward.env": "LMEnv",
+    "lm.reward.reward_model": "RewardModel",
+    "lm.tasks.language": "LanguageTask",
+    "optim.adam": "Adam",
+    "runs.config": "Config make_config",
+    "runs.evaluate": "evaluate load_model play",
+    "runs.loop": "Iteration Trainer",
+    "runs.run": "Run",
+    "runs.train": "resume train",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-    return getattr(module, name, module)
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """`rlzoo.train`, `rlzoo.evaluate` and `rlzoo.play` are functions; the modules that hold them have the same
-    names, and would otherwise take their places here when they are imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and name in _HOMES:
-            value = getattr(value, name, value)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -12,8 +12,10 @@ import torch
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import Estimator
 from rlzoo.core.fields import check_fields
+from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
-from rlzoo.optim.adam import Adam
+from rlzoo.core.schedules import Schedule, at
+from rlzoo.optim.adam import Optimizer
 
 Metrics = dict[str, float]
 
@@ -24,29 +26,33 @@ class State:
 
     rng: np.random.Generator
     """Order of minibatches."""
-    optimizers: dict[str, Adam] = field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     progress: float = 0.0
-    """Share of the training steps already taken, in [0, 1); set by the training loop, read by schedules."""
+    """Share of the training steps already taken, in [0, 1). The training loop sets it."""
+
+    def at(self, schedule: Schedule) -> float:
+        """The present value of a schedule."""
+        return at(schedule, self.progress)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "rng": self.rng.bit_generator.state,
-            "optimizers": {name: adam.state_dict() for name, adam in self.optimizers.items()},
+            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "scalars": dict(self.scalars),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        for name, adam in self.optimizers.items():
-            adam.load_state_dict(state["optimizers"][name])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
         self.scalars = {name: float(x) for name, x in state["scalars"].items()}
 
 
 class Algorithm(abc.ABC):
     """A frozen dataclass of hyperparameters that turns a model and a buffer into a better model.
 
-    Subclasses are `@dataclass(frozen=True)` with an `estimator` among their fields; the command line and the
+    A subclass is a `@dataclass(frozen=True)` with an `estimator` among its fields. The command line and the
     configuration file are derived from the fields.
     """
 
@@ -64,24 +70,24 @@ class Algorithm(abc.ABC):
 
     @abc.abstractmethod
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
-        """Improves `model` in place, given a buffer with `logp` and `value`; returns what to plot."""
+        """Improves `model` in place, given a buffer with `logp` and `value`. Returns metrics to log."""
 
 
 @torch.no_grad()
 def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None) -> Metrics:
-    """How far the policy has moved over `batch`, and how well the value predicted its returns.
+    """How far the policy moved over `batch`, and how well the value predicted the returns.
 
-    `kl` is E[KL(π_old ‖ π)], exact where the batch holds `old`, else the estimator k3 = r − 1 − log r with
-    r = π/π_old. `clip_fraction` is the share of the steps where r lies outside 1 ± `clip_coef`.
-    `explained_variance` is 1 − Var[G − V]/Var[G] of the value that the advantages used.
+    `kl` is E[KL(π_old ‖ π)], exact if the batch holds `old`, else estimated by k3. `clip_fraction` is the share of
+    steps whose ratio π/π_old is outside 1 ± `clip_coef`. `explained_variance` is 1 − Var[G − V]/Var[G] of the value
+    that the advantages used.
     """
     policy = model.distribution(batch.obs)
     metrics = {}
     if batch.old is None or clip_coef is not None:
-        log_ratio = policy.log_prob(batch.action) - batch.logp
-        metrics["kl"] = float(batch.mean(log_ratio.expm1() - log_ratio))
+        logp = policy.log_prob(batch.action)
+        metrics["kl"] = float(batch.mean(k3(batch.logp, logp)))
     if clip_coef is not None:
-        outside = (log_ratio.expm1().abs() > clip_coef).to(log_ratio.dtype)
+        outside = ((logp - batch.logp).expm1().abs() > clip_coef).to(logp.dtype)
         metrics["clip_fraction"] = float(batch.mean(outside))
     if batch.old is not None:
         metrics["kl"] = float(batch.mean(batch.old.kl(policy)))

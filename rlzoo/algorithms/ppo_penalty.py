@@ -8,23 +8,23 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import mse_loss
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import require
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, NonNegative, Positive
+from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
+from rlzoo.optim.objective import value_error
 
 
 @dataclass(frozen=True)
 class PPOPenalty(Algorithm):
     """Maximise E[π_θ/π_old·Â − β·KL(π_old ‖ π_θ)] by several epochs of minibatch Adam.
 
-    After the update, with d = E[KL(π_old ‖ π_θ)]: β is halved if d < target/1.5 and doubled if
-    d > 1.5·target; the new β serves the next update.
+    After each update, with d = E[KL(π_old ‖ π_θ)]: β is halved if d < target/1.5 and doubled if d > 1.5·target. The
+    new β is used by the next update.
     """
 
     name: ClassVar[str] = "ppo-penalty"
@@ -38,19 +38,17 @@ class PPOPenalty(Algorithm):
     """Lower bound of β."""
     kl_coef_max: Positive = 1e4
     """Upper bound of β."""
-    learning_rate: Positive = 3e-4
+    learning_rate: PositiveSchedule = 3e-4
     """Adam's step size."""
-    anneal_lr: bool = False
-    """Lower the learning rate linearly to 0 over the run."""
     epochs: Count = 10
     """Passes over each buffer."""
-    minibatch_size: Count = 64
-    """Steps a minibatch."""
+    minibatch_size: MinibatchSize = 64
+    """Steps in a minibatch."""
     vf_coef: NonNegative = 1.0
     """Weight of the value loss ½(V − G)²."""
-    ent_coef: NonNegative = 0.0
+    ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
-    max_grad_norm: Positive = 0.5
+    max_grad_norm: Positive | None = 0.5
     """Bound on the gradient's norm."""
     normalize_advantage: bool = True
     """Whiten the advantages in each minibatch."""
@@ -63,27 +61,23 @@ class PPOPenalty(Algorithm):
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
         return State(rng, {"all": Adam(list(model.parameters()))}, {"kl_coef": self.kl_coef})
 
-    def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float) -> Tensor:
-        """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H], and that of the demonstrations."""
+    def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float, ent_coef: float) -> Tensor:
+        """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
         assert batch.old is not None
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
-        logp = policy.log_prob(batch.action)
-        ratio = torch.exp(logp - batch.logp)
+        ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
         objective = ratio * advantage - kl_coef * batch.old.kl(policy)
-        error = mse_loss(value, batch.return_, reduction="none")
-        loss = 0.5 * self.vf_coef * error - objective
+        loss = self.vf_coef * value_error(value, batch) - objective
         if self.ent_coef:
-            loss = loss - self.ent_coef * policy.entropy()
-        total = batch.mean(loss)
-        return total - batch.demonstrated(logp) if batch.has_demonstrations else total
+            loss = loss - ent_coef * policy.entropy()
+        return batch.mean(loss)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         with torch.no_grad():
             batch = batch.replace(old=model.distribution(batch.obs).detach())
         beta = state.scalars["kl_coef"]
-        learning_rate = self.learning_rate * (1 - state.progress if self.anneal_lr else 1.0)
 
         grad_norm = 0.0
         for _ in range(self.epochs):
@@ -93,7 +87,8 @@ class PPOPenalty(Algorithm):
                     model,
                     minibatch,
                     beta,
-                    learning_rate=learning_rate,
+                    state.at(self.ent_coef),
+                    learning_rate=state.at(self.learning_rate),
                     max_grad_norm=self.max_grad_norm,
                 )
 

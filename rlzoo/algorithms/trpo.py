@@ -12,52 +12,49 @@ from torch import Tensor
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, OpenUnitInterval, Positive
+from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeInt, OpenUnitInterval, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import (
     FlatPolicy,
     conjugate_gradient,
     fisher_vector_product,
-    gradient,
     line_search,
-    total,
     trust_region_step,
 )
+from rlzoo.optim.objective import mean_kl, surrogate
 
 
 @dataclass(frozen=True)
 class TRPO(Algorithm):
     """Maximise E[π_θ/π_old·Â] subject to E[KL(π_old ‖ π_θ)] ≤ δ.
 
-    The natural gradient step of length √(2δ/xᵀFx), shrunk until the surrogate improves and the KL itself is
-    within δ. If no step does both, θ stays as it is, bit for bit.
+    The natural gradient step of length √(2δ/xᵀFx), shortened until the surrogate improves and the KL itself is at most
+    δ. If no step does both, θ stays as it is, bit for bit.
     """
 
     name: ClassVar[str] = "trpo"
     second_order: ClassVar[bool] = True
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
-    max_kl: Positive = 0.01
+    max_kl: PositiveSchedule = 0.01
     """δ, the bound on the mean KL(π_old ‖ π_θ) of an update, in nats."""
-    anneal_kl: bool = False
-    """Lower δ linearly to 0 over the run."""
     cg_iters: Count = 10
-    """Conjugate-gradient iterations, each one Fisher-vector product."""
+    """Conjugate-gradient iterations; each needs one Fisher-vector product."""
     cg_damping: NonNegative = 0.01
     """Multiple of the identity added to F when solving for x."""
     backtrack_coef: OpenUnitInterval = 0.8
-    """Factor by which the line search shrinks the step, in (0, 1)."""
+    """Factor by which the line search shortens the step, in (0, 1)."""
     backtrack_iters: Count = 10
     """Step lengths that the line search tries."""
     normalize_advantage: bool = True
     """Whiten the advantages over the buffer."""
-    vf_learning_rate: Positive = 1e-3
+    vf_learning_rate: PositiveSchedule = 1e-3
     """Adam's step size for the value."""
     vf_epochs: NonNegativeInt = 10
     """Passes over the buffer to fit the value."""
-    vf_minibatch_size: Count = 128
-    """Steps a minibatch when fitting the value."""
+    vf_minibatch_size: MinibatchSize = 128
+    """Steps in a minibatch when fitting the value."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
         return State(rng, {"value": Adam(model.value_parameters())})
@@ -66,39 +63,29 @@ class TRPO(Algorithm):
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
             batch = batch.replace(advantage=batch.whitened_advantage)
-        max_kl = self.max_kl * (1 - state.progress if self.anneal_kl else 1.0)
         with torch.no_grad():
             batch = batch.replace(old=model.distribution(batch.obs).detach())
         policy = FlatPolicy(model)
-        theta = policy.theta
+        theta, max_kl = policy.theta, state.at(self.max_kl)
+        objective = policy.objective(surrogate, batch)
+        kl = policy.expectation(mean_kl, batch)
 
-        def surrogate(theta: Tensor, batch: Buffer) -> Tensor:
-            logp = policy(theta, batch.obs).log_prob(batch.action)
-            ratio = torch.exp(logp - batch.logp)
-            gain = batch.mean(ratio * batch.advantage)
-            return gain + batch.demonstrated(logp) if batch.has_demonstrations else gain
-
-        def kl(theta: Tensor, batch: Buffer) -> Tensor:
-            assert batch.old is not None
-            return batch.mean(batch.old.kl(policy(theta, batch.obs)))
-
-        parts = list(batch.parts(model.part_steps))
-        g = gradient(surrogate, theta, parts)
-        fisher = fisher_vector_product(kl, theta, parts)
+        g = objective.gradient(theta)
+        fisher = fisher_vector_product(kl, theta)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
         step, _ = trust_region_step(fisher, x, max_kl)
 
-        before = total(surrogate, theta, parts)
+        before = objective(theta)
 
         def accept(theta: Tensor) -> bool:
-            return total(kl, theta, parts) <= max_kl and total(surrogate, theta, parts) > before
+            return kl(theta) <= max_kl and objective(theta) > before
 
         new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)
         policy.assign(new)
 
         fit_value(
             model, state.optimizers["value"], batch,
-            self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate, state.rng,
+            self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
         )  # fmt: skip
         return {
             **measure(model, batch),

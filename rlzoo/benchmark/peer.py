@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlzoo.control.evaluation import Evaluation
 from rlzoo.core.errors import ConfigError, no_such
+from rlzoo.core.evaluation import Evaluation
 
 
 class Evaluate(Protocol):

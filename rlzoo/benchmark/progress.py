@@ -11,7 +11,7 @@ from typing import TextIO
 
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Job
-from rlzoo.runs.logger import duration
+from rlzoo.runs.display import duration
 
 
 class Progress:

@@ -16,11 +16,11 @@ import yaml
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.peer import load_peer
-from rlzoo.control import envs
-from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
-from rlzoo.lm import TASKS
-from rlzoo.runs.config import ALIASES, make_config, with_preset
+from rlzoo.runs.config import ALIASES, make_config
+from rlzoo.runs.defaults import with_preset
+from rlzoo.runs.registry import task_class
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,10 @@ def _check(document: _Document, suite: Suite) -> None:
         if isinstance(entry.preset, str) and ALIASES.get(entry.preset, entry.preset) not in ALGORITHMS:
             raise document.error(("algorithms", label, "preset"), no_such("algorithm", entry.preset, ALGORITHMS))
     for env in suite.environments:
-        if env not in TASKS:
-            try:
-                envs.make(env, 1, 0).close()
-            except (envs.UnknownEnv, envs.EnvError, envs.UnsupportedSpace) as error:
-                raise document.error(("environments", env), str(error)) from error
+        try:
+            task_class(env).available(env)
+        except (UnknownEnv, EnvError, UnsupportedSpace, ConfigError) as error:
+            raise document.error(("environments", env), str(error)) from error
 
 
 def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:

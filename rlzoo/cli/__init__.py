@@ -9,7 +9,17 @@ from collections.abc import Callable, Sequence
 import rlzoo
 from rlzoo.cli import benchmarks, language, runs
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
-from rlzoo.core.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, no_such
+from rlzoo.core.errors import (
+    ConfigError,
+    EnvError,
+    Interrupted,
+    NonFiniteError,
+    RunError,
+    TrainingError,
+    UnknownEnv,
+    UnsupportedSpace,
+    no_such,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,12 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), 1)
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
-    except Exception as error:
-        from rlzoo.control.envs import EnvError, UnknownEnv, UnsupportedSpace
-
-        if isinstance(error, (ConfigError, RunError, EnvError, UnknownEnv, UnsupportedSpace)):
-            return _complain(str(error), 2)
-        raise
+    except (ConfigError, RunError, EnvError, UnknownEnv, UnsupportedSpace) as error:
+        return _complain(str(error), 2)
 
 
 def _complain(line: str, code: int) -> int:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from rlzoo.cli.options import Switch
 from rlzoo.core.errors import ConfigError
-from rlzoo.lm import TASKS
+from rlzoo.runs.registry import cores, uses_all_cores
 
 if TYPE_CHECKING:
-    from rlzoo.runs.logger import Display
+    from rlzoo.runs.display import Display
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +56,27 @@ def importing(threads: int) -> Iterator[None]:
         gc.enable()
 
 
-def threads_for(options: Threads, language: bool) -> int:
-    """As asked for, or what is fastest: all cores for a language model, one for a small network."""
+def threads_for(options: Threads, all_cores: bool) -> int:
+    """As the user asked, else what is fastest for the task."""
     if options.threads is not None:
         return options.threads
-    return (os.cpu_count() or 1) if language else 1
+    return cores() if all_cores else 1
 
 
-def is_language(run: str) -> bool:
-    """Whether a run is of a language task, told before PyTorch is imported."""
+def task_of(run: str) -> str:
+    """Name of a run's task, read before PyTorch is imported; "" if it cannot be read."""
     try:
-        return json.loads(Path(run, "config.json").read_bytes())["env"] in TASKS
+        return str(json.loads(Path(run, "config.json").read_bytes())["env"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
+        return ""
+
+
+def all_cores_for(run: str) -> bool:
+    """Whether a run's task is fastest on all cores."""
+    return uses_all_cores(task_of(run))
 
 
 def display(options: Output) -> Display:
-    from rlzoo.runs.logger import Display, make_display
+    from rlzoo.runs.display import Display, make_display
 
     return Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)

@@ -48,7 +48,7 @@ class _RewardModel(_Fit):
 
 
 def sft_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), language=True)):
+    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
         from rlzoo.lm.finetune.sft import SFTSettings, run_sft
 
     description = "Fine-tune a language model: raise the likelihood of texts."
@@ -58,7 +58,7 @@ def sft_command(arguments: list[str]) -> int:
 
 
 def reward_model_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), language=True)):
+    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
         from rlzoo.lm.finetune.reward_model import RewardModelSettings, run_reward_model
 
     description = "Train a reward model on pairs of responses, one of which was preferred."

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import Positional as Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rlzoo.core.errors import ConfigError, no_such
+from rlzoo.core.schedules import Schedule, as_text
 
 T = TypeVar("T")
 
@@ -77,6 +80,19 @@ def _is_rule(row: str) -> bool:
     return not row.strip("─-")
 
 
+def settings_options(settings: Iterable[tuple[str, Any, Any, str]]) -> Any:
+    """An instance of a dataclass with a field for each setting: name, type, value and help text."""
+    fields: list[tuple[str, Any, Any]] = []
+    for name, hint, value, text in settings:
+        default: Any = dataclasses.field(default_factory=partial(_same, value))
+        fields.append((name, Annotated[hint, tyro.conf.arg(help=text)], default))
+    return dataclasses.make_dataclass("Settings", fields, frozen=True)()
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
 _STYLE = (
     tyro.conf.OmitArgPrefixes,
     tyro.conf.AvoidSubcommands,
@@ -89,6 +105,8 @@ _REGISTRY = ConstructorRegistry()
 @_REGISTRY.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """Integers such as 1e6, `none`, and KEY=VALUE pairs."""
+    if info.type == Schedule:
+        return PrimitiveConstructorSpec(1, "FLOAT|SCHEDULE", _schedule, lambda x: True, lambda x: [_shown(x)])
     if info.type is int:
         return PrimitiveConstructorSpec(1, "INT", _integer, _is(int), lambda x: [str(x)])
     if info.type is NoneType:
@@ -110,6 +128,18 @@ def _integer(texts: list[str]) -> int:
     if not x.is_integer():
         raise ValueError(f"{texts[0]!r} is not an integer")
     return int(x)
+
+
+def _schedule(texts: list[str]) -> float | str:
+    """A number, or a text that the setting itself checks."""
+    try:
+        return float(texts[0])
+    except ValueError:
+        return texts[0]
+
+
+def _shown(schedule: Any) -> str:
+    return as_text(schedule) if callable(schedule) else str(schedule)
 
 
 def _none(texts: list[str]) -> None:

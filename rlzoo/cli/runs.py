@@ -8,14 +8,12 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Output, Threads, display, importing, is_language, threads_for
-from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, threads_for
+from rlzoo.cli.options import Positional, Switch, parse, settings_options
 from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.core.fields import check_fields
-from rlzoo.lm import TASKS
+from rlzoo.runs.registry import TASKS, uses_all_cores
 
 if TYPE_CHECKING:
-    from rlzoo.runs.config import Config
     from rlzoo.runs.run import Run
 
 
@@ -27,6 +25,9 @@ ALGORITHMS = {
     "ppo-clip": "proximal policy optimisation, clipped ratio (Schulman et al. 2017); also: ppo",
 }
 """The registered algorithms, known without importing them."""
+
+_EXAMPLE = "CartPole-v1"
+"""The environment whose options are shown where none is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class _List:
 def train_command(arguments: list[str]) -> int:
     names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[:2]))
     rest = arguments[len(names) :]
-    algorithm, env = (*names, *("ppo-clip", "ENV")[len(names) :])
+    algorithm, env = (*names, *("ppo-clip", _EXAMPLE)[len(names) :])
     if algorithm not in (*ALGORITHMS, "ppo") and ":" not in algorithm:
         raise ConfigError(no_such("algorithm", algorithm, (*ALGORITHMS, "ppo")))
     options = parse(_Train, rest, partly=True)
@@ -98,24 +99,26 @@ def train_command(arguments: list[str]) -> int:
         raise ConfigError("an algorithm and an environment come first: rlzoo train ALGORITHM ENV [--option value ...]")
     contradiction = options.no_preset and options.preset is not None
     require(not contradiction, "--preset and --no-preset contradict each other")
-    with importing(threads_for(options, env in TASKS)):
-        from rlzoo.runs.config import assemble
-        from rlzoo.runs.train import train, with_presets
+    with importing(threads_for(options, uses_all_cores(env))):
+        from rlzoo.runs.config import Config, assemble
+        from rlzoo.runs.defaults import starting_from
+        from rlzoo.runs.train import train
 
     preset = options.preset or not options.no_preset
     settings: dict[str, Any] = {} if options.estimator is None else {"estimator": options.estimator}
-    start = _draft(env, assemble(algorithm, env, with_presets(algorithm, env, settings, preset)[0]))
-    description = "Train a policy, in a new run directory. The preset of the pair gives the defaults, if there is one."
+    start = Config(env, **assemble(algorithm, env, starting_from(algorithm, env, settings, preset)[0]))
+    table = {name: x for name, x in start.table.items() if name != "env"}
+    description = "Train a policy in a new run directory. The preset of the pair gives the defaults, if there is one."
     if not names:
         description += (
-            f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, or a language task: {', '.join(TASKS)}.\n\n"
-            f"Below are the options of {algorithm} on control environments.\n\n"
+            f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, or a task: {', '.join(TASKS)}.\n\n"
+            f"Below are the options of {algorithm} on {env}.\n\n"
             "rlzoo train ALGORITHM ENV --help has those of another pair, with its preset's values."
         )
-    both = dataclasses.make_dataclass("Train", [("command", _Train), ("run", type(start))])(_Train(), start)
-    config = parse(type(both), rest, f"rlzoo train {algorithm} {env}", description, both).run
-    before = start.to_dict()
-    settings |= {name: x for name, x in config.to_dict().items() if x != before[name]}
+    given = settings_options([(x.name, x.hint, x.value, x.help) for x in table.values()])
+    both = dataclasses.make_dataclass("Train", [("command", _Train), ("settings", type(given))])(_Train(), given)
+    chosen = parse(type(both), rest, f"rlzoo train {algorithm} {env}", description, both).settings
+    settings |= {name: getattr(chosen, name) for name, x in table.items() if getattr(chosen, name) != x.value}
     run = train(
         algorithm,
         env,
@@ -128,24 +131,13 @@ def train_command(arguments: list[str]) -> int:
     return _report(run, options)
 
 
-def _draft(env: str, parts: dict[str, Any]) -> Config:
-    """A configuration whose environment is no option, and whose parts need not go together before options are read."""
-    import tyro
-
-    from rlzoo.runs.config import Config
-
-    fields: list[Any] = [("env", tyro.conf.Suppress[str])]
-    namespace = {"__post_init__": check_fields}
-    return dataclasses.make_dataclass("Config", fields, bases=(Config,), namespace=namespace, frozen=True)(env, **parts)
-
-
 def _algorithms() -> str:
     return "\n".join(f"  {name:12} {what}" for name, what in ALGORITHMS.items())
 
 
 def resume_command(arguments: list[str]) -> int:
     options = parse(_Resume, arguments, "rlzoo resume", "Go on with a run where its last checkpoint was taken.")
-    with importing(threads_for(options, is_language(options.run))):
+    with importing(threads_for(options, all_cores_for(options.run))):
         from rlzoo.runs.train import resume
 
     shown = display(options)
@@ -155,7 +147,7 @@ def resume_command(arguments: list[str]) -> int:
 
 def eval_command(arguments: list[str]) -> int:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
-    with importing(threads_for(options, is_language(options.run))):
+    with importing(threads_for(options, all_cores_for(options.run))):
         from rlzoo.runs.evaluate import describe, evaluate
         from rlzoo.runs.run import Run
 
@@ -171,24 +163,17 @@ def eval_command(arguments: list[str]) -> int:
 def play_command(arguments: list[str]) -> int:
     description = "Watch episodes in a window, or record them as a video. Of a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
-    with importing(threads_for(options, is_language(options.run))):
-        from rlzoo.runs.play import play, summary, transcript
+    with importing(threads_for(options, all_cores_for(options.run))):
+        from rlzoo.runs.evaluate import played
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    played = play(
-        run,
-        options.episodes,
-        video=options.video,
-        deterministic=options.deterministic,
-        seed=options.seed,
-        checkpoint=step,
-    )
+    shown = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
     if options.json:
-        print(json.dumps({"run": str(run.path), "step": step, "video": options.video, **summary(played)}))
+        print(json.dumps({"run": str(run.path), "step": step, "video": options.video, **shown.summary}))
         return 0
-    print(transcript(played))
+    print(shown.transcript)
     if options.video is not None:
         print(options.video)
     return 0
@@ -210,7 +195,7 @@ def list_command(arguments: list[str]) -> int:
             {"id": env, "presets": presets.get(env, []), "vectorized": env in builtin}
             for env in sorted({*presets, *builtin})
         ]
-        tasks = [{"id": env, "description": what, "presets": known.get(env, [])} for env, what in TASKS.items()]
+        tasks = [{"id": env, "description": x.description, "presets": known.get(env, [])} for env, x in TASKS.items()]
         found = {"algorithms": ALGORITHMS, "environments": listed, "language_tasks": tasks, "recipes": recipes()}
         found["suites"] = list(known_suites())
         print(json.dumps(found))
@@ -223,8 +208,8 @@ def list_command(arguments: list[str]) -> int:
     print("  " + " ".join(builtin))
     print("\nAny other Gymnasium environment: give its id, or module:Id.")
     print("\nlanguage tasks")
-    for env, what in TASKS.items():
-        print(f"  {env:12} {what}")
+    for env, entry in TASKS.items():
+        print(f"  {env:12} {entry.description}")
         if env in known:
             print(f"  {'':12} presets: {' '.join(known[env])}")
     print("\nrecipes for language tasks, --preset NAME")

@@ -1,13 +1,14 @@
-"""Acting: how a model and standard noise become actions, as cheaply as can be.
+"""Acting in control environments: NumPy policies for speed, and action noise.
 
-One step of a few environments is a handful of tiny matrix products, where PyTorch's overhead per operation
-is several times NumPy's; MLP policies on the CPU therefore act through NumPy, on the very same memory.
+One step of a few environments is a handful of tiny matrix products. PyTorch's overhead for each operation is then
+several times NumPy's, so MLP policies on the CPU act through NumPy, on the same memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -16,44 +17,34 @@ from gymnasium import spaces
 from torch import nn
 
 from rlzoo.control.networks import MLP, MLPPolicy, categories
+from rlzoo.core.actors import Actor, ModelActor
+from rlzoo.core.env import Array
 from rlzoo.core.fields import UnitInterval
 from rlzoo.core.models import ActorCritic, Normalizer
 
-Array = np.ndarray[Any, Any]
+
+def make_actor(model: ActorCritic, noise: Iterator[Array], fast: bool = True) -> Actor:
+    """An actor for the model as it is now. Make a new one after each update.
+
+    Args:
+        noise: standard noise (N, Z) for each step (see `ActionNoise`).
+        fast: act through NumPy where the model allows it.
+    """
+    if fast and _is_plain(model):
+        act = _numpy_policy(model, model.policy)
+        return lambda obs, forced: act(obs, next(noise))
+    device = next(model.parameters()).device
+    return ModelActor(model, lambda policy: policy.from_noise(torch.from_numpy(next(noise)).to(device)))
 
 
-class Actor(Protocol):
-    """`(obs (N, *obs), noise (N, Z)) -> action`; noise of zeros gives the mode."""
-
-    def __call__(self, obs: Array, noise: Array) -> Array: ...
-
-
-def make_actor(model: ActorCritic) -> Actor:
-    """An actor for the model as it is now; make a new one after each update."""
-    policy, trunk = model.policy, model.trunk
-    if type(model) is not ActorCritic or not isinstance(policy, MLPPolicy) or not isinstance(trunk, MLP | None):
-        return _TorchActor(model)
-    parameter = next(policy.parameters())
-    plain = parameter.device.type == "cpu" and parameter.dtype == torch.float32
-    return _numpy_actor(model, policy) if plain else _TorchActor(model)
+def _is_plain(model: ActorCritic) -> bool:
+    """Whether it is made of MLPs in single precision on the CPU."""
+    parameter = next(model.policy.parameters())
+    known = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.trunk, MLP | None)
+    return known and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 
-class _TorchActor:
-    """Any model on any device, carrying its memory from step to step."""
-
-    def __init__(self, model: ActorCritic) -> None:
-        self._model = model
-        self._device = next(model.parameters()).device
-        self._memory: Any = None
-
-    @torch.no_grad()
-    def __call__(self, obs: Array, noise: Array) -> Array:
-        inputs = torch.from_numpy(obs).to(self._device)
-        policy, self._memory = self._model.act(inputs, self._memory)
-        return policy.from_noise(torch.from_numpy(noise).to(self._device)).cpu().numpy()
-
-
-def _numpy_actor(model: ActorCritic, policy: MLPPolicy) -> Actor:
+def _numpy_policy(model: ActorCritic, policy: Any) -> Callable[[Array, Array], Array]:
     normalize = _normalizer(model.normalizer)
     layers = [*_layers(model.trunk), *_layers(policy.net)]
     nvec = policy.nvec
@@ -110,13 +101,12 @@ def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | Non
     return lambda x: np.minimum(np.maximum((x - mean) * scale, -clip), clip)
 
 
-class ActionNoise:
-    """Standard noise for N copies of an environment: Gumbel for categories, normal for Box actions.
+class ActionNoise(Iterator[Array]):
+    """Standard noise (N, Z) for each step of N environments: Gumbel for categories, normal for Box actions.
 
-    With `correlation` ρ > 0 successive noises are correlated: z_t = ρ·z_{t−1} + √(1 − ρ²)·ε_t, mapped to a
-    Gumbel through its quantiles where one is wanted. Each action still has exactly the policy's distribution,
-    but exploration goes on in one direction for about 1/(1 − ρ) steps (coloured noise: Hollenstein et al.
-    2024, AAAI, on PPO).
+    With `correlation` ρ > 0, successive noises are correlated: z_t = ρ·z_{t−1} + √(1 − ρ²)·ε_t, mapped to a Gumbel
+    through its quantiles where needed. Each action still has exactly the policy's distribution, but exploration
+    continues in one direction for about 1/(1 − ρ) steps (coloured noise: Hollenstein et al. 2024).
     """
 
     def __init__(
@@ -127,32 +117,44 @@ class ActionNoise:
         correlation: UnitInterval = 0.0,
     ) -> None:
         self.gumbel = not isinstance(space, spaces.Box)
-        self.size = sum(categories(space)) or int(np.prod(space.shape or ()))
-        self.num_envs = num_envs
+        self.shape = num_envs, sum(categories(space)) or int(np.prod(space.shape or ()))
         self.rng = rng
         self.correlation = correlation
-        self._z = rng.standard_normal((num_envs, self.size))
+        self._z = rng.standard_normal(self.shape)
+        self._draw()
 
-    def draw(self, steps: int) -> Array:
-        """(steps, N, Z) float32, going on from the last draw."""
-        shape = steps, self.num_envs, self.size
+    def __next__(self) -> Array:
+        if self._used == _BLOCK:
+            self._draw()
+        self._used += 1
+        return self._block[self._used - 1]
+
+    def zeros(self) -> Iterator[Array]:
+        """Noise for which every action is the most probable one."""
+        return itertools.repeat(np.zeros(self.shape, np.float32))
+
+    def _draw(self) -> None:
+        """Draws the noise of the next steps in one block, which is cheaper."""
+        self._start = {"rng": self.rng.bit_generator.state, "z": self._z}
+        self._block, self._used = self._noise().astype(np.float32), 0
+
+    def _noise(self) -> Array:
+        shape = _BLOCK, *self.shape
         if self.correlation == 0:
-            draw = self.rng.gumbel if self.gumbel else self.rng.standard_normal
-            return draw(size=shape).astype(np.float32)
+            return self.rng.gumbel(size=shape) if self.gumbel else self.rng.standard_normal(shape)
         z = self.rng.standard_normal(shape) * np.sqrt(1 - self.correlation**2)
-        for t in range(steps):
+        for t in range(_BLOCK):
             self._z = z[t] = z[t] + self.correlation * self._z
-        if self.gumbel:
-            z = -np.log(-torch.special.log_ndtr(torch.from_numpy(z)).numpy())
-        return z.astype(np.float32)
-
-    def zeros(self, steps: int) -> Array:
-        """Noise that makes every action the mode."""
-        return np.zeros((steps, self.num_envs, self.size), np.float32)
+        return -np.log(-torch.special.log_ndtr(torch.from_numpy(z)).numpy()) if self.gumbel else z
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rng": self.rng.bit_generator.state, "z": self._z}
+        return {**self._start, "used": self._used}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
         self._z = state["z"].copy()
+        self._draw()
+        self._used = int(state["used"])
+
+
+_BLOCK = 64

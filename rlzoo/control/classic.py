@@ -11,16 +11,13 @@ import abc
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rlzoo.core.env import Array, Bools
-
-if TYPE_CHECKING:
-    from rlzoo.core.buffer import Buffer
+from rlzoo.core.env import Array, Bools, VectorEnv
 
 
 def _constant(value: float) -> Array:
@@ -38,11 +35,11 @@ def _box(low: list[float], high: list[float]) -> Box:
     return Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
 
 
-class ClassicControl(abc.ABC):
-    """What the five problems share: time limit, autoreset, random stream and state.
+class ClassicControl(VectorEnv):
+    """Time limit, autoreset, random stream and state, which the five problems share.
 
-    Before the first reset every copy is forced, so that stepping starts it. An action outside a discrete
-    action space is an error of the caller that is not looked for.
+    Before the first reset every copy is forced, so that a step starts it. Actions are not checked against the action
+    space.
     """
 
     def __init__(
@@ -103,9 +100,6 @@ class ClassicControl(abc.ABC):
         self._forced = terminated | truncated
         self._observe(self._obs.T)
         return self._obs, self._reward, terminated, truncated, self._forced
-
-    def settle(self, buffer: Buffer) -> Buffer:
-        return buffer
 
     def state_dict(self) -> dict[str, Any]:
         return {

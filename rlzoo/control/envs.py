@@ -1,4 +1,4 @@
-"""Environments: built-in classic control in NumPy, and everything Gymnasium knows."""
+"""Making environments: built-in classic control in NumPy, and every Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 from rlzoo.control.classic import BUILTIN
 from rlzoo.control.gymnasium_env import GymnasiumEnv
-from rlzoo.core.env import EnvError, UnknownEnv, UnsupportedSpace, VectorEnv
-
-__all__ = ["EnvError", "UnknownEnv", "UnsupportedSpace", "VectorEnv", "builtin_ids", "make"]
+from rlzoo.core.env import VectorEnv
 
 
 def make(
@@ -21,20 +19,20 @@ def make(
     asynchronous: bool = False,
     **kwargs: Any,
 ) -> VectorEnv:
-    """Make `num_envs` copies of a Gymnasium environment.
+    """Makes `num_envs` copies of a Gymnasium environment.
 
     Args:
-        env_id: an id that Gymnasium knows, or `module:Name-v0` with a module that registers it.
-        num_envs: how many copies to step together.
-        seed: one non-negative integer that all the randomness of the copies comes from.
-        vectorized: use the built-in NumPy version, where there is one that takes these `kwargs`.
+        env_id: a registered id, or `module:Name-v0` with a module that registers it.
+        num_envs: copies to step together.
+        seed: non-negative integer that determines all randomness of the copies.
+        vectorized: use the built-in NumPy version where there is one that accepts these `kwargs`.
         asynchronous: run each copy of a Gymnasium environment in a process of its own.
         **kwargs: options of the environment, as for `gymnasium.make`.
 
     Raises:
         UnknownEnv: no such environment is registered.
         UnsupportedSpace: no policy can be built for its observations or actions.
-        EnvError: the environment cannot be made, for want of an optional package for instance.
+        EnvError: the environment cannot be made, for example because an optional package is missing.
     """
     builtin = BUILTIN.get(env_id)
     if vectorized and builtin is not None and kwargs.keys() <= inspect.signature(builtin).parameters.keys():

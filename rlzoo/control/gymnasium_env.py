@@ -7,7 +7,7 @@ import difflib
 import importlib
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,11 +15,8 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from rlzoo.core.env import Array, Bools, EnvError, UnknownEnv, UnsupportedSpace
-
-if TYPE_CHECKING:
-    from rlzoo.core.buffer import Buffer
-
+from rlzoo.core.env import Array, Bools, VectorEnv
+from rlzoo.core.errors import EnvError, UnknownEnv, UnsupportedSpace
 
 _REPORT = "rlzoo_error"
 
@@ -38,7 +35,7 @@ def find_spec(env_id: str) -> EnvSpec:
     raise UnknownEnv(f"no environment {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
-class GymnasiumEnv:
+class GymnasiumEnv(VectorEnv):
     """Copies of a Gymnasium environment, in this process or in one process each.
 
     Observations of `Box`, `Discrete`, `MultiDiscrete` and `MultiBinary` spaces, and of `Dict` and
@@ -85,15 +82,6 @@ class GymnasiumEnv:
         obs, reward, terminated, truncated = self._call(partial(self._vector.step, self._native(action)))
         self._store(obs, reward)
         return self._obs, self._reward, terminated, truncated, terminated | truncated
-
-    def settle(self, buffer: Buffer) -> Buffer:
-        return buffer
-
-    def state_dict(self) -> None:
-        return None
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise EnvError(f"environment {self._env_id!r} cannot take a state")
 
     @property
     def render_fps(self) -> float:

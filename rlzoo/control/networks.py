@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, Mu
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.fields import check_fields
 from rlzoo.core.models import ActorCritic, Normalizer, Policy, Value
+from rlzoo.optim.fast.tape import Tape
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -56,101 +56,13 @@ class MLP(nn.Module):
         self.outputs = sizes[-1]
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
-        if _tape is not None and self.activated and not x.requires_grad:
-            return _tape.record(self, x)
+        if Tape.current is not None and self.activated and not x.requires_grad:
+            return Tape.current.record(self, x)
         for layer, activated in zip(self.layers, self.activated, strict=True):
             x = layer(x)
             if activated:
                 x = tanh(x) if self.activation == "tanh" else x.relu()
         return x
-
-    @torch.no_grad()
-    def evaluate(self, x: Float[Tensor, "B I"]) -> list[Tensor]:
-        """x and then the output of each layer (B, ·), outside of autograd."""
-        layers = [x]
-        for (weight, bias), activated in zip(self._affine, self.activated, strict=True):
-            if not activated:
-                x = torch.addmm(bias, x, weight.t())
-            elif self.activation == "tanh":  # 1 − 2σ(−2z), in the fewest operations
-                x = torch.rsub(torch.addmm(bias, x, weight.t(), beta=-2, alpha=-2).sigmoid_(), 1, alpha=2)
-            else:
-                x = torch.addmm(bias, x, weight.t()).relu_()
-            layers.append(x)
-        return layers
-
-    @torch.no_grad()
-    def pull_back(self, layers: list[Tensor], grad: Float[Tensor, "B O"]) -> list[tuple[nn.Parameter, Tensor]]:
-        """Each parameter and its gradient, given what `evaluate` gave and the gradient of the last output."""
-        grads: list[tuple[nn.Parameter, Tensor]] = []
-        for i in reversed(range(len(self._affine))):
-            (weight, bias), x = self._affine[i], layers[i]
-            if self.activated[i]:
-                slope = torch.ops.aten.tanh_backward if self.activation == "tanh" else _relu_backward
-                grad = slope(grad, layers[i + 1])
-            # of two equal products, the one that comes out wider than high is several times as fast
-            wide = weight.shape[0] <= weight.shape[1]
-            grads += [(bias, grad.sum(0)), (weight, grad.t() @ x if wide else (x.t() @ grad).t())]
-            if i:
-                grad = grad @ weight
-        return grads
-
-    @cached_property
-    def _affine(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """(weight (O, I), bias (O,)) of each layer."""
-        params = list(self.parameters())
-        return list(zip(params[::2], params[1::2], strict=True))
-
-
-def _relu_backward(grad: Tensor, output: Tensor) -> Tensor:
-    return grad * (output > 0)
-
-
-class Tape:
-    """Gradients of a loss for the parameters of MLPs, with their part of the backward pass written out.
-
-    On networks this small, autograd's bookkeeping costs more than the arithmetic. Inside `with Tape() as tape`
-    each MLP whose input needs no gradient is evaluated outside of autograd, its output being a leaf of the graph;
-    `tape.gradients` then goes on from those leaves. Everything else is left to autograd, so any model will do.
-    """
-
-    def __init__(self) -> None:
-        self._records: list[tuple[MLP, list[Tensor], Tensor]] = []
-
-    def __enter__(self) -> Tape:
-        global _tape
-        _tape = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        global _tape
-        _tape = None
-
-    @property
-    def used(self) -> bool:
-        """Whether an MLP was evaluated."""
-        return bool(self._records)
-
-    def record(self, net: MLP, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
-        """The output of `net`, as a leaf."""
-        layers = net.evaluate(x.reshape(-1, x.shape[-1]))
-        output = layers[-1].view(*x.shape[:-1], net.outputs).requires_grad_()
-        self._records.append((net, layers, output))
-        return output
-
-    def gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """∂loss/∂p of each parameter; zeros where the loss does not depend on it."""
-        outputs = [output for _, _, output in self._records]
-        grads = torch.autograd.grad(loss, [*outputs, *parameters], allow_unused=True)
-        found = {id(p): grad for p, grad in zip(parameters, grads[len(outputs) :], strict=True) if grad is not None}
-        for (net, layers, _), into_output in zip(self._records, grads, strict=False):
-            if into_output is None:
-                continue
-            for p, grad in net.pull_back(layers, into_output.reshape(-1, net.outputs)):
-                found[id(p)] = found[id(p)] + grad if id(p) in found else grad
-        return [found[id(p)] if id(p) in found else torch.zeros_like(p) for p in parameters]
-
-
-_tape: Tape | None = None
 
 
 class MLPPolicy(Policy):

@@ -1,4 +1,4 @@
-"""Experience: N rows of T steps, and the few operations that every algorithm needs of it."""
+"""Experience: N rows of T steps, and the operations that every algorithm needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,38 +20,38 @@ _ABSENT = torch.empty(0)
 
 @dataclass(frozen=True)
 class Buffer:
-    """One iteration of experience. Knows no discount factor: estimators live in `rlzoo.core.estimators`.
+    """One iteration of experience.
 
-    A step is *forced* when its action was ignored by the environment (the step after an episode's end,
-    prompt tokens, padding); `mask` is False there, and nothing in a masked step may change a result. A forced
-    step still observes: after an episode's end it sees the final state, so `value[:, t + 1]` is always the
-    value of what step t led to.
+    A step is *forced* when the environment ignored its action (the step after an episode's end, prompt tokens,
+    padding). `mask` is False there, and nothing in a masked step may change a result. A forced step still observes:
+    after an episode's end it observes the final state, so `value[:, t + 1]` is always the value of the state that
+    step t led to.
 
-    `obs` and `value` carry one column more than the rest as collected, for what was seen after the last step.
+    As collected, `obs` and `value` have one column more than the rest, for the state after the last step.
     """
 
     obs: Tensor
-    """(N, T + 1, *obs) as collected; (R, context, *obs) after `rows`."""
+    """(N, T + 1, *obs) as collected, (R, context, *obs) after `rows`."""
     action: Tensor
-    """(N, T) integers for Discrete, (N, T, A) else. Box actions are stored as sampled, not clipped."""
+    """(N, T) integers for Discrete, else (N, T, A). Box actions are stored as sampled, not clipped."""
     reward: Float[Tensor, "N T"]
     terminated: Bool[Tensor, "N T"]
     truncated: Bool[Tensor, "N T"]
     mask: Bool[Tensor, "N T"]
     logp: Tensor = _ABSENT
-    """(N, T) log π(a|s) of the policy that acted, from the training forward."""
+    """(N, T) log π(a|s) of the policy that acted, computed by the training forward."""
     value: Tensor = _ABSENT
-    """(N, T + 1) as evaluated, (R, context) after `rows`."""
+    """(N, T + 1) as collected, (R, context) after `rows`."""
     advantage: Tensor = _ABSENT
     """(N, T)."""
     return_: Tensor = _ABSENT
     """(N, T), the critic's target."""
     old: Distribution | None = None
-    """π_old(·|s) over the steps, for the algorithms whose KL is exact."""
-    demo: Tensor = _ABSENT
-    """(N, T) γ at the steps of a demonstration, whose log π(a|s) is to rise; 0 elsewhere. Such steps are masked."""
+    """π_old(·|s) at each step, for algorithms with an exact KL."""
     group_size: int = 0
-    """Rows that began in the same state, one after the other; 0 stands for all rows."""
+    """Consecutive rows that began in the same state; 0 stands for all rows."""
+    row_size: int = 1
+    """What a row counts towards the size of a minibatch: its steps, or 1 where a row is the unit (see `rows`)."""
     part_of: tuple[Buffer, slice] | None = field(default=None, repr=False)
     """The buffer that this one is a part of, and its rows there (see `parts`)."""
 
@@ -60,7 +60,7 @@ class Buffer:
         return dataclasses.replace(self, **changes)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
-        """`fn` applied to every tensor that is present. What comes out is a whole, not a part."""
+        """`fn` applied to every tensor that is present. The result is a whole buffer, not a part."""
         changes: dict[str, Any] = {}
         for name in _FIELDS:
             x = getattr(self, name)
@@ -68,7 +68,7 @@ class Buffer:
                 changes[name] = x if x is _ABSENT else fn(x)
             else:
                 changes[name] = None if x is None else x.map(fn)
-        return Buffer(**changes, group_size=self.group_size)
+        return Buffer(**changes, group_size=self.group_size, row_size=self.row_size)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor that is present."""
@@ -82,7 +82,7 @@ class Buffer:
         return found
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Buffer:
-        """A buffer with `tensors` in the places that `tensors()` lists."""
+        """A buffer with `tensors` in the order of `tensors()`."""
         rest = iter(tensors)
         return self.map(lambda _: next(rest))
 
@@ -92,17 +92,20 @@ class Buffer:
 
     @property
     def num_steps(self) -> int:
-        """Steps that count: T·N less the forced ones."""
+        """Number of unmasked steps."""
         return int(self.mask.sum())
 
     def rows(self, context: int) -> Buffer:
         """The same steps as rows of `context` steps, R = N·T / context, ready to be shuffled.
 
-        `context` is how many steps a policy must see together: 1 for a network without memory. 0 stands for
-        the whole row. The extra last column of `obs` and `value` is dropped. Forced steps stay, masked, so
-        that every buffer of a run has the same shape.
+        The extra last column of `obs` and `value` is dropped. Forced steps stay, masked, so every buffer of a run has
+        the same shape.
+
+        Args:
+            context: steps that a policy must see together: 1 for a network without memory. 0 stands for whole rows,
+                each of which then counts as one in the size of a minibatch.
         """
-        steps = self.mask.shape[1]
+        steps, row_size = self.mask.shape[1], context or 1
         context = context or steps
         if steps % context:
             raise ValueError(f"rows of {steps} steps cannot be cut into rows of {context}")
@@ -110,27 +113,23 @@ class Buffer:
         def cut(x: Tensor) -> Tensor:
             return x[:, :steps].reshape(-1, context, *x.shape[2:])
 
-        return self.map(cut)
+        return self.map(cut).replace(row_size=row_size)
 
-    def minibatches(self, steps: int, rng: np.random.Generator) -> Iterator[Buffer]:
-        """One epoch: the rows in random order, cut into minibatches of about `steps` steps.
+    def minibatches(self, size: int | Literal["all"], rng: np.random.Generator) -> Iterator[Buffer]:
+        """One epoch: the rows in random order, cut into minibatches.
 
-        The rows that are left over form a last, smaller minibatch. A minibatch without a single unmasked step
-        is left out. A minibatch that would hold every row is the buffer itself. Rows of demonstrations come on
-        top, dealt out evenly.
+        The remaining rows form a last, smaller minibatch. A minibatch without an unmasked step is left out. A
+        minibatch of all rows is the buffer itself.
+
+        Args:
+            size: steps of a minibatch, or rows where a row is the unit (see `rows`); at least one row.
         """
-        rows = max(1, steps // self.mask.shape[1])
-        shown = self.demo.any(1).cpu().numpy() if self.has_demonstrations else None
-        if shown is not None:
-            rows = -(-rows * self.num_rows // max(self.num_rows - int(shown.sum()), 1))
+        rows = self.num_rows if size == "all" else max(1, size // self.row_size)
         if rows >= self.num_rows:
             if self.mask.any():
                 yield self
             return
-        permutation = rng.permutation(self.num_rows)
-        if shown is not None:
-            permutation = _deal(permutation, shown[permutation])
-        order = torch.from_numpy(permutation).to(self.mask.device)
+        order = torch.from_numpy(rng.permutation(self.num_rows)).to(self.mask.device)
         shuffled = self.map(lambda x: x[order])
         has_steps = shuffled.mask.any(1)
         for start in range(0, self.num_rows, rows):
@@ -138,10 +137,11 @@ class Buffer:
                 yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
 
     def parts(self, steps: int | None) -> Iterator[Buffer]:
-        """The rows in parts of at most `steps` steps (one row at least), in order; in one part if None.
+        """The rows in order, as micro-batches of at most `steps` steps (at least one row); None gives one part.
 
-        `mean` weighs a step of a part as the whole does, so that the means of the parts add up to the mean of
-        the whole, and `whitened_advantage` is the whole's: gradients accumulate over parts, however they are cut.
+        `mean` weighs a step of a part as the whole buffer does, so the means of the parts add up to the mean of the
+        whole. `whitened_advantage` is that of the whole. So a sum of gradients over parts does not depend on how the
+        buffer was cut.
         """
         rows = self.num_rows if steps is None else max(1, steps // self.mask.shape[1])
         if rows >= self.num_rows:
@@ -163,44 +163,22 @@ class Buffer:
         """Mean of `x` over the unmasked steps; 0 if there are none. `x` must be finite everywhere."""
         return torch.dot(x.reshape(-1), self.weight.reshape(-1))
 
-    @cached_property
-    def demo_weight(self) -> Float[Tensor, "N T"]:
-        """`demo` / (number of demonstrated steps)."""
-        if self.part_of is not None:
-            whole, rows = self.part_of
-            return whole.demo_weight[rows]
-        return self.demo / self.demo.count_nonzero().clamp(min=1)
-
-    @property
-    def has_demonstrations(self) -> bool:
-        return self.demo is not _ABSENT
-
-    def demonstrated(self, logp: Float[Tensor, "N T"]) -> Float[Tensor, ""]:
-        """γ·E[log π(a|s)] over the demonstrated steps."""
-        return torch.dot(logp.reshape(-1), self.demo_weight.reshape(-1))
-
     def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """`x` shifted and scaled to mean 0 and (biased) standard deviation 1 over the unmasked steps.
 
         A constant `x` gives zeros.
         """
         centred = x - self.mean(x)
-        centred = centred - self.mean(centred)  # rounding leaves a constant a mean that is not quite 0
+        centred = centred - self.mean(centred)  # rounding leaves the mean of a constant a little off 0
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 
     @cached_property
     def whitened_advantage(self) -> Float[Tensor, "N T"]:
-        """`advantage`, whitened over this buffer, or over the one that it is a part of."""
+        """`advantage`, whitened over this buffer, or over the whole that it is a part of."""
         if self.part_of is not None:
             whole, rows = self.part_of
             return whole.whitened_advantage[rows]
         return self.whiten(self.advantage)
 
 
-_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in ("group_size", "part_of"))
-
-
-def _deal(order: np.ndarray[Any, Any], shown: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """`order`, rearranged so that the entries where `shown` holds lie evenly among the others."""
-    rank = np.where(shown, np.cumsum(shown) / max(shown.sum(), 1), np.cumsum(~shown) / max((~shown).sum(), 1))
-    return order[np.argsort(rank, kind="stable")]
+_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in ("group_size", "row_size", "part_of"))

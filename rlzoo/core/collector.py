@@ -1,4 +1,4 @@
-"""Collection of experience: act only; then one teacher-forced pass for log-probabilities and values."""
+"""Collection of experience: acting and stepping, then one forward pass for log-probabilities and values."""
 
 from __future__ import annotations
 
@@ -7,59 +7,54 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlzoo.control.acting import ActionNoise, Actor, Array
-from rlzoo.control.envs import EnvError, VectorEnv
+from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.env import Array, Episode, Experience, VectorEnv
+from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
 
 _CHUNK = 32
 _ENDLESS = 100_000
 
 
-class Episode(NamedTuple):
-    """A finished episode."""
-
-    return_: float
-    """Undiscounted sum of rewards."""
-    length: int
-    """Steps."""
-
-
 class Collector:
-    """Steps N copies of an environment with a policy, T steps a buffer.
+    """Steps N copies of an environment with an actor, T steps for each buffer.
 
-    Rows go on from one buffer to the next, except with `whole_episodes`: then every buffer starts all copies
-    afresh and takes one complete episode from each, however long; rows that have ended are forced until the
-    longest ends.
+    Rows continue from one buffer to the next. With `whole_episodes`, every buffer starts all copies anew and takes one
+    complete episode from each, however long. Rows that have ended are masked until the longest ends.
     """
 
-    def __init__(self, env: VectorEnv, noise: ActionNoise, num_steps: int, whole_episodes: bool = False) -> None:
+    def __init__(self, env: VectorEnv, num_steps: int = _CHUNK, whole_episodes: bool = False) -> None:
         self.env = env
-        self.noise = noise
         self.num_steps = num_steps
         self.whole_episodes = whole_episodes
-        self._obs, self._forced = env.reset()
+        self._obs: Array | None = None
+        self._forced = np.zeros(env.num_envs, np.bool_)
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, np.int64)
 
-    def collect(self, actor: Actor) -> tuple[Buffer, list[Episode]]:
-        """One buffer, without `logp` and `value`, and the episodes that ended in it."""
+    def collect(self, actor: Actor) -> Experience:
+        """One buffer without `logp` and `value`, and the episodes that ended in it."""
+        if self.whole_episodes or self._obs is None:
+            self._obs, self._forced = self.env.reset()
         if not self.whole_episodes:
-            return self._finish(self._steps(actor, self.num_steps))
-        self._obs, self._forced = self.env.reset()
+            steps = self._steps(actor, self.num_steps)
+            return Experience(steps.buffer(), self._episodes(steps), {})
         chunks = [self._steps(actor, _CHUNK)]
         ended = chunks[0].done.any(0)
         while not ended.all():
             if len(chunks) * _CHUNK > _ENDLESS:
-                raise EnvError(f"an episode is still going on after {_ENDLESS} steps: whole episodes must end")
+                raise EnvError(f"an episode has not ended after {_ENDLESS} steps: whole episodes must end")
             chunks.append(self._steps(actor, _CHUNK))
             ended |= chunks[-1].done.any(0)
-        return self._finish(_join_first_episodes(chunks))
+        steps = _join_first_episodes(chunks)
+        self._returns[:], self._lengths[:] = 0, 0
+        return Experience(steps.buffer(), self._episodes(steps), {})
 
     def _steps(self, actor: Actor, steps: int) -> _Steps:
-        """The loop that everything waits for: nothing but acting and stepping."""
+        """The innermost loop: only acting and stepping."""
+        assert self._obs is not None
         n = self.env.num_envs
-        noise = self.noise.draw(steps)
         obs = np.empty((steps + 1, *self._obs.shape), self._obs.dtype)
         forced = np.empty((steps + 1, n), bool)
         reward = np.empty((steps, n), np.float32)
@@ -68,19 +63,14 @@ class Collector:
         obs[0], forced[0] = self._obs, self._forced
         step = self.env.step
         for t in range(steps):
-            action = actor(obs[t], noise[t])
+            action = actor(obs[t], forced[t])
             obs[t + 1], reward[t], terminated[t], truncated[t], forced[t + 1] = step(action)
             actions.append(action)
         self._obs, self._forced = obs[-1], forced[-1]
         return _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1])
 
-    def _finish(self, steps: _Steps) -> tuple[Buffer, list[Episode]]:
-        if self.whole_episodes:
-            self._returns[:], self._lengths[:] = 0, 0
-        return steps.buffer(), self._episodes(steps)
-
     def _episodes(self, steps: _Steps) -> list[Episode]:
-        """The episodes that ended, in order of their end; what is left of the others is carried on."""
+        """The episodes that ended, in order of their end. The others continue in the next buffer."""
         returns = self._returns + np.cumsum(steps.reward * steps.mask, axis=0, dtype=np.float64)
         lengths = self._lengths + np.cumsum(steps.mask, axis=0)
         past_return, past_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
@@ -92,19 +82,17 @@ class Collector:
         return episodes
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next buffer depends on but the policy. `env` is None if it cannot give its state."""
+        """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
         return {
             "env": self.env.state_dict(),
-            "noise": self.noise.state_dict(),
-            "obs": self._obs,
+            "obs": None if self.whole_episodes else self._obs,
             "forced": self._forced,
             "returns": self._returns,
             "lengths": self._lengths,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where `state` was taken; with new episodes if the environment's own state is missing."""
-        self.noise.load_state_dict(state["noise"])
+        """Restores a state. If the environment's own state is missing, new episodes start."""
         if state["env"] is None:
             return
         self.env.load_state_dict(state["env"])
@@ -113,7 +101,7 @@ class Collector:
 
 
 class _Steps(NamedTuple):
-    """Arrays with time first: (T, N), and (T + 1, N, *obs)."""
+    """Arrays with time first: (T, N), and `obs` (T + 1, N, *obs)."""
 
     obs: Array
     action: Array
@@ -135,7 +123,7 @@ class _Steps(NamedTuple):
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
-    """One episode a row, cut where the longest ends; what a row did after its end is masked."""
+    """One episode a row, cut where the longest ends. The steps after a row's end are masked."""
     first_obs = np.concatenate([*(c.obs[:-1] for c in chunks), chunks[-1].obs[-1:]])
     rest = [np.concatenate(parts) for parts in list(zip(*chunks, strict=True))[1:]]
     steps = _Steps(first_obs, *rest)
@@ -147,9 +135,9 @@ def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
 
 @torch.no_grad()
 def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
-    """`buffer` with `logp` and `value` from one pass of the training forward.
+    """`buffer` with `logp` and `value`, from one pass of the training forward.
 
-    So the ratio π/π_old of the first minibatch is 1 to rounding, however the actions were computed.
+    So the ratio π/π_old of the first minibatch is 1 up to rounding, however the actions were computed.
     """
     policy, value = model(buffer.obs)
     steps = buffer.action.shape[1]

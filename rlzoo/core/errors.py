@@ -1,6 +1,6 @@
-"""Errors that a user can mend.
+"""Every error that a user can meet.
 
-The command line prints them as one line; the exit code is 1 for `TrainingError`, 2 for the others.
+The command line prints them as one line. The exit code is 1 for `TrainingError`, 2 for the others.
 """
 
 from __future__ import annotations
@@ -10,23 +10,35 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work; the message names the field and the values it may take."""
+    """A setting that cannot work. The message names the field and the values it accepts."""
+
+
+class UnknownEnv(ValueError):  # noqa: N818
+    """No environment or task has this name."""
+
+
+class UnsupportedSpace(ValueError):  # noqa: N818
+    """An observation or action space for which no policy can be built."""
+
+
+class EnvError(RuntimeError):
+    """An environment or score function that cannot be made, or that failed while it ran."""
 
 
 class NonFiniteError(FloatingPointError):
-    """A loss or gradient became NaN or infinite; the message names the quantity."""
+    """A loss or gradient became NaN or infinite. The message names the quantity."""
 
 
 class RunError(RuntimeError):
-    """A run directory or checkpoint that is missing, damaged, foreign or already in use."""
+    """A run directory or checkpoint that is missing, damaged, of another format, or in use."""
 
 
 class TrainingError(RunError):
-    """Training broke off; the message names the step, the cause and the last checkpoint."""
+    """Training failed. The message names the step, the cause and the last checkpoint."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped training after its checkpoint was written; `signal` is its number."""
+    """A signal stopped training after a checkpoint was written; `signal` is its number."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)

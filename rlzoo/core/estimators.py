@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -36,7 +37,7 @@ def gae(
     V(s_T), as at a truncation.
     """
     delta = torch.where(mask, reward + gamma * value[:, 1:] * ~terminated - value[:, :-1], 0.0)
-    carry = gamma * gae_lambda * (mask & ~terminated & ~truncated)
+    carry = gamma * gae_lambda * (mask & ~terminated & ~truncated).to(delta.dtype)
     return _discounted_sum(delta, carry)
 
 
@@ -54,7 +55,7 @@ def monte_carlo(
     return yet: their G is NaN, and a caller must mask them (see `complete_episodes`).
     """
     last = torch.where(truncated & ~terminated, gamma * value[:, 1:], 0.0)
-    carry = gamma * (mask & ~terminated & ~truncated)
+    carry = gamma * (mask & ~terminated & ~truncated).to(reward.dtype)
     returns = _discounted_sum(torch.where(mask, reward + last, 0.0), carry)
     return torch.where(mask & ~complete_episodes(terminated, truncated, mask), torch.nan, returns)
 
@@ -144,8 +145,10 @@ class Estimator(abc.ABC):
     """`Buffer -> Buffer`: fills `advantage` and `return_`, and may shrink `mask`."""
 
     gamma: float
-    whole_episodes: bool = False
+    whole_episodes: ClassVar[bool] = False
     """Whether rows must hold complete episodes."""
+    grouped: ClassVar[bool] = False
+    """Whether it compares rows that began in the same state."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -178,7 +181,7 @@ class MonteCarlo(Estimator):
     gamma: UnitInterval = 0.99
     """Discount factor, in [0, 1]."""
 
-    whole_episodes = True
+    whole_episodes: ClassVar[bool] = True
 
     def __call__(self, buffer: Buffer) -> Buffer:
         ends = buffer.terminated, buffer.truncated, buffer.mask
@@ -200,7 +203,8 @@ class LeaveOneOut(Estimator):
     gamma: UnitInterval = 1.0
     """Discount factor, in [0, 1]."""
 
-    whole_episodes = True
+    whole_episodes: ClassVar[bool] = True
+    grouped: ClassVar[bool] = True
 
     def __call__(self, buffer: Buffer) -> Buffer:
         filled = MonteCarlo(self.gamma)(buffer)
@@ -215,7 +219,8 @@ class GroupNorm(Estimator):
     gamma: UnitInterval = 1.0
     """Discount factor, in [0, 1]."""
 
-    whole_episodes = True
+    whole_episodes: ClassVar[bool] = True
+    grouped: ClassVar[bool] = True
 
     def __call__(self, buffer: Buffer) -> Buffer:
         filled = MonteCarlo(self.gamma)(buffer)

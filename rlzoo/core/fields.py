@@ -1,4 +1,4 @@
-"""Field types that carry their range: `learning_rate: Positive = 3e-4`."""
+"""Field types that carry their range: `max_kl: Positive = 0.01`, `learning_rate: PositiveSchedule = 3e-4`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from rlzoo.core.errors import ConfigError
+from rlzoo.core.schedules import Schedule, linear_ends
 
 
 @dataclass(frozen=True)
 class Range:
-    """Finite numbers from `low` to `high`; `above` and `below` leave the ends out."""
+    """Finite numbers from `low` to `high`; `above` and `below` exclude the ends."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -32,19 +33,27 @@ class Range:
         return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
 
 
+@dataclass(frozen=True)
+class ScheduleRange(Range):
+    """The range of a schedule's values. A linear schedule may end at an excluded end, which it never reaches."""
+
+
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 UnitInterval = Annotated[float, Range(0, 1)]
 OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
 Count = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]
+MinibatchSize = Count | Literal["all"]
+PositiveSchedule = Annotated[Schedule, ScheduleRange(0, above=True)]
+NonNegativeSchedule = Annotated[Schedule, ScheduleRange(0)]
 
 
 def check_fields(instance: Any) -> None:
-    """Holds each field of a dataclass to its type and range, where the type is one that a setting may have.
+    """Checks each field of a dataclass against its type and range.
 
     Raises:
-        ConfigError: names the field, what it may be and what it was.
+        ConfigError: names the field, what it accepts and what it got.
     """
     cls: Any = type(instance)
     for name, hint in _hints(cls).items():
@@ -63,6 +72,8 @@ def _hints(cls: Any) -> dict[str, Any]:
 def _fault(x: Any, hint: Any) -> str | None:
     """What `x` should have been; None if it is that."""
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(args[1], ScheduleRange):
+        return _schedule_fault(x, args[1])
     if origin is Annotated:
         bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
         return _fault(x, args[0]) or (str(bounds[0]) if bounds else None)
@@ -82,6 +93,29 @@ def _fault(x: Any, hint: Any) -> str | None:
     if isinstance(x, accepted) and (hint is bool or not isinstance(x, bool)):
         return None
     return _NAMES.get(hint, f"a {hint.__name__}")
+
+
+def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
+    """What `x` should have been, a schedule within `bounds`; None if it is one."""
+    wanted = f"{bounds}, or a schedule such as linear:1e-3:0"
+    if isinstance(x, bool):
+        return wanted
+    if isinstance(x, (int, float)):
+        return None if x in bounds else wanted
+    closed = Range(bounds.low, bounds.high)
+    if isinstance(x, str) and x.startswith("linear:"):
+        try:
+            start, end = linear_ends(x)
+        except ConfigError:
+            return wanted
+        return None if start in bounds and end in closed else f"{bounds} throughout"
+    if isinstance(x, str):
+        module, _, name = x.partition(":")
+        return None if module and name else wanted
+    if callable(x):
+        values = [x(k / 8) for k in range(8)]
+        return None if all(value in closed for value in values) else f"{bounds} throughout"
+    return wanted
 
 
 _NAMES: dict[type, str] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,8 +16,8 @@ from rlzoo.core.distributions import Distribution
 class Policy(nn.Module):
     """`(features, memory) -> (Distribution, memory)`.
 
-    Memory is what acting carries from step to step: None for a network without any, a cache of keys and
-    values for a transformer. Training starts each row without memory.
+    Memory is what acting carries from step to step: None for a network without memory, a key-value cache for a
+    transformer. Training starts each row without memory.
     """
 
     def forward(self, features: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
@@ -31,13 +31,27 @@ class Value(nn.Module):
         raise NotImplementedError
 
 
+Term = Callable[["ActorCritic"], Tensor]
+"""A scalar part of a loss, small enough for its gradient to fit into memory."""
+
+
+class AuxiliaryLoss(Protocol):
+    """A loss that is added to every objective of the policy, such as a pretraining loss (ptx)."""
+
+    def draw(self, rows: int) -> list[Term]:
+        """The next loss to add to an objective over `rows` rows: the terms whose sum it is."""
+        ...
+
+
 class ActorCritic(nn.Module):
-    """A policy and a value, on a shared trunk or (with no trunk) on networks of their own."""
+    """A policy and a value, on a shared trunk or (without a trunk) on separate networks."""
 
     context = 1
     """Steps that the policy must see together; 0 means the whole row."""
     part_steps: int | None = None
-    """Steps that a gradient may hold in memory at once; None for any number (see `Buffer.parts`)."""
+    """Steps of a micro-batch; None for any number (see `Buffer.parts`)."""
+    auxiliary: AuxiliaryLoss | None = None
+    """Added to every objective of the policy."""
 
     def __init__(
         self,
@@ -69,7 +83,7 @@ class ActorCritic(nn.Module):
         return self.policy(self.features(obs))[0]
 
     def value_features(self, obs: Tensor) -> Tensor:
-        """What `self.value` takes: it does not depend on `value_parameters`."""
+        """The input of `self.value`. It does not depend on `value_parameters`."""
         return self.features(obs)
 
     def act(self, obs: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
@@ -87,10 +101,10 @@ class ActorCritic(nn.Module):
 
 
 class Normalizer(nn.Module):
-    """Observations shifted and scaled by running statistics, clipped to ±10.
+    """Observations shifted and scaled by running statistics, and clipped to ±10.
 
-    The statistics are part of the model and saved with it. `update` is called once for each buffer, after the
-    algorithm's update, so that the policy that is trained is the policy that acted.
+    The statistics are part of the model and are saved with it. `update` is called once for each buffer, after the
+    algorithm's update. So the policy that is trained is the policy that acted.
     """
 
     mean: Tensor
@@ -116,8 +130,9 @@ class Normalizer(nn.Module):
 class RewardScale(nn.Module):
     """Rewards divided by the running standard deviation of their discounted sum.
 
-    Only what trains is scaled; episodes are reported in the environment's own units. Part of the model, because
-    the value is in the scaled units. The sum R_t = γ·R_{t−1} + r_t runs on from buffer to buffer, row by row.
+    Only the rewards that train are scaled; episodes are reported in the environment's own units. It is part of the
+    model, because the value is in the scaled units. The sum R_t = γ·R_{t−1} + r_t continues from buffer to buffer, row
+    by row.
     """
 
     running: Tensor
@@ -135,7 +150,7 @@ class RewardScale(nn.Module):
 
     @torch.no_grad()
     def forward(self, buffer: Buffer) -> Buffer:
-        """`buffer` with scaled rewards, once its own rewards are in the statistics."""
+        """`buffer` with scaled rewards. Its own rewards enter the statistics first."""
         sums = torch.empty_like(buffer.reward, dtype=torch.float64)
         for t in range(sums.shape[1]):
             sums[:, t] = (self.gamma * self.running + buffer.reward[:, t]) * buffer.mask[:, t]
@@ -157,7 +172,7 @@ def _add_to_statistics(statistics: Normalizer | RewardScale, batch: Tensor) -> N
 
 
 def flatten_parameters(parameters: Sequence[nn.Parameter]) -> Float[Tensor, "P"]:
-    """Moves the parameters into one flat tensor θ, which they become views of: writing θ writes them all."""
+    """Moves the parameters into one flat tensor θ and makes them views of it: writing θ writes them all."""
     theta = torch.cat([p.detach().reshape(-1) for p in parameters])
     for p, view in zip(parameters, unflatten(theta, parameters), strict=True):
         p.data = view

@@ -1,109 +1,211 @@
-"""What is trained on: a control environment, or a language task. The loop around it is the same."""
+"""A task: an environment, a model for it, and how to evaluate it."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from rlzoo.algorithms import Metrics
-from rlzoo.control.evaluation import Evaluation
-from rlzoo.core.buffer import Buffer
-from rlzoo.core.collector import Episode
+from rlzoo.core.actors import Actor, ModelActor
+from rlzoo.core.collector import Collector
+from rlzoo.core.distributions import Distribution
+from rlzoo.core.env import Episode, VectorEnv
+from rlzoo.core.errors import require
+from rlzoo.core.evaluation import Evaluation, Played, play_episodes
+from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
-
-if TYPE_CHECKING:
-    from rlzoo.runs.config import Config
-
+from rlzoo.core.streams import number, stream, torch_generator
 
 Say = Callable[[str], None]
-"""Shows a line to whoever is watching."""
+"""A progress callback: shows one line of text."""
 
 
 def silent(line: str) -> None:
     """Shows nothing."""
 
 
-class Streams(NamedTuple):
-    """Seeds of everything random in a run, each a stream of its own: evaluating more often changes nothing."""
+@dataclass(frozen=True)
+class TaskSettings:
+    """Settings of a task. A subclass is a frozen dataclass; its fields become options of the command line."""
 
-    env: np.random.SeedSequence
-    action: np.random.SeedSequence
-    batch: np.random.SeedSequence
-    init: np.random.SeedSequence
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of other settings for this task, such as {"gamma": 1.0}."""
+    units: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Names and help texts of other settings in this task's own units, such as
+    {"minibatch_size": ("minibatch_responses", "Responses in a minibatch.")}."""
 
-    @classmethod
-    def of(cls, seed: int) -> Streams:
-        return cls(*np.random.SeedSequence(seed).spawn(4))
-
-
-def torch_generator(stream: np.random.SeedSequence, device: str = "cpu") -> torch.Generator:
-    """A generator of PyTorch's that starts from a stream."""
-    return torch.Generator(device).manual_seed(int(stream.generate_state(1)[0]))
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
-class Experience(NamedTuple):
-    """What a turn of the loop trains on."""
+@dataclass(frozen=True)
+class RolloutSettings(TaskSettings):
+    """Settings of collection from copies of an environment."""
 
-    buffer: Buffer
-    """Evaluated and settled."""
-    episodes: list[Episode]
-    """Those that ended in it."""
-    metrics: Metrics
-    """What the environment has to say of it."""
+    num_envs: Count = 8
+    """Copies of the environment."""
+    num_steps: Count = 128
+    """Steps of each copy in a buffer. Not used by algorithms that need whole episodes."""
 
 
-class TaskSettings(abc.ABC):
-    """The settings of a task: a frozen dataclass, part of `Config`."""
+@dataclass(frozen=True)
+class Setup:
+    """What a task knows about the run that it is part of."""
 
-    def check(self, config: Config) -> None:
-        """Raises `ConfigError` if these settings cannot work with the others."""
-
-    @abc.abstractmethod
-    def make(
-        self, config: Config, model: ActorCritic | None = None, folder: Path | None = None, say: Say = silent
-    ) -> Task:
-        """The task, with `model` or one of its own.
-
-        Args:
-            folder: the directory of a run, which may hold what the model started from.
-            say: is told of what takes long.
-        """
+    env: str
+    """Name of the task or environment, as the user gave it."""
+    seed: int = 0
+    device: str = "cpu"
+    gamma: float = 0.99
+    """Discount factor of the estimator."""
+    whole_episodes: bool = False
+    """Whether the estimator needs complete episodes."""
+    grouped: bool = False
+    """Whether the estimator compares rows of one group."""
+    second_order: bool = False
+    """Whether the algorithm differentiates the policy twice."""
+    fast: bool = True
+    """Whether to use implementations that are only faster."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Every setting of the run by its name."""
+    folder: Path | None = None
+    """The run directory, if there is one already."""
+    say: Say = silent
+    """Progress callback for long operations."""
 
 
 class Task(abc.ABC):
-    """Collects experience with a model, and evaluates it."""
+    """An environment, a model for it, and how to evaluate it.
 
+    Args:
+        settings: an instance of `Settings`.
+        setup: the run that the task is part of.
+        model: used instead of a new one.
+    """
+
+    Settings: ClassVar[type[TaskSettings]]
+    evaluates_start: ClassVar[bool] = False
+    """Whether the untrained model is worth an evaluation."""
+
+    setup: Setup
+    env: VectorEnv
     model: ActorCritic
-    evaluates_start: bool = False
-    """Whether the model is worth an evaluation before it is trained."""
+    collector: Collector
 
     @abc.abstractmethod
-    def collect(self) -> Experience:
-        """One buffer: collect, evaluate, settle."""
+    def __init__(self, settings: Any, setup: Setup, model: ActorCritic | None = None) -> None: ...
+
+    @classmethod
+    def check(cls, settings: Any, setup: Setup) -> None:
+        """Raises `ConfigError` if the settings cannot work with the rest of the run."""
+
+    @classmethod
+    def available(cls, env: str) -> None:
+        """Raises `EnvError` or `UnsupportedSpace` if the environment cannot be made here."""
+
+    @abc.abstractmethod
+    def actor(self) -> Actor:
+        """An actor for collection, with the model as it is now."""
 
     @abc.abstractmethod
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        """Complete episodes that leave no trace in the training."""
+        """Plays complete episodes. Training is not affected."""
+
+    def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
+        """Plays episodes for a person to see; `video` is a file to record them in.
+
+        Raises:
+            ConfigError: they cannot be shown or recorded.
+        """
+        require(video is None, f"video: {self.setup.env} cannot be recorded")
+        found = self.evaluate(episodes, seed=seed, deterministic=deterministic)
+        pairs = zip(found.returns.tolist(), found.lengths.tolist(), strict=True)
+        return Played.of([Episode(return_, length) for return_, length in pairs])
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that the next buffer depends on but the model."""
+        """All that the next buffer depends on except the model; `collector` is the collector's."""
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Goes on where `state` was taken, at `step`."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Releases what the task holds."""
+        """Restores a state that was taken at `step`."""
 
     def begin(self, folder: Path) -> None:
-        """Puts into the run's directory what `TaskSettings.make` will want from it, if it is not there yet."""
+        """Called when training starts: writes what a resumed run needs into its directory."""
 
     def end(self, folder: Path) -> None:
-        """Puts into the run's directory what a finished run leaves to others."""
+        """Called when training has ended: writes results for other programs into the run directory."""
+
+    def close(self) -> None:
+        """Releases resources."""
+        self.env.close()
+
+
+class EnvTask(Task):
+    """A task on copies of an environment. A subclass defines `make_env` and `make_model`."""
+
+    Settings: ClassVar[type[TaskSettings]] = RolloutSettings
+
+    def __init__(self, settings: Any, setup: Setup, model: ActorCritic | None = None) -> None:
+        self.settings = settings
+        self.setup = setup
+        self.env = self.make_env(settings.num_envs, number(stream(setup.seed, "env")))
+        self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
+        self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
+        self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
+
+    @classmethod
+    def check(cls, settings: Any, setup: Setup) -> None:
+        steps = settings.num_envs * settings.num_steps
+        for name in ("minibatch_size", "vf_minibatch_size"):
+            size = setup.values.get(name, 0)
+            require(
+                setup.whole_episodes or size == "all" or size <= steps,
+                f"{name} must be at most num_envs * num_steps = {steps}, got {size}",
+            )
+
+    @abc.abstractmethod
+    def make_env(self, num_envs: int, seed: int) -> VectorEnv:
+        """Copies of the environment, all of whose randomness comes from `seed`."""
+
+    @abc.abstractmethod
+    def make_model(self, generator: torch.Generator) -> ActorCritic:
+        """A new model, initialised with `generator`."""
+
+    def actor(self) -> Actor:
+        return ModelActor(self.model, lambda policy: policy.sample(self.generator))
+
+    def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
+        require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
+        require(seed >= 0, f"seed must be at least 0, got {seed}")
+        env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
+        generator = torch.Generator(self.setup.device).manual_seed(actor_seed)
+
+        def choose(policy: Distribution) -> torch.Tensor:
+            return policy.mode if deterministic else policy.sample(generator)
+
+        env = self.make_env(min(episodes, self.settings.num_envs), env_seed)
+        try:
+            return Evaluation.of(play_episodes(env, ModelActor(self.model, choose), episodes), deterministic, seed)
+        finally:
+            env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"collector": self.collector.state_dict(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        self.restore_collector(state["collector"], step)
+        self.generator.set_state(state["generator"])
+
+    def restore_collector(self, state: dict[str, Any], step: int) -> None:
+        """Restores the collector, or starts new episodes if the environment could not give its state."""
+        if state["env"] is None:
+            self.env.close()
+            self.env = self.make_env(self.settings.num_envs, number(stream(self.setup.seed, "env", step)))
+            self.collector = Collector(self.env, self.settings.num_steps, self.setup.whole_episodes)
+        self.collector.load_state_dict(state)

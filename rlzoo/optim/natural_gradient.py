@@ -1,4 +1,4 @@
-"""The natural gradient's tools on flat vectors: Fisher products, conjugate gradient, line search."""
+"""Natural gradients on flat vectors: Fisher-vector products, conjugate gradient, line search."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.distributions import Distribution
 from rlzoo.core.errors import NonFiniteError
-from rlzoo.core.models import ActorCritic, unflatten
+from rlzoo.core.models import ActorCritic, Term, unflatten
+from rlzoo.optim.objective import Loss, objective_terms
 
 Vector = Float[Tensor, "P"]
 
 
-Objective = Callable[[Vector, Buffer], Float[Tensor, ""]]
-"""f(θ, batch), a mean over the batch that its parts add up to (`Buffer.parts`)."""
-
-
 class FlatPolicy:
-    """(θ, obs) ↦ π_θ(·|s): a pure function of one flat vector, whatever the model holds."""
+    """Functions of the policy's parameters as one flat vector θ. The model itself changes in `assign` only."""
 
     def __init__(self, model: ActorCritic) -> None:
-        self._view = _PolicyView(model)
+        self.model = model
+        self._view = _TermView(model)
         wanted = {id(p) for p in model.policy_parameters()}
         self._named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
 
@@ -34,9 +31,10 @@ class FlatPolicy:
         """A copy of the model's policy parameters."""
         return torch.cat([p.detach().reshape(-1) for p in self._named.values()])
 
-    def __call__(self, theta: Vector, obs: Tensor) -> Distribution:
+    def __call__(self, theta: Vector, term: Term) -> Tensor:
+        """`term(model)` with the policy parameters θ."""
         values = dict(zip(self._named, unflatten(theta, list(self._named.values())), strict=True))
-        return torch.func.functional_call(self._view, values, (obs,))
+        return torch.func.functional_call(self._view, values, (term,))
 
     @torch.no_grad()
     def assign(self, theta: Vector) -> None:
@@ -44,69 +42,90 @@ class FlatPolicy:
         for p, value in zip(self._named.values(), unflatten(theta, list(self._named.values())), strict=True):
             p.copy_(value)
 
+    def expectation(self, f: Loss, batch: Buffer) -> FlatFunction:
+        """θ ↦ f(model, batch), a mean over the batch."""
+        return FlatFunction(self, f.__name__, objective_terms(f, self.model, batch, auxiliary=False))
 
-class _PolicyView(nn.Module):
+    def objective(self, surrogate: Loss, batch: Buffer) -> FlatFunction:
+        """θ ↦ surrogate(model, batch), to be maximised, less the model's auxiliary loss."""
+
+        def loss(model: ActorCritic, batch: Buffer) -> Tensor:
+            return -surrogate(model, batch)
+
+        return FlatFunction(self, surrogate.__name__, objective_terms(loss, self.model, batch), sign=-1)
+
+
+class _TermView(nn.Module):
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, obs: Tensor) -> Distribution:
-        return self.model.distribution(obs)
+    def forward(self, term: Term) -> Tensor:
+        return term(self.model)
 
 
-def gradient(f: Objective, theta: Vector, parts: Sequence[Buffer]) -> Vector:
-    """∇f(θ) over the batch that `parts` make up.
+class FlatFunction:
+    """A scalar function of θ, and its gradient: sign·Σ terms. Only one term is in memory at a time."""
 
-    Raises:
-        NonFiniteError: it is not finite.
+    def __init__(self, policy: FlatPolicy, name: str, terms: Sequence[Term], sign: int = 1) -> None:
+        self.policy, self.name, self.terms, self.sign = policy, name, terms, sign
+
+    @torch.no_grad()
+    def __call__(self, theta: Vector) -> float:
+        return self.sign * sum(float(self.policy(theta, term)) for term in self.terms)
+
+    def gradient(self, theta: Vector) -> Vector:
+        """∇f(θ).
+
+        Raises:
+            NonFiniteError: it is not finite.
+        """
+        theta = theta.detach().requires_grad_()
+        g = torch.zeros_like(theta)
+        for term in self.terms:
+            g += torch.autograd.grad(self.policy(theta, term), theta)[0]
+        if not bool(torch.isfinite(g).all()):
+            raise NonFiniteError(f"gradient of the {self.name} is not finite")
+        return self.sign * g
+
+    def hessian_vector_product(self, theta: Vector, damping: float = 0.0) -> Callable[[Vector], Vector]:
+        """v ↦ (∇²f(θ) + damping·I)·v, by double backward.
+
+        The first backward is done once if there is one term. With more terms it is repeated for each product, so that
+        only one term is in memory.
+        """
+        theta = theta.detach().requires_grad_()
+
+        def first_backward(term: Term) -> Vector:
+            return torch.autograd.grad(self.policy(theta, term), theta, create_graph=True)[0]
+
+        kept = first_backward(self.terms[0]) if len(self.terms) == 1 else None
+
+        def product(v: Vector) -> Vector:
+            if kept is not None:
+                return self.sign * torch.autograd.grad(kept, theta, v, retain_graph=True)[0] + damping * v
+            total = damping * v
+            for term in self.terms:
+                total += self.sign * torch.autograd.grad(first_backward(term), theta, v)[0]
+            return total
+
+        return product
+
+
+def fisher_vector_product(kl: FlatFunction, theta: Vector, damping: float = 0.0) -> Callable[[Vector], Vector]:
+    """v ↦ (F + damping·I)·v, where F = ∇²KL(π_old ‖ π_θ) at θ = θ_old.
+
+    There the Hessian of the mean KL is the Fisher information matrix averaged over states, in closed form over actions
+    (Schulman et al. 2015, App. C.1).
     """
-    theta = theta.detach().requires_grad_()
-    g = torch.zeros_like(theta)
-    for part in parts:
-        g += torch.autograd.grad(f(theta, part), theta)[0]
-    if not bool(torch.isfinite(g).all()):
-        raise NonFiniteError(f"gradient of the {getattr(f, '__name__', 'objective')} is not finite")
-    return g
-
-
-@torch.no_grad()
-def total(f: Objective, theta: Vector, parts: Sequence[Buffer]) -> float:
-    """f(θ) over the batch that `parts` make up."""
-    return sum(float(f(theta, part)) for part in parts)
-
-
-def fisher_vector_product(
-    kl: Objective, theta: Vector, parts: Sequence[Buffer], damping: float = 0.0
-) -> Callable[[Vector], Vector]:
-    """v ↦ (F + damping·I)v, where F = ∇²KL(π_old ‖ π_θ) at θ = θ_old.
-
-    There the Hessian of the mean KL is the Fisher information averaged over states, in closed form over
-    actions (Schulman et al. 2015, App. C.1). By double backward. The first backward is done once and kept if
-    there is one part, and again for each product if there are more: then only one part is in memory.
-    """
-    theta = theta.detach().requires_grad_()
-
-    def kl_gradient(part: Buffer) -> Vector:
-        return torch.autograd.grad(kl(theta, part), theta, create_graph=True)[0]
-
-    kept = kl_gradient(parts[0]) if len(parts) == 1 else None
-
-    def product(v: Vector) -> Vector:
-        if kept is not None:
-            return torch.autograd.grad(kept, theta, v, retain_graph=True)[0] + damping * v
-        total = damping * v
-        for part in parts:
-            total += torch.autograd.grad(kl_gradient(part), theta, v)[0]
-        return total
-
-    return product
+    return kl.hessian_vector_product(theta, damping)
 
 
 def conjugate_gradient(product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10) -> Vector:
     """x with A·x ≈ b for a symmetric positive A given as `product`, starting from x = 0.
 
-    Stops after `iters` steps, when ‖r‖² < `tolerance`·‖b‖², or at a direction without positive curvature,
-    where it returns what it has (Hestenes & Stiefel 1952).
+    Stops after `iters` iterations, when ‖r‖² < `tolerance`·‖b‖², or at a direction without positive curvature, and
+    returns the current x (Hestenes & Stiefel 1952).
     """
     x = torch.zeros_like(b)
     r, p = b.clone(), b.clone()
@@ -128,7 +147,7 @@ def conjugate_gradient(product: Callable[[Vector], Vector], b: Vector, iters: in
 
 
 class Step(NamedTuple):
-    """A step in parameter space; all zero where there is none to take."""
+    """A step in parameter space; zero if there is no direction of positive curvature."""
 
     step: Vector
     scale: float
@@ -147,7 +166,7 @@ def trust_region_step(product: Callable[[Vector], Vector], x: Vector, max_kl: fl
 def line_search(
     accept: Callable[[Vector], bool], theta: Vector, step: Vector, backtrack_coef: float, iters: int
 ) -> tuple[Vector, int]:
-    """The first accepted of θ + step·coefᵏ, k = 0 … iters − 1, and k; θ itself and `iters` if there is none."""
+    """The first accepted of θ + coefᵏ·step, k = 0 … iters − 1, and k. If none is accepted: θ itself, and `iters`."""
     for k in range(iters):
         candidate = theta + backtrack_coef**k * step
         if accept(candidate):

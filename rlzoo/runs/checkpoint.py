@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
 """Version of the layout of a run directory and of its checkpoints."""
+READABLE = (2, FORMAT)
+"""Versions whose models can be read."""
 
 FILES = ("model.safetensors", "state.safetensors", "state.json", "manifest.json")
 
@@ -50,8 +52,8 @@ def unpack(files: dict[str, bytes]) -> Checkpoint:
         if hashlib.sha256(files[name]).hexdigest() != manifest[name]:
             raise ValueError(f"{name} is damaged")
     record = json.loads(files["state.json"])
-    if record["format"] != FORMAT:
-        raise ValueError(f"format {record['format']}; this rlzoo reads format {FORMAT}")
+    if record["format"] not in READABLE:
+        raise ValueError(f"format {record['format']}; this rlzoo reads {' and '.join(map(str, READABLE))}")
     state = _join(record["state"], load(files["state.safetensors"]))
     return Checkpoint(load(files["model.safetensors"]), state)
 

@@ -1,23 +1,22 @@
-"""The policy of a run: loading and evaluating it."""
+"""The policy of a run: loading, evaluating and playing it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlzoo.control.evaluation import Evaluation, evaluate_model
 from rlzoo.core.errors import RunError, require
+from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
-from rlzoo.runs.run import Run
 from rlzoo.core.task import Task
+from rlzoo.runs.registry import task_class
+from rlzoo.runs.run import Run
 
-__all__ = ["Evaluation", "check_model_given", "describe", "evaluate", "evaluate_model", "load_model", "load_task"]
 
-
-def describe(step: int, summary: Mapping[str, Any], modes: Mapping[str, Any] | None = None) -> str:
-    """A summary at a step in one line; `modes` is that of a second, deterministic evaluation."""
+def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, Any] | None = None) -> str:
+    """A summary at a step in one line; `deterministic` is that of a second, deterministic evaluation."""
 
     def spread(summary: Mapping[str, Any]) -> str:
         size = abs(summary["mean_return"])
@@ -28,7 +27,7 @@ def describe(step: int, summary: Mapping[str, Any], modes: Mapping[str, Any] | N
     line = f"step {step:,}: {kind}mean return {spread(summary)} over {summary['episodes']} episodes"
     if "kl_reference" in summary:
         line += f", KL to the reference {summary['kl_reference']:.3g}"
-    return line if modes is None else f"{line}; deterministic {spread(modes)}"
+    return line if deterministic is None else f"{line}; deterministic {spread(deterministic)}"
 
 
 def evaluate(
@@ -43,19 +42,65 @@ def evaluate(
     """Plays complete episodes with a run's policy, on the CPU.
 
     Args:
-        deterministic: take the mode of the policy instead of a sample.
+        deterministic: take the most probable action instead of a sample.
         seed: of environments and actions; the same seed gives the same episodes.
-        checkpoint: its step, or "best" for the one with the best evaluation; the last one by default.
+        checkpoint: its step, or "best" for the one with the best evaluation; by default the last one.
         model: a model to load the weights into, for a run whose model `config.json` does not describe.
 
     Raises:
         RunError: there is no such run or checkpoint, or it is damaged.
     """
-    require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
-    require(seed >= 0, f"seed must be at least 0, got {seed}")
+    _check(episodes, seed)
     task = load_task(run, checkpoint, model)
     try:
         return task.evaluate(episodes, seed=seed, deterministic=deterministic)
+    finally:
+        task.close()
+
+
+def play(
+    run: Run | Path | str,
+    episodes: int = 1,
+    *,
+    video: Path | str | None = None,
+    deterministic: bool = False,
+    seed: int = 0,
+    checkpoint: int | Literal["best"] | None = None,
+    model: ActorCritic | None = None,
+) -> Sequence[Any]:
+    """Plays episodes of a run's policy in a window, or records them at the environment's own frame rate.
+
+    Args:
+        episodes: their number; for a language model, of responses to the evaluation prompts in turn.
+        video: a file to write instead, `.mp4` or `.gif`.
+        deterministic, seed, checkpoint, model: as for `evaluate`.
+
+    Returns:
+        An `Episode` for each; for a language model, a `Sample` with prompt, response and score.
+
+    Raises:
+        ConfigError: there is no screen, a package is missing, or the file cannot be written.
+        RunError: there is no such run or checkpoint, or it is damaged.
+        EnvError: the environment cannot be rendered, or scoring a response failed.
+    """
+    return played(run, episodes, video, deterministic, seed, checkpoint, model).records
+
+
+def played(
+    run: Run | Path | str,
+    episodes: int,
+    video: Path | str | None = None,
+    deterministic: bool = False,
+    seed: int = 0,
+    checkpoint: int | Literal["best"] | None = None,
+    model: ActorCritic | None = None,
+) -> Played:
+    """`play`, with a transcript and a summary."""
+    _check(episodes, seed)
+    task = load_task(run, checkpoint, model)
+    try:
+        path = None if video is None else Path(video)
+        return task.play(episodes, seed=seed, deterministic=deterministic, video=path)
     finally:
         task.close()
 
@@ -76,12 +121,12 @@ def load_model(
 def load_task(
     run: Run | Path | str, checkpoint: int | Literal["best"] | None = None, model: ActorCritic | None = None
 ) -> Task:
-    """What a run trains on, with the model of a checkpoint, on the CPU. Arguments and errors as for `load_model`."""
+    """The task of a run with the model of a checkpoint, on the CPU. Arguments and errors are those of `load_model`."""
     run = Run.open(run)
     config = replace(run.read_config(), device="cpu")
     check_model_given(run, model)
     weights = run.load(run.step_of(checkpoint)).model
-    task = config.task.make(config, model, run.path)
+    task = task_class(config.env)(config.task, config.setup(run.path), model)
     try:
         task.model.load_state_dict(weights)
     except RuntimeError as error:
@@ -90,6 +135,11 @@ def load_task(
 
 
 def check_model_given(run: Run, model: ActorCritic | None) -> None:
-    """Raises `RunError` if the run's model is not one that its configuration describes, and none is given."""
+    """Raises `RunError` if the configuration does not describe the run's model and none is given."""
     if model is None and run.model_name is not None:
         raise RunError(f"{run.path} trains a model of its own, {run.model_name}; give it as model=...")
+
+
+def _check(episodes: int, seed: int) -> None:
+    require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
+    require(seed >= 0, f"seed must be at least 0, got {seed}")

@@ -1,4 +1,4 @@
-"""The one loop that trains every algorithm: collect, evaluate, settle, update."""
+"""The one loop that trains every algorithm: collect, evaluate, score, update."""
 
 from __future__ import annotations
 
@@ -8,43 +8,51 @@ from pathlib import Path
 import numpy as np
 
 from rlzoo.algorithms import Metrics
-from rlzoo.runs.checkpoint import Checkpoint
-from rlzoo.core.collector import Episode
-from rlzoo.runs.config import Config
+from rlzoo.core.collector import evaluate
+from rlzoo.core.env import Episode
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.task import Say, Streams, silent
+from rlzoo.core.streams import stream
+from rlzoo.core.task import Say, silent
+from rlzoo.optim.adam import Adam
+from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.runs.checkpoint import Checkpoint
+from rlzoo.runs.config import Config, check
+from rlzoo.runs.registry import task_class
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one turn of the loop did."""
+    """The result of one iteration of the loop."""
 
     step: int
     """Environment steps so far."""
     metrics: Metrics
     episodes: list[Episode]
-    """Those that ended in this iteration."""
+    """Episodes that ended in this iteration."""
 
 
 class Trainer:
-    """The state of a run, and the turn that moves it on.
+    """The state of training, and the iteration that advances it.
 
     Args:
-        model: train this instead of building one.
-        folder: the run's directory, if it has one already.
-        say: is told of what takes long.
+        model: trained instead of a new one.
+        folder: the run directory, if there is one already.
+        say: progress callback for long operations.
     """
 
     def __init__(
         self, config: Config, model: ActorCritic | None = None, folder: Path | None = None, say: Say = silent
     ) -> None:
+        check(config)
         self.config = config
-        self.task = config.task.make(config, model, folder, say)
+        self.task = task_class(config.env)(config.task, config.setup(folder, say), model)
         self.model = self.task.model
         self.algorithm = config.algorithm
-        self.state = self.algorithm.init(self.model, np.random.default_rng(Streams.of(config.seed).batch))
-        for optimizer in self.state.optimizers.values():
-            optimizer.compile = config.compile
+        self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))
+        if config.fast:
+            for name, adam in self.state.optimizers.items():
+                if isinstance(adam, Adam):
+                    self.state.optimizers[name] = FastAdam(adam, config.compile)
         self.step = 0
 
     @property
@@ -52,13 +60,17 @@ class Trainer:
         return self.step >= self.config.total_steps
 
     def iterate(self) -> Iteration:
-        """One turn: a buffer of experience, and the algorithm's update on it."""
-        buffer, episodes, metrics = self.task.collect()
+        """One iteration: a buffer of experience, and the algorithm's update on it."""
+        model, env = self.model, self.task.env
+        experience = self.task.collector.collect(self.task.actor())
+        buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
+        buffer, episodes, metrics = env.score(experience._replace(buffer=buffer))
+
         self.state.progress = self.step / self.config.total_steps
-        trained = buffer if self.model.reward_scale is None else self.model.reward_scale(buffer)
-        metrics = metrics | self.algorithm.update(self.model, self.state, trained)
-        if self.model.normalizer is not None:
-            self.model.normalizer.update(buffer.obs[:, :-1], buffer.mask)
+        scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
+        metrics = metrics | self.algorithm.update(model, self.state, scaled)
+        if model.normalizer is not None:
+            model.normalizer.update(buffer.obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
         return Iteration(self.step, metrics, episodes)
 
@@ -68,7 +80,7 @@ class Trainer:
         return Checkpoint(self.model.state_dict(), state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Goes on where `checkpoint` was taken; with new episodes if the environment cannot give its state."""
+        """Continues from a checkpoint, with new episodes if the environment could not give its state."""
         self.model.load_state_dict(checkpoint.model)
         self.state.load_state_dict(checkpoint.state["algorithm"])
         self.step = int(checkpoint.state["step"])

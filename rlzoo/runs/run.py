@@ -1,16 +1,15 @@
 """The run directory: configuration, metrics, evaluations, and checkpoints that survive anything.
 
-    config.json          what was asked for, with versions and git commit
-    metrics.jsonl        one line an iteration
-    evaluations.jsonl    one line an evaluation
+    config.json          the settings, with versions and git commit
+    metrics.jsonl        one line for each iteration
+    evaluations.jsonl    one line for each evaluation
     events.out.tfevents* TensorBoard
     checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
     checkpoints/best.json
-    start/, actor/       of a language task: the model that it began with, and what became of it
+    start/, actor/       of a language task: its initial and its final model
 
-Nothing here is ever unpickled. A checkpoint is written under a temporary name, flushed to disk and renamed,
-and its manifest holds the SHA-256 of every file. So a process may be killed at any instant: what has its final
-name is complete.
+Nothing is ever unpickled. A checkpoint is written under a temporary name, flushed to disk and renamed, and its manifest
+holds the SHA-256 of every file. So a process may be killed at any instant: a file with its final name is complete.
 """
 
 from __future__ import annotations
@@ -29,10 +28,11 @@ import torch
 from safetensors import SafetensorError
 
 import rlzoo
-from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, pack, unpack
+from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
 from rlzoo.runs.config import Config, make_config
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.upgrade import upgrade
 
 _OF_LANGUAGE_TASKS = ("start", "actor")
 
@@ -128,11 +128,14 @@ class Run:
             RunError: the file is damaged, or of another version.
         """
         record = self._read_config()
-        for name in ("format", "model_class", "extended_at", "versions", "git_commit"):
+        version = record.pop("format")
+        for name in ("model_class", "extended_at", "versions", "git_commit"):
             record.pop(name, None)
+        if version < FORMAT:
+            record = upgrade(record)
         try:
             return make_config(record.pop("algorithm"), record.pop("env"), **record)
-        except (ConfigError, KeyError, TypeError, AttributeError) as error:
+        except (ConfigError, UnknownEnv, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{self._config} is damaged: {_describe(error)}") from error
 
     @property
@@ -153,9 +156,14 @@ class Run:
             version = record["format"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(f"{self._config} is not a run's configuration: {_describe(error)}") from error
-        if version != FORMAT:
-            raise RunError(f"{self._config} has format {version}; this rlzoo reads format {FORMAT}")
+        if version not in READABLE:
+            raise RunError(f"{self._config} has format {version}; this rlzoo reads {' and '.join(map(str, READABLE))}")
         return dict(record)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether this version of rlzoo wrote the run. A run of an older format can only be evaluated and played."""
+        return bool(self._read_config()["format"] == FORMAT)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one an iteration, oldest first."""

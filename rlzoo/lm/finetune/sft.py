@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 from rlzoo.core.errors import NonFiniteError, require
 from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive, Range, UnitInterval, check_fields
 from rlzoo.lm.finetune.data import check_output, held_out, read_texts
-from rlzoo.lm.model.padding import pad, summed_nll
+from rlzoo.lm.model.padding import micro_batches, pad, summed_nll
 from rlzoo.lm.model.pretrained import (
     check_vocabulary,
     encode,
@@ -160,7 +160,7 @@ def fit(
         total = torch.zeros((), dtype=torch.float64)
         for batch in batches_by_length(rows, widths, settings.batch_size, rng):
             count = max(1, sum(terms[i] for i in batch))
-            for part in parts(batch, widths, settings.micro_batch_tokens):
+            for part in micro_batches(batch, widths, settings.micro_batch_tokens):
                 part_loss = loss(part)
                 (part_loss / count).backward()  # type: ignore[no-untyped-call]
                 total += part_loss.detach().cpu()
@@ -205,18 +205,6 @@ def batches_by_length(
     return [batches[k] for k in rng.permutation(len(batches))]
 
 
-def parts(rows: Sequence[int], widths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """The rows, widest first, in as few parts as hold at most `tokens` each with padding, or a single row."""
-    part: list[int] = []
-    for i in sorted(rows, key=lambda i: -widths[i]):
-        if part and (len(part) + 1) * widths[part[0]] > tokens:
-            yield part
-            part = []
-        part.append(i)
-    if part:
-        yield part
-
-
 @torch.no_grad()
 def mean_of(
     loss: Callable[[Sequence[int]], Tensor],
@@ -226,7 +214,7 @@ def mean_of(
     tokens: int,
 ) -> float:
     """Σ loss over the rows, by their number of terms."""
-    total = sum(float(loss(part)) for part in parts(rows, widths, tokens))
+    total = sum(float(loss(part)) for part in micro_batches(rows, widths, tokens))
     return total / max(1, sum(terms[i] for i in rows))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -47,3 +47,15 @@ def summed_nll(model: nn.Module, ids: Int[Tensor, "N T"], attention: Bool[Tensor
     targets = torch.full_like(ids, -100)
     targets[:, :-1] = ids[:, 1:].masked_fill(~attention[:, 1:], -100)
     return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def micro_batches(rows: Sequence[int], widths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """The rows, widest first, in micro-batches of at most `tokens` with padding (at least one row)."""
+    part: list[int] = []
+    for i in sorted(rows, key=lambda i: -widths[i]):
+        if part and (len(part) + 1) * widths[part[0]] > tokens:
+            yield part
+            part = []
+        part.append(i)
+    if part:
+        yield part

@@ -22,8 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlzoo.control.envs import EnvError
-from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.errors import ConfigError, EnvError, no_such, require
 
 if TYPE_CHECKING:
     from torch import Tensor

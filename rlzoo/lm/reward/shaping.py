@@ -18,23 +18,7 @@ from torch import Tensor
 
 from rlzoo.core.errors import NonFiniteError, require
 from rlzoo.core.fields import NonNegative, Positive, check_fields
-
-
-def k1(logp: Float[Tensor, "N T"], ref_logp: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """log π(a) − log π_ref(a): unbiased for KL(π‖π_ref) with a ~ π, of either sign."""
-    return logp - ref_logp
-
-
-def k2(logp: Float[Tensor, "N T"], ref_logp: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """½·k1² (Schulman 2020): never negative; its mean is the KL up to terms of third order in k1."""
-    return 0.5 * k1(logp, ref_logp).square()
-
-
-def k3(logp: Float[Tensor, "N T"], ref_logp: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
-    """e^{−k1} − 1 + k1 (Schulman 2020): unbiased and never negative."""
-    log_ratio = k1(logp, ref_logp)
-    return torch.expm1(-log_ratio) + log_ratio
-
+from rlzoo.core.kl import k1, k2, k3
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor] | None] = {"k1": k1, "k2": k2, "k3": k3, "full": None}
 """(log π(a), log π_ref(a)) -> kl; None for Σ_a π(a)·(log π(a) − log π_ref(a)), which takes the distributions."""
@@ -159,7 +143,7 @@ def gain_and_bias(score: Float[Tensor, "N"]) -> tuple[float, float]:
     return Moments.of(score).gain_and_bias()
 
 
-def penalize_missing_end(score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], penalty: float) -> Float[Tensor, "N"]:
+def penalize_missing_eos(score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], penalty: float) -> Float[Tensor, "N"]:
     """`score` less `penalty` where the response did not end itself.
 
     Subtracted, so that such responses still differ by what they say; Ziegler et al. (2019) give all of them one
@@ -177,7 +161,7 @@ class ScoreTreatment:
     responses, fixed, as in Ziegler et al. (2019)."""
     clip: Positive | None = None
     """Bound on the absolute normalised score; none if not given."""
-    missing_end_penalty: NonNegative = 0.0
+    missing_eos_penalty: NonNegative = 0.0
     """Taken off the score of a response that reached the token limit."""
 
     def __post_init__(self) -> None:
@@ -204,4 +188,4 @@ class ScoreTreatment:
             x = gain * x + bias
         if self.clip is not None:
             x = x.clamp(-self.clip, self.clip)
-        return penalize_missing_end(x, ended, self.missing_end_penalty).to(score.dtype), moments
+        return penalize_missing_eos(x, ended, self.missing_eos_penalty).to(score.dtype), moments

@@ -1,104 +1,149 @@
-"""A language task at work: actor, critic, reference and score around the environment, for the one training loop."""
+"""A language task: actor, critic, reference and score around the environment."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from rlzoo.control.evaluation import Evaluation
-from rlzoo.core.collector import evaluate
+from rlzoo.core.actors import Actor
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.collector import Collector
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.task import Experience, Say, Streams, Task, silent, torch_generator
+from rlzoo.core.streams import stream, torch_generator
+from rlzoo.core.task import Setup, Task, TaskSettings
 from rlzoo.lm.finetune.data import read_prompts, read_texts
-from rlzoo.lm.finetune.demonstrations import Demonstrations
-from rlzoo.lm.finetune.reward_model import RewardModel
+from rlzoo.lm.finetune.pretraining import PretrainingLoss
+from rlzoo.lm.finetune.start import SupervisedStart
 from rlzoo.lm.model import pretrained
+from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, with_adapter
 from rlzoo.lm.reward.env import LMEnv, stop_ids
-from rlzoo.lm.reward.rollout import rollout
+from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import Score, call_score, load_score
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
-from rlzoo.lm.tasks.builtin import built_in
-from rlzoo.lm.tasks.exact import expected_optimality
-from rlzoo.lm.tasks.random_walks import RandomWalks
-
-if TYPE_CHECKING:
-    from rlzoo.lm.tasks.settings import Language
-    from rlzoo.runs.config import Config
+from rlzoo.lm.tasks.settings import Language
 
 START, ACTOR = "start", "actor"
 _ROWS = 64
-"""Responses that are sampled together outside of training."""
+"""Responses that are sampled together in evaluations."""
 _CALIBRATION = 256
-"""Responses of the reference from which scores are normalised."""
+"""Responses of the reference whose scores set the normalisation."""
 
 
 class LanguageTask(Task):
-    """Samples responses with the actor, prices their tokens, and evaluates by the score alone.
+    """Trains a language model by the score of its responses, and evaluates it by the score alone.
 
-    A run's directory holds in `start/` what the actor started from, which is the reference too, and at the end in
-    `actor/` what it became, both as Hugging Face models with their tokenizer.
+    A run directory has the actor's initial weights, which are the reference too, in `start/`, and its final weights in
+    `actor/`, both as Hugging Face models with their tokenizer.
+
+    A subclass may bring its own prompts, score and SFT checkpoint. What it does not bring must be a setting.
     """
 
+    Settings: ClassVar[type[TaskSettings]] = Language
+    evaluates_start: ClassVar[bool] = True
+    settings: Language
     model: LanguageModel
-    evaluates_start = True
+    env: LMEnv
 
-    def __init__(
-        self,
-        settings: Language,
-        config: Config,
-        model: ActorCritic | None = None,
-        folder: Path | None = None,
-        say: Say = silent,
-    ) -> None:
-        self.settings = settings
-        self.config = config
-        self.data = built_in(config.env)
-        streams = Streams.of(config.seed)
-        order, texts, self._reference_samples = streams.env.spawn(3)
-        self._start = self._find_start(folder, say)
+    def __init__(self, settings: Language, setup: Setup, model: ActorCritic | None = None) -> None:
+        self.settings, self.setup = settings, setup
+        self._start = self._find_start()
         self.tokenizer = pretrained.load_tokenizer(self._start)
         self.score, self.score_name = self._find_score()
-        self.model = self._given(model) if model is not None else self._build()
-        self.model.to(config.device)
-        self.env = self._environment(order)
-        self.eval_prompts = self._eval_prompts()
-        self.demonstrations = None if settings.ptx is None else self._demonstrations(settings.ptx, texts)
-        self.generator = torch_generator(streams.action, config.device)
+        self.model = (self._build() if model is None else self._given(model)).to(setup.device)
+        self.env = self._environment()
+        self.collector = Collector(self.env, whole_episodes=True)
+        self.eval_texts = self._find_eval_prompts()
+        self.pretraining = None if settings.ptx is None else self._pretraining_loss(settings.ptx)
+        self.model.auxiliary = self.pretraining
+        self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
 
-    def _find_start(self, folder: Path | None, say: Say) -> str:
-        """What the actor starts from: the run's own copy, the model asked for, or the task's supervised start."""
+    def own_prompts(self) -> Sequence[str]:
+        """Prompts of the task, for training."""
+        raise ConfigError(f"prompts is missing: {self.setup.env} has none of its own")
+
+    def own_eval_prompts(self) -> Sequence[str]:
+        """Prompts of the task, for evaluations; by default those of training."""
+        return self.env.prompts
+
+    def own_score(self) -> Score | None:
+        """Score of the task; None if it has none."""
+        return None
+
+    def own_start(self) -> SupervisedStart | None:
+        """How to make the task's SFT checkpoint; None if it has none."""
+        return None
+
+    @classmethod
+    def check(cls, settings: Language, setup: Setup) -> None:
+        algorithm = setup.values["algorithm"]
+        rows, each = settings.responses_per_batch, settings.responses_per_prompt
+        require(not setup.grouped or each > 1, "responses_per_prompt must be at least 2 for group advantages, got 1")
+        require(
+            rows % each == 0, f"responses_per_batch must be a multiple of responses_per_prompt = {each}, got {rows}"
+        )
+        require(
+            not (settings.attention == "sdpa" and setup.second_order),
+            f"attention: {algorithm} differentiates twice, which fused attention (sdpa) cannot; use eager",
+        )
+        require(
+            not (settings.gradient_checkpointing and setup.second_order),
+            f"gradient_checkpointing: {algorithm} differentiates twice, which it cannot; use micro_batch_tokens",
+        )
+        require(
+            settings.beta_target is None or 0.2 * rows < settings.beta_horizon,
+            f"beta_horizon must be above a fifth of responses_per_batch = {rows}, got {settings.beta_horizon:g}",
+        )
+        require(settings.beta_target is None or settings.beta > 0, "beta must be above 0 to adapt to beta_target")
+        require(not setup.values["compile"], "compile is not available for language models")
+        require(
+            settings.critic != "reward-model" or settings.reward_model is not None,
+            "critic: to start from the reward model, reward must be the directory of one",
+        )
+        for name, own in (("model", "own_start"), ("prompts", "own_prompts"), ("reward", "own_score")):
+            brings = getattr(cls, own) is not getattr(LanguageTask, own)
+            require(
+                brings or getattr(settings, name) is not None, f"{name} is missing: {setup.env} has none of its own"
+            )
+
+    def _find_start(self) -> str:
+        """The actor's initial weights: the run's own copy, the model that the settings name, or the SFT checkpoint."""
+        folder = self.setup.folder
         if folder is not None and (folder / START).is_dir():
             return str(folder / START)
         if self.settings.model is not None:
             return self.settings.model
-        assert self.data is not None
-        return str(self.data.start(say))
+        start = self.own_start()
+        assert start is not None
+        return str(start.path(self.setup.env, self.setup.say))
 
     def _find_score(self) -> tuple[Score, str]:
         spec = self.settings.reward
         if self.settings.reward_model is not None:
-            return RewardModel.load(self.settings.reward_model, device=self.config.device), self.settings.reward_model
+            return RewardModel.load(self.settings.reward_model, device=self.setup.device), self.settings.reward_model
         if spec is not None:
             return load_score(spec), spec
-        assert self.data is not None
-        return self.data.score, self.data.name
+        score = self.own_score()
+        assert score is not None
+        return score, self.setup.env
 
     def _given(self, model: ActorCritic) -> LanguageModel:
         if not isinstance(model, LanguageModel):
-            raise ConfigError(f"model: {self.config.env} trains a LanguageModel, not a {type(model).__name__}")
+            raise ConfigError(f"model: {self.setup.env} trains a LanguageModel, not a {type(model).__name__}")
         return model
 
     def _build(self) -> LanguageModel:
         settings = self.settings
         attention = settings.attention
-        if attention == "auto" and self.config.algorithm.second_order:
+        if attention == "auto" and self.setup.second_order:
             attention = "eager"
         actor = pretrained.load_causal_lm(self._start, attention)
         pretrained.check_vocabulary(actor, len(self.tokenizer), self._start)
@@ -109,29 +154,25 @@ class LanguageTask(Task):
             critic = pretrained.load_reward_model(settings.reward_model, attention).base_model
             pretrained.check_vocabulary(critic, len(self.tokenizer), settings.reward_model)
         return LanguageModel(
-            actor if settings.lora_rank is None else with_adapter(actor, settings.lora_rank, self.config.seed),
+            actor if settings.lora_rank is None else with_adapter(actor, settings.lora_rank, self.setup.seed),
             critic,
             settings.temperature,
             {"float32": None, "bfloat16": torch.bfloat16}[settings.precision],
-            settings.part_tokens,
+            settings.micro_batch_tokens,
             settings.gradient_checkpointing,
         )
 
-    def _environment(self, seed: np.random.SeedSequence) -> LMEnv:
+    def _environment(self) -> LMEnv:
         settings = self.settings
-        if settings.prompts is not None:
-            prompts = read_prompts(settings.prompts)
-        else:
-            assert self.data is not None
-            prompts = self.data.prompts
         control: KLController = FixedKL(settings.beta)
         if settings.beta_target is not None:
             control = AdaptiveKL(settings.beta, settings.beta_target, settings.beta_horizon)
         return LMEnv(
             self.model,
             self.tokenizer,
-            prompts,
+            self.own_prompts() if settings.prompts is None else read_prompts(settings.prompts),
             self.score,
+            rows=settings.responses_per_batch,
             score_name=self.score_name,
             max_prompt_tokens=settings.max_prompt_tokens,
             max_new_tokens=settings.max_new_tokens,
@@ -139,83 +180,79 @@ class LanguageTask(Task):
             responses_per_prompt=settings.responses_per_prompt,
             kl_estimator=settings.kl_estimator,
             control=control,
-            treatment=ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_end_penalty),
-            seed=seed,
+            treatment=ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty),
+            seed=stream(self.setup.seed, "env", 0),
         )
 
-    def _eval_prompts(self) -> list[str]:
+    def _find_eval_prompts(self) -> list[str]:
         if self.settings.eval_prompts is not None:
             prompts = read_prompts(self.settings.eval_prompts)
             self.env.encode(prompts, "eval_prompts")
             return prompts
-        return self.env.prompts if self.settings.prompts is not None or self.data is None else self.data.eval_prompts
+        return self.env.prompts if self.settings.prompts is not None else list(self.own_eval_prompts())
 
-    def _demonstrations(self, path: str, seed: np.random.SeedSequence) -> Demonstrations:
-        end = self.tokenizer.eos_token_id
-        longest = self.env.max_prompt_tokens + self.settings.max_new_tokens
+    def _pretraining_loss(self, path: str) -> PretrainingLoss:
+        settings, end = self.settings, self.tokenizer.eos_token_id
+        longest = self.env.max_prompt_tokens + settings.max_new_tokens
         texts = [ids + ([] if end is None else [end]) for ids in pretrained.encode(self.tokenizer, read_texts(path))]
         pieces = [text[i : i + longest] for text in texts for i in range(0, len(text), longest)]
         pieces = [piece for piece in pieces if len(piece) > 1]
         require(bool(pieces), f"ptx: {path} holds no text of two tokens")
-        rows = self.settings.ptx_rows or self.config.num_envs
-        return Demonstrations(pieces, self.settings.ptx_coef, rows, self.env.pad_token, seed)
+        seed = stream(self.setup.seed, "env", 1)
+        return PretrainingLoss(
+            pieces, settings.ptx_coef, settings.ptx_rows, self.env.pad_token, settings.micro_batch_tokens, seed
+        )
 
-    def collect(self) -> Experience:
+    def actor(self) -> Actor:
         if self.settings.score_normalization == "reference" and not self.env.moments.count:
             self.env.moments = self._moments_of_reference()
-        buffer = rollout(self.env, self.env.next_prompts(self.config.num_envs), self.generator)
-        buffer = self.env.settle(evaluate(self.model, buffer))
-        if self.demonstrations is not None:
-            buffer = self.demonstrations.add_to(buffer)
-        return Experience(buffer, self.env.episodes, self.env.metrics)
+        return self._actor(self.generator)
+
+    def _actor(self, generator: torch.Generator | None, deterministic: bool = False) -> TokenActor:
+        return TokenActor(self.model, generator, deterministic, self.setup.fast)
+
+    def respond(
+        self, prompts: Sequence[str], generator: torch.Generator | None, deterministic: bool = False
+    ) -> tuple[Buffer, list[str]]:
+        """One response to each prompt, as a buffer without rewards and as text."""
+        env = self.env.over(prompts)
+        buffer = Collector(env, whole_episodes=True).collect(self._actor(generator, deterministic)).buffer
+        return buffer.map(lambda x: x.to(self.setup.device)), env.texts(buffer)[1]
 
     def _moments_of_reference(self) -> Moments:
-        """Of the scores of what the actor says before it is trained."""
-        generator = torch_generator(self._reference_samples, self.config.device)
-        prompts = list(itertools.islice(itertools.cycle(self.env.prompt_ids), _CALIBRATION))
-        parts = (prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS))
-        texts = (self.env.texts(rollout(self.env, part, generator)) for part in parts)
-        return Moments.of(torch.cat([call_score(self.score, self.score_name, *pair) for pair in texts]))
+        """Moments of the scores of the model's responses before training."""
+        generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
+        prompts = list(itertools.islice(itertools.cycle(self.env.prompts), _CALIBRATION))
+        parts = [prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS)]
+        scores = [call_score(self.score, self.score_name, part, self.respond(part, generator)[1]) for part in parts]
+        return Moments.of(torch.cat(scores))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        """Responses to the evaluation's prompts in turn; returns are raw scores, without the KL.
+        """Responses to the evaluation prompts in turn. Returns are raw scores, without the KL.
 
-        On RandomWalks the returns are the exact expectations for each start, however many episodes are asked for,
-        and `score` is the mean score of sampled responses. On another built-in task with a score of one's own,
-        `true_score` is the mean of the task's.
+        If a task with a score of its own is trained on another score, `true_score` is the mean of its own.
         """
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
-        returns = np.array([x.score for x in samples])
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
             "ended": float(np.mean([x.ended for x in samples])),
             "samples": [x._asdict() for x in samples[: self.settings.log_samples]],
         }
-        if self.data is not None and self.data.walks is not None:
-            further = {"exact": True, "score": float(returns.mean()), **further}
-            returns = self._optimality(self.data.walks, deterministic)
-        elif self.data is not None and self.settings.reward is not None:
-            said = [x.prompt for x in samples], [x.response for x in samples]
-            further = {"true_score": float(np.mean(self.data.score(*said))), **further}
-        lengths = np.array([x.length for x in samples])
+        own = self.own_score()
+        if own is not None and self.settings.reward is not None:
+            true = own([x.prompt for x in samples], [x.response for x in samples])
+            further = {"true_score": float(np.mean(true)), **further}
+        returns, lengths = np.array([x.score for x in samples]), np.array([x.length for x in samples])
         return Evaluation(returns, lengths, deterministic, seed, further)
-
-    def _optimality(self, walks: RandomWalks, deterministic: bool) -> np.ndarray[Any, Any]:
-        """Expected optimality from each start, or that of the one response to it which is most probable."""
-        if not deterministic:
-            return expected_optimality(self.model, self.tokenizer, walks, walks.prompts).numpy()
-        buffer = rollout(self.env, self.env.encode(walks.prompts), None, deterministic=True)
-        return np.array(walks.optimality(*self.env.texts(buffer)))
 
     @torch.no_grad()
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
-        """Responses to the evaluation's prompts in turn, with score and KL to the reference."""
-        generator = torch.Generator(self.config.device).manual_seed(seed)
-        texts = list(itertools.islice(itertools.cycle(self.eval_prompts), responses))
+        """Responses to the evaluation prompts in turn, with score and KL to the reference."""
+        generator = torch.Generator(self.setup.device).manual_seed(seed)
+        texts = list(itertools.islice(itertools.cycle(self.eval_texts), responses))
         samples = []
         for some in (texts[i : i + _ROWS] for i in range(0, responses, _ROWS)):
-            buffer = rollout(self.env, self.env.encode(some), generator, deterministic)
-            _, said = self.env.texts(buffer)
+            buffer, said = self.respond(some, generator, deterministic)
             score = call_score(self.score, self.score_name, some, said).tolist()
             obs = buffer.obs[:, :-1]
             kl = self.model.distribution(obs).kl(self.env.reference.distribution(obs))
@@ -228,34 +265,42 @@ class LanguageTask(Task):
             samples += [Sample(*x) for x in zip(some, said, *columns, strict=True)]
         return samples
 
+    def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
+        """Responses to the evaluation prompts in turn, as text."""
+        require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
+        samples = self.sample(episodes, seed=seed, deterministic=deterministic)
+        summary = {
+            "mean_score": float(np.mean([x.score for x in samples])),
+            "mean_kl": float(np.mean([x.kl for x in samples])),
+            "responses": [x._asdict() for x in samples],
+        }
+        return Played(samples, transcript(samples), summary)
+
     def state_dict(self) -> dict[str, Any]:
         return {
-            "env": self.env.state_dict(),
+            "collector": self.collector.state_dict(),
             "generator": self.generator.get_state(),
-            "demonstrations": None if self.demonstrations is None else self.demonstrations.state_dict(),
+            "pretraining": None if self.pretraining is None else self.pretraining.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        self.env.load_state_dict(state["env"])
+        self.collector.load_state_dict(state["collector"])
         self.generator.set_state(state["generator"])
-        if self.demonstrations is not None:
-            self.demonstrations.load_state_dict(state["demonstrations"])
-
-    def close(self) -> None:
-        """Nothing is held that the process does not give back by itself."""
+        if self.pretraining is not None:
+            self.pretraining.load_state_dict(state["pretraining"])
 
     def begin(self, folder: Path) -> None:
-        """Keeps what the actor starts from, so that the run depends on no other directory."""
+        """Copies the actor's initial weights, so that the run depends on no other directory."""
         if not (folder / START).is_dir():
             pretrained.save(pretrained.load_causal_lm(self._start), self.tokenizer, folder / START)
 
     def end(self, folder: Path) -> None:
-        """Leaves the actor as a Hugging Face model, its adapter merged into it."""
+        """Saves the actor as a Hugging Face model, with its adapter merged."""
         self.model.save_pretrained(self.tokenizer, folder / ACTOR)
 
 
 class Sample(NamedTuple):
-    """A response, and what there is to say of it."""
+    """A response and its figures."""
 
     prompt: str
     response: str
@@ -265,4 +310,21 @@ class Sample(NamedTuple):
     length: int
     """Tokens."""
     ended: bool
-    """With a stop token, rather than at the limit."""
+    """Whether it ended with a stop token rather than at the limit."""
+
+
+def transcript(samples: Sequence[Sample]) -> str:
+    """Responses as text: a few lines for each, and one line for all."""
+    lines = []
+    for number, x in enumerate(samples, 1):
+        end = "" if x.ended else ", cut at the limit"
+        lines += [f"response {number}: score {x.score:.4g}, KL {x.kl:.4g} nats, {x.length} tokens{end}"]
+        lines += [_quoted("prompt", x.prompt), _quoted("response", x.response), ""]
+    score, kl = np.mean([x.score for x in samples]), np.mean([x.kl for x in samples])
+    return "\n".join([*lines, f"mean score {score:.4g}, mean KL {kl:.4g} nats over {len(samples)} responses"])
+
+
+def _quoted(name: str, text: str) -> str:
+    """Indented under its name, with control characters escaped as Python does."""
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return f"  {name:10}" + shown.replace("\n", "\n" + 12 * " ")

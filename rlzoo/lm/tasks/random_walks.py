@@ -10,20 +10,33 @@ import itertools
 import json
 import string
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
+import torch
+from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import shortest_path
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import require
+from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.fields import Count
+from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.data import write_command, write_lines
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from rlzoo.lm.finetune.sft import SFTSettings
+from rlzoo.lm.finetune.start import SupervisedStart, small_gpt2
+from rlzoo.lm.model.language_model import LanguageModel, Rows
+from rlzoo.lm.model.padding import pad
+from rlzoo.lm.reward.scores import Score
+from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.settings import Language
 
 NODES = 21
 MAX_NODES = 10
@@ -36,7 +49,7 @@ _LETTERS = string.ascii_lowercase
 
 
 @dataclass(frozen=True, eq=False)
-class RandomWalks:
+class WalkGraph:
     """A graph, and walks along it. Node i is the i-th letter of the alphabet; `a` is the goal.
 
     A prompt is a start other than `a`, a response the letters that follow it. A policy π that stops at `a` has
@@ -51,7 +64,7 @@ class RandomWalks:
     """Uniform walks, which end at the goal or after `MAX_NODES` nodes: texts to begin with."""
 
     @classmethod
-    def make(cls, seed: int = 1000) -> RandomWalks:
+    def make(cls, seed: int = 1000) -> WalkGraph:
         """The benchmark's graph and walks, drawn from one stream of NumPy's old generator as trlX draws them.
 
         With the default seed the goal is at most five nodes away from every start. Other seeds may leave starts
@@ -113,9 +126,6 @@ class RandomWalks:
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """A tokenizer with a token for each node's letter, `<eos>` and `<pad>`; a foreign letter is an error."""
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-        from transformers import PreTrainedTokenizerFast
-
         tokens = [*_LETTERS[: len(self.adjacency)], END, PAD]
         letters = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
         letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -149,6 +159,75 @@ class RandomWalks:
         return [(better, worse) for better, worse in couples if optimality[better] > optimality[worse]]
 
 
+@dataclass(frozen=True)
+class RandomWalksSettings(Language):
+    """The settings of `Language`, with the benchmark's limits."""
+
+    max_new_tokens: Count = 9
+    """Largest number of tokens in a response; reaching it ends the response."""
+    stop_tokens: tuple[str, ...] = ("a",)
+    """Tokens that end a response; empty for the tokenizer's end of sequence."""
+
+
+class RandomWalks(LanguageTask):
+    """Walks to the goal of the benchmark's graph. Evaluations compute the expected optimality exactly."""
+
+    Settings: ClassVar[type[TaskSettings]] = RandomWalksSettings
+
+    @cached_property
+    def graph(self) -> WalkGraph:
+        return WalkGraph.make()
+
+    def own_prompts(self) -> Sequence[str]:
+        return self.graph.prompts
+
+    def own_eval_prompts(self) -> Sequence[str]:
+        return self.graph.prompts
+
+    def own_score(self) -> Score:
+        return self.graph.optimality
+
+    def own_start(self) -> SupervisedStart:
+        config = small_gpt2(layers=2, width=64, heads=2, positions=16)
+        fit = SFTSettings(epochs=20, batch_size=50, learning_rate=1e-3, held_out=0.1)
+        return SupervisedStart(list(self.graph.walks), self.graph.tokenizer, config, fit)
+
+    def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
+        """Returns are the exact expected optimality from each start, however many episodes are asked for.
+
+        `score` is the mean score of sampled responses. With `deterministic`, returns are the optimality of the most
+        probable response to each start.
+        """
+        sampled = super().evaluate(episodes, seed=seed, deterministic=deterministic)
+        further = {name: x for name, x in sampled.further.items() if name != "true_score"}
+        prompts = self.graph.prompts
+        if deterministic:
+            returns = np.array(self.graph.optimality(prompts, self.respond(prompts, None, deterministic=True)[1]))
+        else:
+            returns = expected_optimality(self.model, self.tokenizer, self.graph, prompts).numpy()
+        return replace(sampled, returns=returns, further={"exact": True, "score": sampled.mean_return, **further})
+
+
+@torch.no_grad()
+def expected_optimality(
+    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, graph: WalkGraph, prompts: Sequence[str]
+) -> Float[Tensor, "N"]:
+    """E[optimality] of the policy from each start: Σ π(walk | start)·optimality(walk) over all walks to the goal.
+
+    Every other response has optimality 0. One forward over a few thousand rows, without sampling.
+    """
+    solutions = graph.solutions()
+    device = next(model.parameters()).device
+    ids, attention = pad(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id), side="right")
+    acts = torch.nn.functional.pad(attention[:, 1:], (0, 1))
+    obs = Rows(ids, attention, acts).obs.to(device)
+    action = torch.nn.functional.pad(ids[:, 1:], (0, 1)).to(device)
+    logp = model.distribution(obs).log_prob(action).double().sum(1).cpu()
+    optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))
+    start = torch.tensor([prompts.index(w[0]) for w in solutions])
+    return torch.zeros(len(prompts), dtype=torch.float64).index_add(0, start, logp.exp() * optimality.double())
+
+
 def nodes_to_goal(adjacency: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Nodes on the shortest path from each node to the goal, both counted; `MAX_NODES` if it has more or is none."""
     edges = shortest_path(adjacency.astype(float), unweighted=True)[:, GOAL]
@@ -173,7 +252,7 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written.
     """
-    walks = RandomWalks.make()
+    walks = WalkGraph.make()
     pairs = [json.dumps(pair) for pair in walks.pairs(PAIRS, seed)]
     return write_lines(folder, {"texts.txt": walks.walks, "prompts.txt": walks.prompts, "pairs.jsonl": pairs})
 

@@ -13,15 +13,20 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import ClassVar, TypeVar
 
 from rlzoo.core.errors import require
+from rlzoo.core.fields import Count
+from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.data import write_command, write_lines
-
-if TYPE_CHECKING:
-    pass
+from rlzoo.lm.finetune.sft import SFTSettings, train_tokenizer
+from rlzoo.lm.finetune.start import SupervisedStart, small_gpt2
+from rlzoo.lm.reward.scores import Score
+from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.settings import Language
 
 Drawn = TypeVar("Drawn")
 
@@ -183,6 +188,35 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
         "held_out_prompts.txt": held_out,
     }
     return write_lines(folder, files)
+
+
+@dataclass(frozen=True)
+class ReviewsSettings(Language):
+    """The settings of `Language`, with a limit that fits the reviews."""
+
+    max_new_tokens: Count = 24
+    """Largest number of tokens in a response; reaching it ends the response."""
+
+
+class Reviews(LanguageTask):
+    """Continuations of reviews that should be positive."""
+
+    Settings: ClassVar[type[TaskSettings]] = ReviewsSettings
+
+    def own_prompts(self) -> Sequence[str]:
+        return prompts(256, seed=1)
+
+    def own_eval_prompts(self) -> Sequence[str]:
+        return prompts(64, seed=2)
+
+    def own_score(self) -> Score:
+        return sentiment
+
+    def own_start(self) -> SupervisedStart:
+        training = texts(4000, seed=0)
+        config = small_gpt2(layers=4, width=128, heads=4, positions=96)
+        fit = SFTSettings(epochs=4, batch_size=32, learning_rate=1e-3, held_out=0.05)
+        return SupervisedStart(training, lambda: train_tokenizer(training, vocab_size=384), config, fit)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

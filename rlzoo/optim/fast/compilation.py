@@ -25,6 +25,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rlzoo.core.cache import cache_directory
+
 __all__ = ["compiled"]
 
 TensorFunction = Callable[..., tuple[Tensor, ...]]
@@ -65,12 +67,6 @@ def compiled(fn: TensorFunction, example: tuple[Tensor, ...], key: str) -> Tenso
         _log.debug("compilation failed", exc_info=True)
         return fn
     return _checked(run, example)
-
-
-def cache_directory() -> Path:
-    if own := os.environ.get("RLZOO_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlzoo"
 
 
 def _private(directory: Path) -> Path:

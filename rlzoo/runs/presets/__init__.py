@@ -1,9 +1,10 @@
-"""Tuned settings as data: one TOML file an algorithm, a table an environment; and recipes for language tasks."""
+"""Presets: tuned settings as data. One TOML file for each algorithm, one table for each task; and recipes."""
 
 from __future__ import annotations
 
 import tomllib
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from rlzoo.core.errors import ConfigError, no_such
@@ -16,11 +17,11 @@ def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
     file = resources.files(__name__) / f"{algorithm}.toml"
     if not file.is_file():
         return None
-    return tomllib.loads(file.read_text()).get(env)
+    return _tables(file).get(env)
 
 
 def find_recipe(name: str) -> dict[str, Any]:
-    """Flat settings of a recipe, for any language task.
+    """Flat settings of a recipe: those of a known system.
 
     Raises:
         ConfigError: there is none of that name; the nearest is suggested.
@@ -32,12 +33,18 @@ def find_recipe(name: str) -> dict[str, Any]:
 
 
 def recipes() -> dict[str, dict[str, Any]]:
-    """Named sets of settings for language tasks, one TOML table each."""
-    return tomllib.loads((resources.files(__name__) / _RECIPES).read_text())
+    """The recipes by name."""
+    return _tables(resources.files(__name__) / _RECIPES)
+
+
+def _tables(file: Traversable) -> dict[str, dict[str, Any]]:
+    """Settings by table; "none" stands for None."""
+    tables = tomllib.loads(file.read_text())
+    return {name: {k: None if x == "none" else x for k, x in table.items()} for name, table in tables.items()}
 
 
 def environments() -> dict[str, list[str]]:
-    """Environments that have presets, each with the algorithms that it has them for."""
+    """Environments that have presets, with the algorithms of these presets."""
     found: dict[str, list[str]] = {}
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml") and file.name != _RECIPES:

@@ -354,7 +354,7 @@ def test_model_in_the_cache_of_the_hub_needs_no_network(folders, tmp_path):
     shutil.copytree(folders["gpt2"], cached / "snapshots" / ("0" * 40))
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0" * 40)
-    code = "from rlzoo.lm.model.pretrained import *; load_causal_lm('some/model'); print(len(load_tokenizer('some/model')))"
+    code = "from rlzoo.lm.model.pretrained import *\nload_causal_lm('some/model'); print(len(load_tokenizer('some/model')))"
     env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == (f"{PAD + 1}\n", "")

@@ -1,0 +1,94 @@
+"""Evaluation: complete episodes of a policy, apart from training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlzoo.core.actors import Actor
+from rlzoo.core.env import Episode, VectorEnv
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Undiscounted returns and lengths of complete episodes, (episodes,) each."""
+
+    returns: np.ndarray[Any, Any]
+    lengths: np.ndarray[Any, Any]
+    deterministic: bool
+    seed: int
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """Further results by name."""
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode], deterministic: bool, seed: int) -> Evaluation:
+        """The evaluation that these episodes make up."""
+        returns, lengths = zip(*episodes, strict=True)
+        return cls(np.array(returns), np.array(lengths), deterministic, seed)
+
+    @property
+    def mean_return(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def std_return(self) -> float:
+        """Standard deviation over episodes (not the standard error of the mean)."""
+        return float(self.returns.std())
+
+    def summary(self) -> dict[str, Any]:
+        """The JSON object that `rlzoo eval --json` prints."""
+        return {
+            "mean_return": self.mean_return,
+            "std_return": self.std_return,
+            "min_return": float(self.returns.min()),
+            "max_return": float(self.returns.max()),
+            "mean_length": float(self.lengths.mean()),
+            "episodes": len(self.returns),
+            "deterministic": self.deterministic,
+            "seed": self.seed,
+            **self.further,
+        }
+
+
+@dataclass(frozen=True)
+class Played:
+    """Episodes that were played for a person to see."""
+
+    records: Sequence[Any]
+    """One record for each episode: an `Episode`, or what a task has in its place."""
+    transcript: str
+    """The episodes as text."""
+    summary: Mapping[str, Any]
+    """The JSON object that `rlzoo play --json` prints."""
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode]) -> Played:
+        """Episodes with a line each."""
+        lines = [f"episode {i}: return {x.return_:,.1f}, {x.length} steps" for i, x in enumerate(episodes, 1)]
+        summary = {"episodes": [{"return": x.return_, "length": x.length} for x in episodes]}
+        return cls(episodes, "\n".join(lines), summary)
+
+
+def play_episodes(env: VectorEnv, actor: Actor, episodes: int) -> list[Episode]:
+    """Plays `episodes` complete episodes.
+
+    Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes
+    are not counted more often than long ones.
+    """
+    copies = env.num_envs
+    quota = np.bincount(np.arange(episodes) % copies, minlength=copies)
+    played: list[list[Episode]] = [[] for _ in range(copies)]
+    total, length = np.zeros(copies), np.zeros(copies, np.int64)
+    obs, forced = env.reset()
+    while quota.any():
+        length += ~forced
+        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
+        total += reward
+        for i in np.flatnonzero((terminated | truncated) & (quota > 0)):
+            played[i].append(Episode(float(total[i]), int(length[i])))
+            quota[i] -= 1
+        total[forced], length[forced] = 0, 0
+    return [episode for row in played for episode in row]

@@ -1,0 +1,34 @@
+"""The random streams of a run, all drawn from its one seed.
+
+Each purpose has a stream of its own. Evaluating more often, for example, does not change training.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+STREAMS = {
+    "env": 0,  # environments; order of prompts and texts
+    "action": 1,  # sampled actions
+    "minibatch": 2,  # order of minibatches
+    "init": 3,  # initial parameters
+    "evaluation": 4,  # evaluations of a run
+    "benchmark": 5,  # evaluations of a suite
+}
+"""Position of each stream among the children of the run's seed."""
+
+
+def stream(seed: int, name: str, *path: int) -> np.random.SeedSequence:
+    """The stream `name` of a run; `path` selects an independent stream within it."""
+    return np.random.SeedSequence(seed, spawn_key=(STREAMS[name], *path))
+
+
+def number(sequence: np.random.SeedSequence) -> int:
+    """A stream as one non-negative integer of 32 bits, for libraries that take integer seeds."""
+    return int(sequence.generate_state(1)[0])
+
+
+def torch_generator(sequence: np.random.SeedSequence, device: str = "cpu") -> torch.Generator:
+    """A PyTorch generator that is seeded by a stream."""
+    return torch.Generator(device).manual_seed(number(sequence))

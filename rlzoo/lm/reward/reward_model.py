@@ -1,0 +1,123 @@
+"""Reward models: a learned score for a response."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlzoo.core.errors import ConfigError, require
+from rlzoo.lm.model.padding import micro_batches, pack_right, pad
+from rlzoo.lm.model.pretrained import (
+    HEAD,
+    Attention,
+    check_vocabulary,
+    encode,
+    load_reward_model,
+    load_tokenizer,
+    max_positions,
+    save,
+)
+from rlzoo.lm.reward.shaping import gain_and_bias
+
+
+class RewardModel:
+    """Scores of responses, gain·r + bias, where r is the head's output at the last token that is not padding.
+
+    Gain and bias are in the model's configuration as `rlzoo_gain` and `rlzoo_bias`, see `calibrate`; a model without
+    them has 1 and 0. A text is scored as the tokens of prompt and response in one string, without an end of sequence;
+    one that is too long for the model loses its beginning.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, micro_batch_tokens: int = 8192
+    ) -> None:
+        check_vocabulary(model, len(tokenizer), "of rewards")
+        self.model = model
+        self.tokenizer = tokenizer
+        self.micro_batch_tokens = micro_batch_tokens
+
+    @classmethod
+    def load(cls, folder: Path | str, attention: Attention = "auto", device: str = "cpu") -> RewardModel:
+        """What `reward-model` saved, or any sequence classifier of one label with a head called `score`.
+
+        Raises:
+            ConfigError: there is none, or it is damaged.
+        """
+        model = load_reward_model(folder, attention)
+        nn.Module.to(model, device)
+        return cls(model, load_tokenizer(folder))
+
+    @property
+    def gain(self) -> float:
+        return float(getattr(self.model.config, "rlzoo_gain", 1.0))
+
+    @property
+    def bias(self) -> float:
+        return float(getattr(self.model.config, "rlzoo_bias", 0.0))
+
+    def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        """One score for each prompt and response.
+
+        Raises:
+            ConfigError: a prompt and its response are both empty.
+        """
+        texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+        return self.score_ids(*self._pad(texts)).tolist()
+
+    @torch.no_grad()
+    def score_ids(self, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
+        """One score for each row of tokens, padded on either side.
+
+        Raises:
+            ConfigError: a row is nothing but padding.
+        """
+        widths = attention.sum(1).tolist()
+        if 0 in widths:
+            raise ConfigError(f"row {widths.index(0)} has no token to score")
+        scores = torch.empty(len(ids), device=ids.device)
+        for part in micro_batches(range(len(ids)), widths, self.micro_batch_tokens):
+            rows = ids[part].to(self.model.device), attention[part].to(self.model.device)
+            scores[part] = last_scores(self.model, *rows).to(scores)
+        return self.gain * scores + self.bias
+
+    def calibrate(self, texts: Sequence[str]) -> tuple[float, float]:
+        """Sets gain and bias so that the scores of `texts`, each a prompt and its response, have mean 0 and std 1.
+
+        Returns:
+            The new gain and bias.
+
+        Raises:
+            ConfigError: all their scores are equal.
+        """
+        self._set(1.0, 0.0)
+        scores = self.score_ids(*self._pad(texts))
+        differ = len(scores) > 1 and float(scores.max() - scores.min()) > 1e-5 * max(1.0, float(scores.abs().max()))
+        require(differ, f"the reward model gives one score to all {len(scores)} texts that it is to be calibrated on")
+        self._set(*gain_and_bias(scores))
+        return self.gain, self.bias
+
+    def save(self, folder: Path | str) -> None:
+        """See `rlzoo.lm.model.pretrained.save`."""
+        save(self.model, self.tokenizer, folder)
+
+    def _set(self, gain: float, bias: float) -> None:
+        self.model.config.rlzoo_gain = gain
+        self.model.config.rlzoo_bias = bias
+
+    def _pad(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        rows = encode(self.tokenizer, texts)
+        longest = max_positions(self.model) or 0
+        return pad([row[-longest:] for row in rows], int(self.tokenizer.pad_token_id or 0), "right")
+
+
+def last_scores(model: PreTrainedModel, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
+    """The head's output at the last token of each row that is not padding, whatever its id."""
+    ids, attention = pack_right(ids, attention)
+    hidden = model.base_model(input_ids=ids, attention_mask=attention.long(), use_cache=False)[0]
+    last = hidden[torch.arange(len(ids), device=ids.device), attention.sum(1) - 1]
+    return model.get_submodule(HEAD)(last).squeeze(1)

@@ -1,0 +1,167 @@
+"""Adam's step, faster: with the backward pass of MLPs written out, or as compiled native code."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.models import ActorCritic, Term, unflatten
+from rlzoo.optim.adam import Adam, clip_norm
+from rlzoo.optim.fast.compilation import compiled
+from rlzoo.optim.fast.tape import Tape
+from rlzoo.optim.objective import Loss, objective_terms
+
+_BLOCK = 2**20
+"""Components of θ that are updated together, so that the intermediate results stay in the processor's cache."""
+
+
+class FastAdam:
+    """The steps of an `Adam`, computed faster.
+
+    Args:
+        adam: holds the parameters and the moments.
+        compile: run each step as native code that is compiled for each shape of batch (see
+            `rlzoo.optim.fast.compilation`).
+    """
+
+    def __init__(self, adam: Adam, compile: bool = False) -> None:
+        self.adam = adam
+        self.compile = compile
+        self._grad: Tensor | None = None  # kept, because new memory of this size costs as much as the arithmetic
+        self._programs: dict[tuple[Any, ...], tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]] = {}
+
+    def minimize(
+        self,
+        loss: Loss,
+        model: ActorCritic,
+        batch: Buffer,
+        *scalars: float,
+        learning_rate: float,
+        max_grad_norm: float | None = None,
+        auxiliary: bool = True,
+    ) -> float:
+        """See `Adam.minimize`."""
+        if self.compile and not (auxiliary and model.auxiliary):
+            return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
+        adam = self.adam
+        g = self._gradient(objective_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
+        norm = clip_norm(g, max_grad_norm, loss.__qualname__)
+        step_size, eps = adam.bias_corrected(learning_rate)
+        blocks = [torch.split(x, _BLOCK) for x in (adam.theta, adam.m, adam.v, g)]
+        for theta, m, v, grad in zip(*blocks, strict=True):
+            adam.step(theta, m, v, grad, step_size, eps)
+        adam.count += 1
+        return norm
+
+    def _gradient(self, terms: Sequence[Term], model: ActorCritic) -> Tensor:
+        """The gradient (P,) of a sum of terms. Only one term is in memory at a time."""
+        g: Tensor | None = None
+        parameters = self.adam.parameters
+        for term in terms:
+            with Tape() as tape:
+                total = term(model)
+                if tape.used:
+                    flat = torch.cat([grad.reshape(-1) for grad in tape.gradients(total, parameters)])
+                    g = flat if g is None else g.add_(flat)
+                    continue
+            if g is None:
+                self._grad = torch.zeros_like(self.adam.theta) if self._grad is None else self._grad.zero_()
+                g = self._grad
+            for p, view in zip(parameters, unflatten(g, parameters), strict=True):
+                p.grad = view  # backward adds to it in place
+            torch.autograd.backward(total, inputs=parameters)
+            for p in parameters:
+                p.grad = None
+        assert g is not None
+        return g
+
+    def _compiled_step(
+        self,
+        loss: Loss,
+        model: ActorCritic,
+        batch: Buffer,
+        scalars: tuple[float, ...],
+        learning_rate: float,
+        max_grad_norm: float | None,
+    ) -> float:
+        """`minimize` as one call into native code."""
+        adam, fields = self.adam, batch.tensors()
+        shapes = loss.__qualname__, *(x.shape for x in fields)
+        knobs = torch.tensor([*adam.bias_corrected(learning_rate), *scalars], dtype=adam.theta.dtype)
+        if shapes not in self._programs:
+            mine = {id(p) for p in adam.parameters}
+            state = [*model.named_parameters(), *model.named_buffers()]
+            rest = {name: x.detach() for name, x in state if id(x) not in mine}
+            step = self._pure_step(loss, model, batch, list(rest), max_grad_norm)
+            example = (adam.theta, adam.m, adam.v, knobs, *rest.values(), *fields)
+            run = compiled(step, example, _key(loss, model, adam, max_grad_norm))
+            self._programs[shapes] = run, list(rest.values())
+        run, others = self._programs[shapes]
+        theta, m, v, norm = run(adam.theta, adam.m, adam.v, knobs, *others, *fields)
+        clip_norm(norm.reshape(1), None, loss.__qualname__)
+        adam.theta.copy_(theta)
+        adam.m, adam.v = m, v
+        adam.count += 1
+        return float(norm)
+
+    def _pure_step(
+        self, loss: Loss, model: ActorCritic, like: Buffer, rest: list[str], max_grad_norm: float | None
+    ) -> Callable[..., tuple[Tensor, ...]]:
+        """(θ, m, v, knobs, the model's other tensors, the batch's tensors) -> (θ, m, v, gradient norm)."""
+        names = {id(p): name for name, p in model.named_parameters()}
+        view, parameters, betas = _LossView(model, loss), self.adam.parameters, self.adam.betas
+
+        def step(theta: Tensor, m: Tensor, v: Tensor, knobs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            with torch.enable_grad():
+                theta = theta.detach().requires_grad_()
+                parts = zip(parameters, unflatten(theta, parameters), strict=True)
+                values = {names[id(p)]: part for p, part in parts} | dict(zip(rest, tensors, strict=False))
+                batch = like.with_tensors(tensors[len(rest) :])
+                inputs = {f"model.{name}": x for name, x in values.items()}
+                total = torch.func.functional_call(view, inputs, (batch, *knobs[2:].unbind()))
+                (g,) = torch.autograd.grad(total, theta)
+            norm = torch.linalg.vector_norm(g)
+            if max_grad_norm is not None:
+                g = g * (max_grad_norm / norm).clamp(max=1)
+            m = torch.lerp(m, g, 1 - betas[0])
+            v = betas[1] * v + (1 - betas[1]) * g * g
+            return theta.detach() - knobs[0] * m / (v.sqrt() + knobs[1]), m, v, norm
+
+        return step
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.adam.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.adam.load_state_dict(state)
+
+
+class _LossView(nn.Module):
+    def __init__(self, model: ActorCritic, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self.loss = loss
+
+    def forward(self, batch: Buffer, *scalars: Tensor) -> Tensor:
+        return self.loss(self.model, batch, *scalars)
+
+
+def _key(loss: Loss, model: ActorCritic, adam: Adam, max_grad_norm: float | None) -> str:
+    """All that a compiled step contains besides its inputs: settings, plain attributes of modules, source code."""
+    plain = (bool, int, float, str, tuple, list, type(None))
+    modules = [
+        (name, type(module), {k: x for k, x in vars(module).items() if k[0] != "_" and isinstance(x, plain)})
+        for name, module in model.named_modules()
+    ]
+    files = {Path(inspect.getfile(inspect.unwrap(loss))), *Path(__file__).parents[2].rglob("*.py")}
+    files |= {Path(inspect.getfile(type(module))) for module in model.modules()}
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
+    settings = loss.__qualname__, getattr(loss, "__self__", None), adam.betas, max_grad_norm
+    return repr((settings, [name for name, _ in model.named_parameters()], modules, source))

@@ -1,0 +1,57 @@
+"""Objectives as sums of terms, and the one place where a model's auxiliary losses join them.
+
+A term is a part of a loss that fits into memory by itself. Gradients, Fisher products and line searches go through
+terms, so that micro-batches and auxiliary losses work the same for every algorithm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.models import ActorCritic, Term
+
+Loss = Callable[..., Tensor]
+"""`(model, batch, *scalars) -> scalar`, pure except for the model's parameters."""
+
+
+def objective_terms(
+    loss: Loss, model: ActorCritic, batch: Buffer, *scalars: float, auxiliary: bool = True
+) -> list[Term]:
+    """`loss(model, batch, *scalars)` as one term for each micro-batch, and the terms of the model's auxiliary loss."""
+    parts = batch.parts(model.part_steps)
+    terms: list[Term] = [lambda model, part=part: loss(model, part, *scalars) for part in parts]  # type: ignore[misc]
+    return terms + (model.auxiliary.draw(batch.num_rows) if auxiliary and model.auxiliary else [])
+
+
+def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:
+    """E[π_θ/π_old·Â], whose gradient at θ_old is the policy gradient."""
+    ratio = torch.exp(model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
+    return batch.mean(ratio * batch.advantage)
+
+
+def mean_kl(model: ActorCritic, batch: Buffer) -> Tensor:
+    """E[KL(π_old ‖ π_θ)], exact over actions."""
+    assert batch.old is not None
+    return batch.mean(batch.old.kl(model.distribution(batch.obs)))
+
+
+def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:
+    """½(V − G)² at each step, (R, T).
+
+    With `clip_coef` ε, the larger of that and ½(clip(V, V_old − ε, V_old + ε) − G)².
+    """
+    error = mse_loss(value, batch.return_, reduction="none")
+    if clip_coef is not None:
+        near = batch.value + (value - batch.value).clamp(-clip_coef, clip_coef)
+        error = error.maximum(mse_loss(near, batch.return_, reduction="none"))
+    return 0.5 * error
+
+
+def value_loss(model: ActorCritic, batch: Buffer) -> Tensor:
+    """E[½(V(s) − G)²], where `batch.obs` holds the features that `model.value` takes."""
+    return batch.mean(value_error(model.value(batch.obs), batch))
