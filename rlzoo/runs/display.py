@@ -1,0 +1,139 @@
+"""Progress of a run on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+class Display:
+    """Shows nothing; what a run without progress has."""
+
+    def start(self, step: int, total_steps: int) -> None:
+        """Training starts at `step`."""
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        """An iteration's record, as `metrics.jsonl` has it."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line of its own."""
+
+    def close(self) -> None:
+        """Training is over."""
+
+
+def make_display(file: TextIO | None = None) -> Display:
+    """A live display on a terminal, else a line for every tenth of the run; on standard output by default."""
+    file = file or sys.stdout
+    return LiveDisplay(file) if file.isatty() and os.environ.get("TERM") != "dumb" else LineDisplay(file)
+
+
+class LineDisplay(Display):
+    """A line for every tenth of the run. A reader that goes away does not stop the run."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def start(self, step: int, total_steps: int) -> None:
+        self._clock = _Clock(step, total_steps)
+        self._next = _next_tenth(step, total_steps)
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        step, total = record["step"], self._clock.total
+        if step >= self._next:
+            self._next = _next_tenth(step, total)
+            width = len(f"{total:,}")
+            self.say(f"{step:{width},}/{total:,} steps  {_gist(record)}  {self._clock.pace(step)}")
+
+    def say(self, line: str) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            print(line, file=self._file, flush=True)
+
+
+class LiveDisplay(Display):
+    """A progress bar, redrawn at most four times a second."""
+
+    _progress: Progress | None = None
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def start(self, step: int, total_steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._clock = _Clock(step, total_steps)
+        self._drawn = -math.inf
+        self._progress = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[gist]}"),
+            console=Console(file=self._file, highlight=False),
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("", total=total_steps, completed=step, gist="")
+        self._progress.start()
+
+    def update(self, record: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        done = record["step"] >= self._clock.total
+        if self._progress is not None and (done or now - self._drawn > 0.25):
+            self._drawn = now
+            gist = f"{_gist(record)}  {self._clock.pace(record['step'])}"
+            self._progress.update(self._task, completed=record["step"], gist=gist, refresh=True)
+
+    def say(self, line: str) -> None:
+        if self._progress is None:
+            print(line, file=self._file)
+        else:
+            self._progress.console.print(line, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class _Clock:
+    """Pace since training started, or went on."""
+
+    def __init__(self, step: int, total: int) -> None:
+        self.total = total
+        self._first = step
+        self._start = time.monotonic()
+
+    def pace(self, step: int) -> str:
+        rate = max(step - self._first, 1) / max(time.monotonic() - self._start, 1e-9)
+        left = max(self.total - step, 0) / rate
+        return f"{rate:>7,.0f} steps/s" + (f"  {duration(left)} left" if left else "")
+
+
+def _next_tenth(step: int, total: int) -> int:
+    """The first step after `step` at which another tenth of the run is over."""
+    tenths = step * 10 // total + 1
+    return -(-tenths * total // 10)
+
+
+def _gist(record: Mapping[str, Any]) -> str:
+    """The return, and the KL where the algorithm has one."""
+    kl = record.get("kl")
+    return f"return {_short(record['mean_return']):>8}" + ("" if kl is None else f"  kl {kl:.4f}")
+
+
+def _short(x: float | None) -> str:
+    if x is None:
+        return "-"
+    return f"{x:,.1f}" if abs(x) >= 10 else f"{x:.3g}"
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,190 @@
+"""One session of a run: iterations of the loop, with evaluations, checkpoints and signals between them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+import torch
+
+from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, TrainingError
+from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.streams import number, stream
+from rlzoo.runs.checkpoint import pack
+from rlzoo.runs.evaluate import describe
+from rlzoo.runs.logger import Logger
+from rlzoo.runs.loop import Iteration, Trainer
+from rlzoo.runs.run import Run
+
+FINAL_EPISODES = 100
+"""Episodes of the evaluations at the end of a run."""
+
+OnIteration = Callable[[Trainer, Iteration], bool | None]
+"""Called after every iteration; returning True ends the run."""
+
+
+class Session:
+    """Trains from the trainer's step to the end of the run.
+
+    When evaluations and checkpoints happen depends on step counts alone. So a run that was stopped and resumed is the
+    same run.
+    """
+
+    def __init__(self, trainer: Trainer, run: Run, logger: Logger, on_iteration: OnIteration | None) -> None:
+        self.trainer = trainer
+        self.config = trainer.config
+        self.run = run
+        self.logger = logger
+        self.on_iteration = on_iteration
+        tenth = max(1, self.config.total_steps // 10)
+        self.eval_interval = self.config.eval_interval or tenth
+        self.checkpoint_interval = self.config.checkpoint_interval or tenth
+        self.best_return = -math.inf
+        self.signals = Signals()
+        self.writer = ThreadPoolExecutor(1)
+        self.writing: Future[None] | None = None
+
+    def go(self) -> None:
+        """Trains to the end."""
+        stopped = self._look_back() and self.run.extended_at != self.trainer.step
+        self.logger.display.start(self.trainer.step, self.config.total_steps)
+        try:
+            with self._failures_named(), self.signals:
+                if self.trainer.step == 0 and self.trainer.task.evaluates_start and not self.run.evaluations():
+                    self._evaluate(self.config.eval_episodes)
+                while not (self.trainer.done or stopped):
+                    stopped = self._iterate()
+                self._finish()
+        finally:
+            self.writer.shutdown()
+            self.logger.display.close()
+            self.trainer.task.close()
+
+    def _look_back(self) -> bool:
+        """Finds the best evaluation so far. Returns whether the last one stopped the run."""
+        stopped, best_step = False, None
+        for evaluation in self.run.evaluations():
+            step, mean_return = evaluation["step"], evaluation["mean_return"]
+            if not evaluation["deterministic"] and step > 0:
+                stopped = step == self.trainer.step and self._is_enough(mean_return)
+                if mean_return > self.best_return:
+                    self.best_return, best_step = mean_return, step
+        if best_step in self.run.steps() and best_step != self.run.best_step():
+            self.run.mark_best(best_step, self.best_return)
+        return stopped
+
+    def _iterate(self) -> bool:
+        """One iteration and what is due after it. Returns whether the run stops here."""
+        trainer, before, start = self.trainer, self.trainer.step, time.perf_counter()
+        iteration = trainer.iterate()
+        self.logger.iteration(iteration.step, time.perf_counter() - start, iteration.metrics, iteration.episodes)
+        stop = self.on_iteration is not None and bool(self.on_iteration(trainer, iteration))
+
+        def due(interval: int) -> bool:
+            return trainer.step // interval > before // interval
+
+        new_best = None
+        if due(self.eval_interval) and not trainer.done:
+            mean_return = self._evaluate(self.config.eval_episodes).mean_return
+            stop = stop or self._is_enough(mean_return)
+            if mean_return > self.best_return:
+                self.best_return = new_best = mean_return
+        if due(self.checkpoint_interval) or new_best is not None or stop or trainer.done or self.signals.received:
+            self._save(new_best)
+        self._heed_signals()
+        return stop
+
+    def _finish(self) -> None:
+        """The final evaluations, stochastic and deterministic."""
+        stochastic = self._evaluate(FINAL_EPISODES, final=True)
+        self._wait()
+        if stochastic.mean_return > self.best_return:
+            self.run.mark_best(self.trainer.step, stochastic.mean_return)
+        self._heed_signals()
+        deterministic = self._evaluate(FINAL_EPISODES, final=True, deterministic=True)
+        self.trainer.task.end(self.run.path)
+        self.logger.flush()
+        self.logger.display.close()
+        self.logger.display.say(describe(self.trainer.step, stochastic.summary(), deterministic.summary()))
+
+    def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> Evaluation:
+        config, step, start = self.config, self.trainer.step, time.perf_counter()
+        seed = number(stream(config.seed, "evaluation", step, final))
+        evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
+        self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
+        return evaluation
+
+    def _is_enough(self, mean_return: float) -> bool:
+        return self.config.stop_return is not None and mean_return >= self.config.stop_return
+
+    def _save(self, new_best: float | None) -> None:
+        """Takes a checkpoint, and writes it in the background."""
+        self._wait()
+        self.logger.flush()
+        step, checkpoint = self.trainer.step, self.trainer.checkpoint()
+        checkpoint.state["logger"] = self.logger.state_dict()
+        self.writing = self.writer.submit(self._write, step, pack(step, checkpoint), new_best)
+
+    def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
+        self.run.write(step, files)
+        if new_best is not None:
+            self.run.mark_best(step, new_best)
+
+    def _wait(self) -> None:
+        """Waits until the last checkpoint is written. Raises the error of writing it, if there was one."""
+        if self.writing is not None:
+            writing, self.writing = self.writing, None
+            writing.result()
+
+    def _heed_signals(self) -> None:
+        if self.signals.received:
+            self._wait()
+            message = f"stopped at step {self.trainer.step:,}; go on with: rlzoo resume {self.run.path}"
+            raise Interrupted(message, self.signals.received)
+
+    @contextlib.contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        """Turns errors into a `TrainingError` that names the last checkpoint."""
+        try:
+            yield
+        except (NonFiniteError, EnvError, OSError, torch.OutOfMemoryError) as error:
+            what = " ".join(str(error).split())
+            if isinstance(error, OSError) and error.filename is not None:
+                what = f"cannot write {error.filename}: {error.strerror}"
+            with contextlib.suppress(OSError):
+                self._wait()
+            steps = self.run.steps()
+            left = (
+                f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {self.run.path}"
+                if steps
+                else "there is no checkpoint yet"
+            )
+            raise TrainingError(f"step {self.trainer.step:,}: {what}; {left}") from error
+
+
+class Signals:
+    """Notes the first Ctrl-C or SIGTERM, so that training stops at the end of an iteration. A second acts at once."""
+
+    received: int = 0
+
+    def __enter__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._handlers[number] = signal.signal(number, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, self._handlers[number])
