@@ -1,4 +1,4 @@
-"""How rlzoo/presets were found: a search by TPE that starts from the present preset, prunes, and can be resumed.
+"""How the presets were found: a TPE search that starts from the present preset, prunes, and can be resumed.
 
     pip install -e '.[search]'
     python benchmarks/search_presets.py trpo Acrobot-v1 --trials 30 --jobs 2
@@ -9,7 +9,8 @@ The first trial is the present preset. A trial trains seeds 0, 1 and 2 one after
 `classic`, whose own seeds are others. A run's score is 0.7 times the mean return over the last quarter of 20
 evaluations, plus 0.3 times that over all of them; a trial's score is the mean over the seeds. From the second seed on,
 a trial that lies below the median of the others is pruned. Studies are kept in `benchmarks/studies`, one journal a
-pair, and go on from there; `--show` prints the best trial as TOML. `--try` adds a trial of one's own.
+pair, and continue from there. `--show` prints the best trial as TOML. `--try` adds a trial of your own. A study writes
+a schedule as a number and a switch: `max_kl` and `anneal_kl` for "linear:MAX_KL:0".
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ import optuna
 import torch
 
 from rlzoo import Trainer, make_config
-from rlzoo.runs.evaluate import evaluate_model
+from rlzoo.control.evaluation import evaluate_model
 from rlzoo.runs.presets import find_preset
+from rlzoo.runs.upgrade import SCHEDULED, upgrade
 
 STUDIES = Path(__file__).parent / "studies"
 SEEDS = (0, 1, 2)
@@ -73,6 +75,23 @@ SPACES: dict[str, dict[str, Choices | Range]] = {
 }
 
 
+def as_settings(algorithm: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A trial's parameters as settings."""
+    settings = upgrade({"algorithm": algorithm, **parameters})
+    del settings["algorithm"]
+    return settings
+
+
+def as_parameters(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as a trial's parameters: the inverse of `as_settings`."""
+    parameters = dict(settings)
+    for switch, names in SCHEDULED.items():
+        for name in names:
+            if str(parameters.get(name)).startswith("linear:"):
+                parameters[name], parameters[switch] = float(parameters[name].split(":")[1]), True
+    return parameters
+
+
 def budget(env: str) -> int:
     return BUDGET.get(env, 100_000)
 
@@ -91,12 +110,16 @@ def score(algorithm: str, env: str, settings: dict[str, Any], seed: int) -> floa
 
 
 def objective(trial: optuna.Trial, algorithm: str, env: str) -> float:
-    settings: dict[str, Any] = (find_preset(algorithm, env) or {}) | trial.user_attrs.get("settings", {})
+    parameters: dict[str, Any] = {
+        **as_parameters(find_preset(algorithm, env) or {}),
+        **trial.user_attrs.get("settings", {}),
+    }
     for name, choices in SPACES[algorithm].items():
         if isinstance(choices, tuple):
-            settings[name] = trial.suggest_categorical(name, choices)
+            parameters[name] = trial.suggest_categorical(name, choices)
         else:
-            settings[name] = trial.suggest_float(name, choices.low, choices.high, log=choices.log)
+            parameters[name] = trial.suggest_float(name, choices.low, choices.high, log=choices.log)
+    settings = as_settings(algorithm, parameters)
     settings["total_steps"] = budget(env)
     if not 256 <= settings["num_envs"] * settings.get("num_steps", 1024) <= 4096:
         raise optuna.TrialPruned
@@ -125,7 +148,7 @@ def open_study(algorithm: str, env: str) -> optuna.Study:
 
 def enqueue(study: optuna.Study, algorithm: str, env: str, variant: str) -> None:
     """A trial of the preset with some settings changed (`gamma=0.95 num_envs=4`, values as in TOML)."""
-    settings = (find_preset(algorithm, env) or {}) | tomllib.loads("\n".join(variant.split()))
+    settings = as_parameters(find_preset(algorithm, env) or {}) | tomllib.loads("\n".join(variant.split()))
     known = SPACES[algorithm]
     searched = {name: x for name, x in settings.items() if name in known}
     searched |= {"noise_correlation": settings.get("noise_correlation", 0.0)}
@@ -148,12 +171,17 @@ def show(study: optuna.Study, env: str) -> None:
         print(f"# {study.study_name}, trial {trial.number} of {len(study.trials)}: {trial.value:.1f}")
     best = done[0]
     algorithm = study.study_name.split("/")[0]
-    settings = (find_preset(algorithm, env) or {}) | best.user_attrs.get("settings", {}) | best.params
+    parameters = as_parameters(find_preset(algorithm, env) or {}) | best.user_attrs.get("settings", {}) | best.params
+    settings = as_settings(algorithm, {name: _rounded(x) for name, x in parameters.items()})
     settings["total_steps"] = budget(env)
     print(f"[{env}]")
     for name, x in settings.items():
-        text = str(x).lower() if isinstance(x, bool) else f"{x:.3g}" if isinstance(x, float) else x
+        text = str(x).lower() if isinstance(x, bool) else f'"{x}"' if isinstance(x, str) else x
         print(f"{name} = {text}")
+
+
+def _rounded(x: Any) -> Any:
+    return float(f"{x:.3g}") if isinstance(x, float) else x
 
 
 def main() -> int:

@@ -27,8 +27,9 @@ from flax import linen
 from jax import numpy as jnp
 
 from rlzoo.benchmark.peer import Watch
-from rlzoo.control.evaluation import Evaluation, evaluate_actor
+from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
+from rlzoo.core.evaluation import Evaluation
 
 
 class _PPO:

@@ -29,8 +29,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from rlzoo.benchmark.peer import Watch
 from rlzoo.control.acting import Actor
-from rlzoo.control.evaluation import Evaluation, evaluate_actor
+from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
+from rlzoo.core.evaluation import Evaluation
 
 _BESIDE = {"policy": "MlpPolicy", "normalize": False, "schedule": "constant", "log_std_init": 0.0, "ortho_init": True}
 """Settings that are no numbers of the constructor, as they are unless the zoo says otherwise."""

@@ -33,8 +33,9 @@ from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
 from rlzoo.benchmark.peer import Watch
-from rlzoo.control.evaluation import Evaluation, evaluate_actor
+from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
+from rlzoo.core.evaluation import Evaluation
 
 _LOOP = ("collection_step_num_env_steps", "collection_step_num_episodes", "update_step_num_repetitions", "batch_size")
 

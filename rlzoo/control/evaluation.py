@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import VectorEnv
+from rlzoo.core.env import Array, VectorEnv
 from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, play_episodes
 from rlzoo.core.models import ActorCritic
@@ -30,14 +30,13 @@ def evaluate_model(
     """Plays `episodes` complete episodes with a model, which stays unchanged. See `evaluate_actor`."""
 
     def actor(env: Any, seed: int) -> Actor:
-        noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
-        return make_actor(model, noise.zeros() if deterministic else noise, fast)
+        return make_actor(model, _noise(env, seed, deterministic), fast)
 
     return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 
 
 def evaluate_actor(
-    actor: Actor,
+    act: Callable[[Array, Array], Array],
     env_id: str,
     episodes: int,
     *,
@@ -50,8 +49,22 @@ def evaluate_actor(
 
     Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes
     are not counted more often than long ones.
+
+    Args:
+        act: `(obs (N, *obs), noise (N, Z)) -> action`, with standard noise (see `ActionNoise`) that is 0 if
+            `deterministic`.
     """
-    return _evaluate(lambda env, seed: actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
+
+    def actor(env: Any, seed: int) -> Actor:
+        noise = _noise(env, seed, deterministic)
+        return lambda obs, forced: act(obs, next(noise))
+
+    return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
+
+
+def _noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:
+    noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
+    return noise.zeros() if deterministic else noise
 
 
 def _evaluate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_SCHEDULED = {
+SCHEDULED = {
     "anneal_lr": ("learning_rate", "vf_learning_rate"),
     "anneal_clip": ("clip_coef",),
     "anneal_kl": ("max_kl",),
@@ -28,7 +28,7 @@ def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     new = dict(settings)
     both = new.get("algorithm") == "reinforce"
-    for switch, names in _SCHEDULED.items():
+    for switch, names in SCHEDULED.items():
         if new.pop(switch, False):
             for name in names:
                 if name in new and (both or not name.startswith("vf_")):

@@ -21,7 +21,7 @@ from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
 from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.runs.config import make_config
-from rlzoo.runs.evaluate import evaluate_model
+from rlzoo.control.evaluation import evaluate_model
 from rlzoo.runs.files import lock
 from rlzoo.runs.loop import Trainer
 

@@ -12,6 +12,7 @@ from rlzoo.runs.presets import environments, find_preset
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 ROOT = Path(__file__).parents[2]
+PRESETS = ROOT / "rlzoo" / "runs" / "presets"
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_it_starts_from_the_preset_and_goes_on(search, monkeypatch, capsys):
 
     def score(algorithm, env, settings, seed):
         tried.append((settings, seed))
-        return -abs(settings["max_kl"] - 0.03)
+        return -abs(search.as_parameters(settings)["max_kl"] - 0.03)
 
     monkeypatch.setattr(search, "score", score)
     search.enqueue(search.open_study("trpo", "Acrobot-v1"), "trpo", "Acrobot-v1", "")
@@ -40,7 +41,7 @@ def test_it_starts_from_the_preset_and_goes_on(search, monkeypatch, capsys):
     search.work("trpo", "Acrobot-v1", 2)
     preset = find_preset("trpo", "Acrobot-v1") | {"total_steps": 100_000}
     assert tried[:3] == [(preset, seed) for seed in (0, 1, 2)]
-    assert tried[3][0] == preset | {"max_kl": 0.03, "cg_iters": 7}
+    assert tried[3][0] == preset | {"max_kl": "linear:0.03:0", "cg_iters": 7}
     search.work("trpo", "Acrobot-v1", 3)
     assert len(trials(search)) == 5
     search.show(search.open_study("trpo", "Acrobot-v1"), "Acrobot-v1")
@@ -51,7 +52,7 @@ def test_it_starts_from_the_preset_and_goes_on(search, monkeypatch, capsys):
 
 
 def test_what_lies_behind_is_pruned(search, monkeypatch):
-    monkeypatch.setattr(search, "score", lambda algorithm, env, settings, seed: -settings["max_kl"])
+    monkeypatch.setattr(search, "score", lambda *run: -search.as_parameters(run[2])["max_kl"])
     for max_kl in (0.01, 0.01, 0.01, 0.05):
         search.enqueue(search.open_study("trpo", "Acrobot-v1"), "trpo", "Acrobot-v1", f"max_kl={max_kl}")
     search.work("trpo", "Acrobot-v1", 4)
@@ -64,15 +65,15 @@ def test_presets_lie_in_the_space_that_is_searched(search, algorithm):
     for env, algorithms in environments().items():
         if algorithm in algorithms and env.endswith(("v0", "v1")):
             for name, choices in search.SPACES[algorithm].items():
-                x = find_preset(algorithm, env).get(name)
+                x = search.as_parameters(find_preset(algorithm, env)).get(name)
                 inside = (
                     x in choices if isinstance(choices, tuple) else choices.low <= (x or choices.low) <= choices.high
                 )
                 assert x is None or inside, (env, name, x)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "rlzoo" / "presets").glob("[nprt]*.toml")), ids=lambda path: path.stem)
-def test_studies_that_presets_name_hold_their_trials(path):
+@pytest.mark.parametrize("path", sorted(PRESETS.glob("[nprt]*.toml")), ids=lambda path: path.stem)
+def test_studies_that_presets_name_hold_their_trials(path, search):
     for line in path.read_text().splitlines():
         if "# study" in line:
             env = line[1 : line.index("]")]
@@ -81,7 +82,7 @@ def test_studies_that_presets_name_hold_their_trials(path):
             file = optuna.storages.journal.JournalFileBackend(str(ROOT / "benchmarks" / "studies" / f"{name}.log"))
             study = optuna.load_study(study_name=f"{path.stem}/{env}", storage=optuna.storages.JournalStorage(file))
             params = study.trials[int(trial)].params
-            preset = find_preset(path.stem, env)
+            preset = search.as_parameters(find_preset(path.stem, env))
             for setting, x in params.items():
                 given = preset.get(setting, 0.0 if setting == "noise_correlation" else False)
                 assert given == (pytest.approx(x, rel=6e-3) if isinstance(x, float) else x), setting
