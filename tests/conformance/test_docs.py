@@ -1,4 +1,4 @@
-"""What the documentation says is so: its Python runs, its commands parse, its tables are those of the code."""
+"""The documentation is true: its Python runs, its commands parse, its tables and quotations are those of the code."""
 
 import dataclasses
 import importlib
@@ -15,18 +15,19 @@ import rlzoo
 from rlzoo import cli
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.cli import options
-from rlzoo.lm import TASKS
 from rlzoo.lm.finetune.data import read_pairs, read_texts
 from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.config import make_config
 from rlzoo.runs.presets import recipes
+from rlzoo.runs.registry import TASKS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
 WITH_COMMANDS = [page for page in PAGES if "rlzoo" in page.read_text() and "```sh" in page.read_text()]
 
-BLOCK = re.compile(r'^```(python|sh|json)(?: title="(.+?)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(python|sh|json|yaml)(?: title="(.+?)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+QUOTATION = re.compile(r'^``` { \.python \.source title="(.+?)" }\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
 
 def name_of(page):
@@ -34,7 +35,7 @@ def name_of(page):
 
 
 def blocks(page):
-    """(language, title, text) of each block of code, in order."""
+    """(language, title, text) of each block of code that runs, in order."""
     return [(language, title, text) for language, title, text in BLOCK.findall(page.read_text())]
 
 
@@ -68,7 +69,7 @@ def workplace(tmp_path, monkeypatch):
 
 @pytest.fixture
 def brief(monkeypatch):
-    """Training ends with its second iteration, evaluations there are short, and so are files that are fitted to."""
+    """Training ends with its second iteration, final evaluations have few episodes, and fits use few texts."""
     iterate = rlzoo.Trainer.iterate
 
     def counted(trainer):
@@ -77,7 +78,7 @@ def brief(monkeypatch):
 
     monkeypatch.setattr(rlzoo.Trainer, "iterate", counted)
     monkeypatch.setattr(rlzoo.Trainer, "done", property(lambda trainer: getattr(trainer, "turns", 0) >= 2))
-    monkeypatch.setattr(importlib.import_module("rlzoo.runs.train"), "FINAL_EPISODES", 4)
+    monkeypatch.setattr("rlzoo.runs.session.FINAL_EPISODES", 4)
     monkeypatch.setattr("rlzoo.lm.finetune.sft.read_texts", lambda path: read_texts(path)[:100])
     monkeypatch.setattr("rlzoo.lm.finetune.reward_model.read_pairs", lambda path: read_pairs(path)[:100])
 
