@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from rlzoo.benchmark.statistics import Interval
@@ -32,22 +31,10 @@ def significant(x: float) -> str:
     return fixed(x, min(6, max(0, 2 - math.floor(math.log10(abs(x))))))
 
 
-def bracket(interval: Interval, digits: int) -> str:
-    """The bounds of an interval: '[480.1, 493.0]'."""
-    return f"[{fixed(interval.low, digits)}, {fixed(interval.high, digits)}]"
-
-
 def estimate(interval: Interval, digits: int) -> str:
     """An estimate and its bounds: '490.2 [480.1, 493.0]'."""
-    return f"{fixed(interval.estimate, digits)} {bracket(interval, digits)}"
-
-
-def seeds(numbers: Sequence[int]) -> str:
-    """Seeds in order: '10 to 19', or '1, 2, 5'."""
-    ordered = sorted(numbers)
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"{ordered[0]} to {ordered[-1]}"
-    return ", ".join(map(str, ordered))
+    middle, low, high = (fixed(float(x), digits) for x in interval)
+    return f"{middle} [{low}, {high}]"
 
 
 def one_line(text: Any, length: int = 300) -> str:

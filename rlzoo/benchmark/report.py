@@ -102,7 +102,7 @@ def to_markdown(study: Study) -> str:
     """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
     settings = tables.settings(study)
     data: dict[str, Any] = {name: getattr(tables, name)(study) for name in (
-        "final_scores", "time_to_threshold", "wall_clock", "every_run", "environments", "records", "improvement",
+        "final_scores", "time_to_threshold", "every_run", "environments", "records", "improvement",
     )}  # fmt: skip
     machines = [folder.record.get("machine") for folder in study.folders.values()]
     return _template("report.md.jinja", finalize=_escaped).render(

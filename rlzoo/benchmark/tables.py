@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from rlzoo.benchmark.formatting import NOTHING, estimate, fixed, number, one_line, seeds, significant
+from rlzoo.benchmark.formatting import NOTHING, estimate, fixed, number, one_line, significant
 from rlzoo.benchmark.statistics import Interval, iqm_interval, median_interval, retention
 from rlzoo.benchmark.study import Study
 from rlzoo.runs.logger import duration
@@ -30,7 +30,10 @@ def improvement(study: Study) -> Table:
 
 
 def final_scores(study: Study) -> Table:
-    """IQMs of final scores, and medians of the task's own metrics. The best, and what equals it, is bold."""
+    """IQMs of final scores; medians of the task's own metrics and of training time.
+
+    The best stochastic score is bold, and so are those without a significant difference from it.
+    """
     further = list(dict.fromkeys(key for group in study.groups.values() for key in group.further))
     rows = []
     for env in study.environments:
@@ -47,9 +50,12 @@ def final_scores(study: Study) -> Table:
                 score,
                 estimate(iqm_interval([group.final_deterministic]), digits),
                 *(significant(group.further[key]) if key in group.further else NOTHING for key in further),
+                significant(float(np.median(group.seconds))),
+                fixed(float(np.median(group.pace)), 0),
                 f"{len(group.runs)} of {len(study.folders[study.algorithms[name].folder].seeds)}",
             ])  # fmt: skip
-    return ["Environment", "Algorithm", "Stochastic", "Deterministic", *further, "Runs"], rows
+    head = ["Environment", "Algorithm", "Stochastic", "Deterministic", *further, "Seconds", "Steps per second", "Runs"]
+    return head, rows
 
 
 def time_to_threshold(study: Study) -> Table:
@@ -71,19 +77,6 @@ def time_to_threshold(study: Study) -> Table:
             f"{round(retention(group.final, threshold) * runs)} of {runs}",
         ])  # fmt: skip
     return ["Environment", "Algorithm", "Threshold", "Steps", "Seconds", "Reached", "Kept"], rows
-
-
-def wall_clock(study: Study) -> Table:
-    """Medians of seconds of training, and of steps per second."""
-
-    def cell(name: str, env: str) -> str:
-        group = study.groups.get((name, env))
-        if group is None:
-            return NOTHING
-        return f"{significant(float(np.median(group.seconds)))} s ({fixed(float(np.median(group.pace)), 0)}/s)"
-
-    rows = [[name, *(cell(name, env) for env in study.environments)] for name in with_runs(study)]
-    return ["Algorithm", *study.environments], rows
 
 
 def pairs(study: Study, compared: Sequence[tuple[str, str]]) -> Table:
@@ -117,26 +110,13 @@ def pairs(study: Study, compared: Sequence[tuple[str, str]]) -> Table:
 
 
 def every_run(study: Study) -> Table:
-    """Final scores of each run, stochastic and in brackets deterministic, with a column for each seed."""
-    numbers = sorted({seed for folder in study.folders.values() for seed in folder.seeds})
-
-    def cell(name: str, env: str, seed: int) -> str:
-        algorithm, digits = study.algorithms[name], score_digits(study, env)
-        folder, group = study.folders[algorithm.folder], study.groups.get((name, env))
-        if group is not None and seed in (found := [run.seed for run in group.runs]):
-            i = found.index(seed)
-            return f"{fixed(group.final[i], digits)} ({fixed(group.final_deterministic[i], digits)})"
-        if (algorithm.label, env, seed) in [failure.key for failure in folder.failures]:
-            return "failed"
-        return "missing" if seed in folder.seeds else NOTHING
-
-    rows = [
-        [env, name, *(cell(name, env, seed) for seed in numbers)]
-        for env in study.environments
-        for name, algorithm in study.algorithms.items()
-        if env in study.folders[algorithm.folder].environments
-    ]
-    return ["Environment", "Algorithm", *map(str, numbers)], rows
+    """Final stochastic scores of all runs."""
+    rows = []
+    for (name, env), group in study.groups.items():
+        scores = [fixed(score, score_digits(study, env)) for score in group.final]
+        by_seed = [f"{run.seed}: {score}" for run, score in zip(group.runs, scores, strict=True)]
+        rows.append([env, name, ", ".join(by_seed)])
+    return ["Environment", "Algorithm", "Final score by seed"], rows
 
 
 def settings(study: Study) -> tuple[Table, dict[str, Table]]:
@@ -150,7 +130,7 @@ def settings(study: Study) -> tuple[Table, dict[str, Table]]:
             values.setdefault(key, set()).add(value)
     common = {key: min(found) for key, found in values.items() if len(found) == 1}
     tables = {}
-    for name in with_runs(study):
+    for name in study.algorithms:
         mine = {env: columns[name, env] for env in study.environments if (name, env) in columns}
         keys = dict.fromkeys(key for column in mine.values() for key in column if key not in common)
         rows = [[key, *(" / ".join(dict.fromkeys(x.get(key, [NOTHING]))) for x in mine.values())] for key in keys]
@@ -184,7 +164,7 @@ def records(study: Study) -> Table:
         record = folder.record
         facts = {
             "suite": folder.title,
-            "seeds": seeds(folder.seeds),
+            "seeds": ", ".join(map(str, folder.seeds)),
             "episodes of an evaluation": folder.eval_episodes,
             "episodes of the final evaluation": folder.final_episodes,
             "command": record.get("command"),
@@ -194,11 +174,6 @@ def records(study: Study) -> Table:
         columns.append(facts | (record.get("machine") or {}) | (record.get("versions") or {}))
     keys = dict.fromkeys(key for column in columns for key, value in column.items() if value is not None)
     return ["Folder", *study.folders], [[key, *(one_line(x.get(key, NOTHING), 2000) for x in columns)] for key in keys]
-
-
-def with_runs(study: Study) -> list[str]:
-    """Names of the algorithms that have finished runs."""
-    return [name for name in study.algorithms if any(name == x for x, _ in study.groups)]
 
 
 def score_digits(study: Study, env: str) -> int:
