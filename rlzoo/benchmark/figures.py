@@ -31,23 +31,16 @@ _COLOURS = {
 _PALETTE = ("#0072B2", "#CC79A7", *_COLOURS.values())
 _LINES = ("solid", "dashed", "dashdot", "dotted", (0, (6, 1, 1, 1, 1, 1)))
 _LEVEL: dict[str, Any] = {"color": "#666666", "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
-_RC = {
+_STYLE = {
     "font.size": 8.5,
     "text.parse_math": False,
-    "axes.edgecolor": "#666666",
-    "axes.labelcolor": "#666666",
-    "axes.linewidth": 0.6,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
     "axes.titleweight": "bold",
     "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "xtick.color": "#666666",
-    "ytick.color": "#666666",
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "svg.fonttype": "none",
@@ -82,7 +75,7 @@ def grid(panels: Sequence[Callable[[Axes], None]], height: float = 2.3) -> str:
     """
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    with matplotlib.style.context(_RC, after_reset=True), warnings.catch_warnings():
+    with matplotlib.style.context(_STYLE, after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # the text is drawn with the reader's fonts
         figure = Figure(figsize=(3.2 * columns, height * rows), layout="constrained")
         for draw, axes in itertools.zip_longest(panels, figure.subplots(rows, columns, squeeze=False).flat):

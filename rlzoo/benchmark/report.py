@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from rlzoo.benchmark import figures, tables
-from rlzoo.benchmark.formatting import NOTHING, estimate, number, one_line
+from rlzoo.benchmark.formatting import estimate, one_line
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval, performance_profile
 from rlzoo.benchmark.study import Study
@@ -100,25 +100,14 @@ def _overall(study: Study, styles: figures.Styles) -> str:
 
 def to_markdown(study: Study) -> str:
     """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
-    settings = tables.settings(study)
-    data: dict[str, Any] = {name: getattr(tables, name)(study) for name in (
-        "final_scores", "time_to_threshold", "every_run", "environments", "records", "improvement",
-    )}  # fmt: skip
-    machines = [folder.record.get("machine") for folder in study.folders.values()]
     return _template("report.md.jinja", finalize=_escaped).render(
-        data,
         study=study,
+        tables=tables,
         descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),
         problems=_problems(study),
         differences=_differences(study),
         finding=_finding(study),
         most=max((len(group.runs) for group in study.groups.values()), default=0),
-        left_out=[name for name in study.algorithms if name not in study.overall[0]],
-        peers=tables.pairs(study, study.peers),
-        namesakes=tables.pairs(study, study.namesakes),
-        machines_differ=any(machine != machines[0] for machine in machines),
-        shared_settings=settings[0],
-        settings=settings[1],
     )
 
 
@@ -126,13 +115,10 @@ def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
     """The Markdown of a report as one HTML page that contains its images."""
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
     tokens = parser.parse(markdown)
-    for token, content in pairwise(tokens):
-        if token.type == "heading_open":
-            token.attrSet("id", content.content.lower().replace(" ", "-"))
-        for child in token.children or []:
-            if child.type == "image":
-                svg = images[Path(str(child.attrs["src"])).stem].encode()
-                child.attrSet("src", f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
+    for child in itertools.chain.from_iterable(token.children or [] for token in tokens):
+        if child.type == "image":
+            svg = images[Path(str(child.attrs["src"])).stem].encode()
+            child.attrSet("src", f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
     body = parser.renderer.render(tokens, parser.options, {})
     return _template("report.html.jinja").render(title=title, body=Markup(body))
 
@@ -151,11 +137,11 @@ def _template(name: str, **options: Any) -> jinja2.Template:
 
 
 _MARKUP = r"[&<>\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+=-]|^\d(?=\d*[.)] )"
-"""What Markdown could take for more than text: brackets only before a target, some signs only where a line begins."""
+"""Characters that Markdown could interpret: brackets only before a target, some signs only at the start of a line."""
 
 
 def _escaped(value: Any) -> Markup:
-    """Text that Markdown, and HTML in it, leave as it is."""
+    """Text with the characters that Markdown or HTML would interpret replaced by entities."""
     if isinstance(value, Markup):
         return value
     return Markup(re.sub(_MARKUP, lambda match: f"&#{ord(match[0])};", str(value)))
@@ -177,18 +163,23 @@ def _problems(study: Study) -> dict[str, list[str]]:
 
 
 def _differences(study: Study) -> list[str]:
-    """Budgets and evaluations that the folders do not share."""
-    values: dict[str, dict[str, Any]] = {}
+    """Machines, budgets and evaluations that differ between the folders."""
+    values: dict[str, dict[str, str]] = {}
     for name, folder in study.folders.items():
-        for field in ("eval_episodes", "final_episodes"):
-            values.setdefault(field, {})[name] = getattr(folder, field)
+        fields = {
+            "processor": (folder.record.get("machine") or {}).get("processor"),
+            "eval_episodes": folder.eval_episodes,
+            "final_episodes": folder.final_episodes,
+        }
         for env, environment in folder.environments.items():
             for field in ("total_steps", "eval_interval", "threshold"):
-                values.setdefault(f"{field} of {env}", {})[name] = getattr(environment, field)
+                fields[f"{field} of {env}"] = getattr(environment, field)
+        for field, value in fields.items():
+            values.setdefault(field, {})[name] = one_line(value)
     return [
-        f"{what} ({', '.join(f'{NOTHING if x is None else number(x)} in {name}' for name, x in by_folder.items())})"
-        for what, by_folder in values.items()
-        if len(set(by_folder.values())) > 1
+        f"{field} ({', '.join(f'{value} in {name}' for name, value in found.items())})"
+        for field, found in values.items()
+        if len(set(found.values())) > 1
     ]
 
 

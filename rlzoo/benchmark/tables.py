@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from rlzoo.benchmark.formatting import NOTHING, estimate, fixed, number, one_line, significant
-from rlzoo.benchmark.statistics import Interval, iqm_interval, median_interval, retention
+from rlzoo.benchmark.statistics import Interval, iqm_interval, median_interval
 from rlzoo.benchmark.study import Study
 from rlzoo.runs.logger import duration
 
@@ -65,8 +65,7 @@ def time_to_threshold(study: Study) -> Table:
         threshold = study.environments[env].threshold
         if threshold is None:
             continue
-        runs = len(group.runs)
-        steps, seconds = group.reaching(threshold)
+        runs, (steps, seconds) = len(group.runs), group.reaching(threshold)
         median, reached = median_interval(steps), np.isfinite(steps).sum()
         rows.append([
             env,
@@ -74,7 +73,7 @@ def time_to_threshold(study: Study) -> Table:
             number(threshold),
             *([estimate(median, 0), significant(float(np.median(seconds)))] if reached else [NOTHING] * 2),
             f"{reached} of {runs}",
-            f"{round(retention(group.final, threshold) * runs)} of {runs}",
+            f"{(group.final >= threshold).sum()} of {runs}",
         ])  # fmt: skip
     return ["Environment", "Algorithm", "Threshold", "Steps", "Seconds", "Reached", "Kept"], rows
 
