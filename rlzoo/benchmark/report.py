@@ -57,8 +57,8 @@ def draw(study: Study) -> dict[str, str]:
         series = {name: (x.grid, iqm_interval([x.curves(x.grid)])) for name, x in study.within(env).items()}
         if series:
             curves.append(partial(
-                figures.curves, series=series, styles=styles, level=environment.threshold, title=env, xlabel="steps",
-                ylabel="return", formatter=EngFormatter(sep=""),
+                figures.curves, series=series, styles=styles, level=environment.threshold, title=env.rpartition(":")[2],
+                xlabel="steps", ylabel="return", formatter=EngFormatter(sep=""),
             ))  # fmt: skip
     if curves:
         level = "threshold" if any(x.threshold is not None for x in study.environments.values()) else ""

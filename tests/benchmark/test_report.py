@@ -303,7 +303,7 @@ def test_two_folders_with_one_label() -> None:
     page = report(a, b)
     assert [row[:4] for row in table(page, "Folders")[1:]] == [["trpo (A)", "trpo (B)", "E", "0.00 [0.00, 0.00]"]]
     assert [row[1] for row in table(page, "Final scores")[1:]] == ["trpo (A)", "trpo (B)", "npg"]
-    assert "The folders differ in processor (P in A, Q in B), total_steps of E (300 in A, 600 in B)." in page
+    assert "The folders differ in processor (P in A, Q in B); total_steps of E (300 in A, 600 in B)." in page
     assert "- A: 2 of 2 runs finished" in page
 
 
