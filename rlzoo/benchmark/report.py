@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +49,7 @@ def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
 
 
 def draw(study: Study) -> dict[str, str]:
-    """SVG text of the figures by name: `overview`, and `overall`, `peers` and `folders` where there is something to
-    compare."""
+    """SVG text of the figures by name: `overview`, `overall` and `pairs`, without those that have no data."""
     styles = figures.styles(study.algorithms.values())
     found = {}
     curves: list[Callable[[Axes], None]] = []
@@ -63,18 +63,19 @@ def draw(study: Study) -> dict[str, str]:
     if curves:
         level = "threshold" if any(x.threshold is not None for x in study.environments.values()) else ""
         found["overview"] = figures.grid([*curves, partial(figures.legend, styles=styles, level=level)])
-    if len(study.overall[1]) > 1:
+    if study.overall[1]:
         found["overall"] = _overall(study, styles)
-    for title, pairs in (("peers", study.peers), ("folders", study.namesakes)):
-        panels = []
-        for ours, theirs in pairs:
-            shared = study.shared(ours, theirs)
-            subsets = [([env], env) for env in shared] + [(shared, "all")] * (len(shared) > 1)
-            rows = [(label, study.better(ours, theirs, envs), styles[ours]["color"]) for envs, label in subsets]
-            panels.append(partial(figures.intervals, rows=rows, title=f"{ours} and {theirs}", level=0.5, limits=(0, 1),
-                                  xlabel="probability that the first is better"))  # fmt: skip
-        if panels:
-            found[title] = figures.grid(panels)
+    panels: list[Callable[[Axes], None]] = []
+    for ours, theirs in study.pairs:
+        shared = study.shared(ours, theirs)
+        subsets = [([env], env) for env in shared] + [(shared, "all")] * (len(shared) > 1)
+        rows = [(label, study.better(ours, theirs, envs), styles[ours]["color"]) for envs, label in subsets]
+        panels.append(partial(
+            figures.intervals, rows=rows, title=f"{ours} and {theirs}", xlabel="probability that the first is better",
+            level=0.5, limits=(0, 1),
+        ))  # fmt: skip
+    if panels:
+        found["pairs"] = figures.grid(panels)
     return found
 
 
@@ -166,35 +167,24 @@ def _differences(study: Study) -> list[str]:
     """Machines, budgets and evaluations that differ between the folders."""
     values: dict[str, dict[str, str]] = {}
     for name, folder in study.folders.items():
-        fields = {
-            "processor": (folder.record.get("machine") or {}).get("processor"),
-            "eval_episodes": folder.eval_episodes,
-            "final_episodes": folder.final_episodes,
-        }
-        for env, environment in folder.environments.items():
-            for field in ("total_steps", "eval_interval", "threshold"):
-                fields[f"{field} of {env}"] = getattr(environment, field)
-        for field, value in fields.items():
-            values.setdefault(field, {})[name] = one_line(value)
+        budgets = {env: dataclasses.asdict(environment) for env, environment in folder.environments.items()}
+        budgets |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
+        machine = {"processor": (folder.record.get("machine") or {}).get("processor")}
+        for field, value in tables.flat(machine | budgets):
+            values.setdefault(field, {})[name] = value
+    differing = {field: found for field, found in values.items() if len(set(found.values())) > 1}
     return [
         f"{field} ({', '.join(f'{value} in {name}' for name, value in found.items())})"
-        for field, found in values.items()
-        if len(set(found.values())) > 1
+        for field, found in differing.items()
     ]
 
 
 def _finding(study: Study) -> dict[str, Any]:
-    """The algorithm with the highest score, and those that the runs do not distinguish from it."""
+    """The algorithm with the highest normalised score, and those without a significant difference from it."""
     names, environments = study.overall
-    if len(study.environments) == 1:
-        (env,) = environments = list(study.environments)
-        scores = {name: iqm_interval([group.final]) for name, group in study.within(env).items()}
-        digits = tables.score_digits(study, env)
-    else:
-        scores = {name: iqm_interval(study.normalised_final(name)) for name in names if len(environments) > 1}
-        digits = 2
-    if len(scores) < 2:
+    if len(names) < 2 or not environments:
         return {}
+    scores = {name: iqm_interval(study.normalised_final(name)) for name in names}
     best = max(scores, key=lambda name: scores[name].estimate)
     alike = [name for name in scores if name != best and not study.beats(best, name, environments)]
-    return {"best": best, "score": estimate(scores[best], digits), "alike": alike, "environments": environments}
+    return {"best": best, "score": estimate(scores[best], 2), "alike": alike}

@@ -193,16 +193,12 @@ class Study:
         return [env for env in self.environments if (ours, env) in self.groups and (theirs, env) in self.groups]
 
     @property
-    def peers(self) -> list[tuple[str, str]]:
-        """(counterpart, peer) pairs that share an environment."""
-        pairs = [(x.counterpart, x.name) for x in self.algorithms.values() if x.counterpart is not None]
-        return [pair for pair in pairs if self.shared(*pair)]
-
-    @property
-    def namesakes(self) -> list[tuple[str, str]]:
-        """Pairs of algorithms with the same label in two folders that share an environment."""
-        pairs = itertools.combinations(self.algorithms.values(), 2)
-        return [(x.name, y.name) for x, y in pairs if x.label == y.label and self.shared(x.name, y.name)]
+    def pairs(self) -> list[tuple[str, str]]:
+        """(counterpart, peer) pairs, and pairs with the same label in two folders, that share an environment."""
+        algorithms = self.algorithms.values()
+        peers = [(x.counterpart, x.name) for x in algorithms if x.counterpart is not None]
+        namesakes = [(x.name, y.name) for x, y in itertools.combinations(algorithms, 2) if x.label == y.label]
+        return [pair for pair in (*peers, *namesakes) if self.shared(*pair)]
 
 
 def _unique_names(paths: Sequence[Path]) -> list[str]:

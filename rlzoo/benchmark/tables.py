@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -78,10 +78,10 @@ def time_to_threshold(study: Study) -> Table:
     return ["Environment", "Algorithm", "Threshold", "Steps", "Seconds", "Reached", "Kept"], rows
 
 
-def pairs(study: Study, compared: Sequence[tuple[str, str]]) -> Table:
-    """Pairs of algorithms, environment by environment and over all that they share."""
+def pairs(study: Study) -> Table:
+    """The pairs of `study.pairs`, in each environment that they share and over all of these."""
     rows = []
-    for ours, theirs in compared:
+    for ours, theirs in study.pairs:
         environments = study.shared(ours, theirs)
         for env in environments:
             a, b, digits = study.groups[ours, env], study.groups[theirs, env], score_digits(study, env)
@@ -124,7 +124,7 @@ def settings(study: Study) -> tuple[Table, dict[str, Table]]:
     values: dict[str, set[str]] = {}
     for pair, group in study.groups.items():
         column = columns.setdefault(pair, {})
-        for key, value in itertools.chain.from_iterable(_flat(run.settings) for run in group.runs):
+        for key, value in itertools.chain.from_iterable(flat(run.settings) for run in group.runs):
             column.setdefault(key, []).append(value)
             values.setdefault(key, set()).add(value)
     common = {key: min(found) for key, found in values.items() if len(found) == 1}
@@ -137,11 +137,11 @@ def settings(study: Study) -> tuple[Table, dict[str, Table]]:
     return (["Setting", "Value"], [[key, value] for key, value in common.items()]), tables
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Names and values of settings, with dots in the names of nested ones."""
     for key, value in settings.items():
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         elif prefix or key not in ("seed", "env"):
             yield prefix + key, one_line(value)
 
