@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from rlzoo.benchmark import figures, tables
-from rlzoo.benchmark.formatting import estimate, one_line
+from rlzoo.benchmark.formatting import estimate, number, one_line
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval, performance_profile
 from rlzoo.benchmark.study import Study
@@ -167,11 +167,13 @@ def _differences(study: Study) -> list[str]:
     """Machines, budgets and evaluations that differ between the folders."""
     values: dict[str, dict[str, str]] = {}
     for name, folder in study.folders.items():
-        budgets = {env: dataclasses.asdict(environment) for env, environment in folder.environments.items()}
+        budgets: dict[str, Any] = {
+            env: dataclasses.asdict(environment) for env, environment in folder.environments.items()
+        }
         budgets |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
         machine = {"processor": (folder.record.get("machine") or {}).get("processor")}
         for field, value in tables.flat(machine | budgets):
-            values.setdefault(field, {})[name] = value
+            values.setdefault(field, {})[name] = number(value) if isinstance(value, int | float) else one_line(value)
     differing = {field: found for field, found in values.items() if len(set(found.values())) > 1}
     return [
         f"{field} ({', '.join(f'{value} in {name}' for name, value in found.items())})"

@@ -125,8 +125,8 @@ def settings(study: Study) -> tuple[Table, dict[str, Table]]:
     for pair, group in study.groups.items():
         column = columns.setdefault(pair, {})
         for key, value in itertools.chain.from_iterable(flat(run.settings) for run in group.runs):
-            column.setdefault(key, []).append(value)
-            values.setdefault(key, set()).add(value)
+            column.setdefault(key, []).append(one_line(value))
+            values.setdefault(key, set()).add(one_line(value))
     common = {key: min(found) for key, found in values.items() if len(found) == 1}
     tables = {}
     for name in study.algorithms:
@@ -137,13 +137,13 @@ def settings(study: Study) -> tuple[Table, dict[str, Table]]:
     return (["Setting", "Value"], [[key, value] for key, value in common.items()]), tables
 
 
-def flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Names and values of settings, with dots in the names of nested ones."""
     for key, value in settings.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
         elif prefix or key not in ("seed", "env"):
-            yield prefix + key, one_line(value)
+            yield prefix + key, value
 
 
 def environments(study: Study) -> Table:

@@ -295,7 +295,7 @@ def test_two_folders_with_one_label() -> None:
     b = results(
         [*runs("trpo", [3, 4]), *runs("npg", [3, 4])],
         path="x/B",
-        environments={"E": Environment("E", 600, 100, 25.0)},
+        environments={"E": Environment("E", 600, 100, 25)},
         record={**RECORD, "machine": {"processor": "Q"}},
     )
     page = report(a, b)
@@ -392,6 +392,20 @@ def test_a_peer_has_the_colour_of_its_counterpart() -> None:
     assert styles["ppo-clip"] == {"color": "#D55E00", "linestyle": "solid"}
     assert styles["sb3-ppo"] == {"color": "#D55E00", "linestyle": "dashed"}
     assert styles["other-ppo"] == {"color": "#D55E00", "linestyle": "dashdot"}
+
+
+COMMITTED = sorted(path.parent for path in (Path(__file__).parents[2] / "benchmarks" / "results").glob("*/suite.json"))
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: path.name)
+def test_committed_results_are_complete_and_have_their_report(folder: Path) -> None:
+    study = Study.of([Results.read(folder, pytest.fail)])
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    runs = len((folder / "results.jsonl").read_text(encoding="utf-8").splitlines())
+    assert f"{runs} of {runs} runs finished" in text
+    assert {name for row in table(text, "Final scores")[1:] for name in row[1:2]} == set(study.algorithms)
+    for image in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", text):
+        assert (folder / image).is_file()
 
 
 # Text and files
