@@ -29,7 +29,7 @@ _COLOURS = {
     "reinforce": "#595959", "npg": "#E69F00", "trpo": "#009E73", "ppo-penalty": "#56B4E9", "ppo-clip": "#D55E00",
 }  # fmt: skip
 _PALETTE = ("#0072B2", "#CC79A7", *_COLOURS.values())
-_LINES = ("solid", "dashed", "dashdot", "dotted", (0, (6, 1, 1, 1, 1, 1)))
+_LINES = ("solid", "dashed", "dashdot", "dotted", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 _LEVEL: dict[str, Any] = {"color": "#666666", "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 _STYLE = {
     "font.size": 8.5,
@@ -63,7 +63,8 @@ def styles(algorithms: Iterable[Algorithm]) -> dict[str, dict[str, Any]]:
     members, found = Counter[str](), {}
     for name, family in families.items():
         line, colour = first[family]
-        found[name] = {"color": colour, "linestyle": _LINES[(line + members[family]) % len(_LINES)]}
+        line += members[family]
+        found[name] = {"color": colour, "linestyle": _LINES[line and 1 + (line - 1) % (len(_LINES) - 1)]}
         members[family] += 1
     return found
 
@@ -131,11 +132,13 @@ def intervals(
     low, high = limits or _limits([np.array(interval) for _, interval, _ in rows], level)
     axes.axvline(level, **_LEVEL)
     for y, (_, (estimate, left, right), colour) in enumerate(rows):
-        axes.plot(np.clip([left, right], low, high), [y, y], color=colour, linewidth=5, alpha=0.35)
+        axes.plot(
+            np.clip([left, right], low, high), [y, y], color=colour, linewidth=5, alpha=0.35, solid_capstyle="butt"
+        )
         axes.plot(estimate, y, "o", color=colour, markersize=5)
     margin = 0.03 * (high - low)
     axes.set(title=_wrapped(title), xlabel=xlabel, xlim=(low - margin, high + margin), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_yticks(range(len(rows)), [_wrapped(label, 26) for label, _, _ in rows])
+    axes.set_yticks(range(len(rows)), [_wrapped(label) for label, _, _ in rows])
     axes.grid(visible=False, axis="y")
     axes.locator_params(axis="x", nbins=5)
 
@@ -148,7 +151,7 @@ def legend(axes: Axes, styles: Styles, level: str = "") -> None:
     axes.axis("off")
 
 
-def _wrapped(text: str, width: int = 36) -> str:
+def _wrapped(text: str, width: int = 30) -> str:
     return textwrap.fill(text, width, break_on_hyphens=False)
 
 
