@@ -137,8 +137,8 @@ def intervals(
         )
         axes.plot(estimate, y, "o", color=colour, markersize=5)
     margin = 0.03 * (high - low)
-    axes.set(title=_wrapped(title), xlabel=xlabel, xlim=(low - margin, high + margin), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_yticks(range(len(rows)), [_wrapped(label) for label, _, _ in rows])
+    axes.set(title=_wrapped(title, 20), xlabel=xlabel, xlim=(low - margin, high + margin), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), [_wrapped(label, 24) for label, _, _ in rows])
     axes.grid(visible=False, axis="y")
     axes.locator_params(axis="x", nbins=5)
 
@@ -151,7 +151,7 @@ def legend(axes: Axes, styles: Styles, level: str = "") -> None:
     axes.axis("off")
 
 
-def _wrapped(text: str, width: int = 30) -> str:
+def _wrapped(text: str, width: int = 32) -> str:
     return textwrap.fill(text, width, break_on_hyphens=False)
 
 

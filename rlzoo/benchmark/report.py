@@ -71,7 +71,7 @@ def draw(study: Study) -> dict[str, str]:
         subsets = [([env], env) for env in shared] + [(shared, "all")] * (len(shared) > 1)
         rows = [(label, study.better(ours, theirs, envs), styles[ours]["color"]) for envs, label in subsets]
         panels.append(partial(
-            figures.intervals, rows=rows, title=f"{ours} and {theirs}", xlabel="probability that the first is better",
+            figures.intervals, rows=rows, title=f"{ours} and {theirs}", xlabel="P(first is better)",
             level=0.5, limits=(0, 1),
         ))  # fmt: skip
     if panels:
