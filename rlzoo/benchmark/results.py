@@ -144,9 +144,9 @@ class Writer:
             "wall_seconds": 0.0,
         }
 
-    def begin(self, anew: bool = False) -> None:
+    def begin(self, overwrite: bool = False) -> None:
         """Rewrites the folder without damaged lines and without results that are not kept."""
-        if not anew and (self.path / _SUITE).exists():
+        if not overwrite and (self.path / _SUITE).exists():
             self._record["wall_seconds"] = _read_record(self.path).get("wall_seconds", 0.0)
         self._rewrite()
 

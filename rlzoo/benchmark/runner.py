@@ -55,7 +55,7 @@ def run_suite(
     with lock(out), _interruptible() as interrupted:
         kept = {} if overwrite else finished(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
-        writer.begin(anew=overwrite)
+        writer.begin(overwrite)
         todo = [job for job in suite.jobs if job.key not in kept]
         start = time.monotonic()
         progress.start(suite.jobs, len(kept))
