@@ -71,9 +71,7 @@ def test_presets_lie_in_the_space_that_is_searched(search, algorithm):
                 assert x is None or inside, (env, name, x)
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "rlzoo" / "runs" / "presets").glob("[nprt]*.toml")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "rlzoo" / "presets").glob("[nprt]*.toml")), ids=lambda path: path.stem)
 def test_studies_that_presets_name_hold_their_trials(path):
     for line in path.read_text().splitlines():
         if "# study" in line:
