@@ -174,7 +174,11 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         ("seeds: [1]\nalgorithms:\n  trpo: {overide: {}}\nenvironments: [CartPole-v1]\n", 3, "no field 'overide'"),
         ("seeds: [1]\nalgorithms:\n  trpo: 3\nenvironments: [CartPole-v1]\n", 3, "trpo must be a mapping"),
         (SMALL + "overrides:\n  gamma: 0.9\n  gama: 0.9\n", 6, "trpo on CartPole-v1: no setting 'gama'; did you mean"),
-        (SMALL + "overrides:\n  gamma: 0.9\n  max_kl: -1\n", 6, "trpo on CartPole-v1: max_kl must be above 0, got -1"),
+        (
+            SMALL + "overrides:\n  gamma: 0.9\n  max_kl: -1\n",
+            6,
+            "trpo on CartPole-v1: max_kl must be above 0, or a schedule such as linear:1e-3:0, got -1",
+        ),
         (SMALL + "overrides: 3\n", 4, "overrides must be a mapping"),
         (
             "algorithms:\n  npg:\n  trpo:\n    overrides:\n      clip_coef: 1\nseeds: 1-2\nenvironments: [CartPole-v1]",
