@@ -1,13 +1,13 @@
-"""Suites of runs, side by side: `rlzoo benchmark` and `rlzoo report`."""
+"""Suites of training runs and their reports: `rlzoo benchmark` and `rlzoo report`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _FOLDERS = (Path(__file__).parent / "suites", Path(__file__).parents[2] / "benchmarks" / "suites")
-"""Of suites known by name: in an installed package, and in a checkout."""
+"""Folders of named suites: in an installed package, and in a checkout."""
 
 
 def known_suites() -> dict[str, Path]:
-    """Files of the suites that are known by name."""
+    """Files of the named suites, by name."""
     return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.yaml"))}

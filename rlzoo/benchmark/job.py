@@ -1,4 +1,4 @@
-"""One job of a suite, in a process of its own: training, with evaluations at fixed steps that leave no trace in it."""
+"""One job of a suite: a training run with evaluations at fixed intervals, which do not affect the training."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Outcome:
     seed: int
     settings: dict[str, Any]
     steps: list[int]
-    """(K,) steps taken at each evaluation: none at the first, all at the last."""
+    """(K,) training steps at each evaluation, from 0 to the end of training."""
     stochastic: list[float]
-    """(K,) mean returns of sampled actions."""
+    """(K,) mean returns of the stochastic evaluations."""
     deterministic: list[float]
-    """(K,) mean returns of the policy's modes."""
+    """(K,) mean returns of the deterministic evaluations."""
     final_stochastic: float
     final_deterministic: float
     further: dict[str, float] = field(default_factory=dict)
-    """What else the task says of the policy at the end."""
+    """The task's own metrics in the final stochastic evaluation."""
     seconds: list[float] = field(default_factory=list)
-    """(K,) seconds of training alone up to each evaluation."""
+    """(K,) seconds of training before each evaluation, without those of evaluations."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -45,13 +45,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that broke off."""
+    """A failed job."""
 
     label: str
     env: str
     seed: int
     error: str
-    """In one line."""
+    """Type and message of the exception, in one line."""
     details: str = ""
     """The traceback."""
 
@@ -61,7 +61,7 @@ class Failure:
 
 
 def run_job(job: Job) -> Outcome | Failure:
-    """Trains and evaluates on one thread. What goes wrong in it is returned, not raised."""
+    """Trains and evaluates on one thread. An exception is returned as a `Failure`."""
     torch.set_num_threads(1)
     recorder = _Recorder(job)
     try:
@@ -88,9 +88,9 @@ def _train(job: Job, watch: Watch) -> None:
 
 
 class _Recorder:
-    """Evaluates a policy whenever another interval of steps is over, and at the end.
+    """Evaluates a policy before training, after each interval of steps, and at the end.
 
-    The k-th evaluation of a seed has the same episodes for every algorithm; none draws from the run's generators.
+    The k-th evaluation of a seed has the same episodes for every algorithm, and does not use the run's generators.
     """
 
     def __init__(self, job: Job) -> None:
@@ -128,19 +128,9 @@ class _Recorder:
         return round(evaluation.mean_return, 6)
 
     def outcome(self) -> Outcome:
-        job = self.job
         if not self.final:
             raise RuntimeError(f"training ended before step {self.total}")
         return Outcome(
-            job.label,
-            job.env,
-            job.seed,
-            job.settings,
-            self.steps,
-            self.returns[False],
-            self.returns[True],
-            self.final[False],
-            self.final[True],
-            self.further,
-            self.seconds,
-        )
+            *self.job.key, self.job.settings, self.steps, self.returns[False], self.returns[True], self.final[False],
+            self.final[True], self.further, self.seconds,
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What trains in the place of an algorithm of ours: a small plug-in around another library."""
+"""Peers: adapters that train an algorithm of another library in a suite."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlzoo.core.evaluation import Evaluation
 
 
 class Evaluate(Protocol):
-    """Plays complete episodes with the policy as it is now; `rlzoo.control.evaluation.evaluate_actor` does."""
+    """Evaluates the current policy on complete episodes, as `rlzoo.control.evaluation.evaluate_actor` does."""
 
     def __call__(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation: ...
 
 
 class Watch(Protocol):
-    """Is told that training has come to `step`, and evaluates if an evaluation is due; its time is not counted."""
+    """Callback after `step` training steps, which evaluates if an evaluation is due. Its time is not counted."""
 
     def __call__(self, step: int, evaluate: Evaluate) -> None: ...
 
@@ -27,21 +27,21 @@ class Peer(Protocol):
     """Another library's algorithm."""
 
     def settings(self, env: str) -> dict[str, Any]:
-        """The settings that it is to run with, JSON-able.
+        """JSON-serialisable settings for an environment.
 
         Raises:
             ConfigError: there are none for this environment.
         """
 
     def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
-        """Trains for `settings["total_steps"]` steps and calls `watch` before the first and after every update."""
+        """Trains for `settings["total_steps"]` steps, and calls `watch` before the first and after every update."""
 
 
 def load_peer(spec: str) -> Peer:
-    """The peer that `file.py:name` names.
+    """Loads the peer `name` of `file.py:name`.
 
     Raises:
-        ConfigError: no such file or name, or something that the file imports is not installed.
+        ConfigError: the file or name does not exist, or a module that the file imports is not installed.
     """
     file, _, name = spec.rpartition(":")
     path = Path(file)
@@ -51,7 +51,7 @@ def load_peer(spec: str) -> Peer:
     assert found is not None
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # dataclasses look there
+    sys.modules[found.name] = module  # needed by dataclasses
     try:
         found.loader.exec_module(module)
     except ImportError as error:

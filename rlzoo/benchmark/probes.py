@@ -1,7 +1,7 @@
-"""Probe environments over action spaces, for the suite `spaces`: `rlzoo.benchmark.probes:probe/Box-3-v0`.
+"""Probe environments with different action spaces, for the suite `spaces`: `rlzoo.benchmark.probes:probe/Box-3-v0`.
 
-An episode has 8 steps. Each shows a sign s, drawn anew, and pays up to ⅛ for the action that goes with it. So a policy
-that looks and acts right has a return of 1, and one that does not look about half of it or less.
+An episode has 8 steps. Each observation is a random sign s; the reward is up to 1/8 for the action that matches it. The
+optimal return is 1; a policy that ignores the observation gets about half of it or less.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ STEPS = 8
 
 
 class Probe(gymnasium.Env[np.ndarray[Any, Any], Any]):
-    """Pays 1/8 a step times the share of the action's components that are right.
+    """Environment whose reward is 1/8 times the share of the action's components that are correct.
 
-    Right is: of `Discrete(n)` the last action for s = 1 and the first for s = −1, and likewise for each component of
-    `MultiDiscrete`; of `MultiBinary` all ones or all zeros; of `Box` s/2, where each component pays 1 − |a − s/2|.
+    In `Discrete(n)`, and for each component of `MultiDiscrete`, the last action is correct for s = 1 and the first for
+    s = −1; in `MultiBinary` all ones or all zeros. In `Box` each component contributes 1 − |a − s/2|.
     """
 
     def __init__(self, action_space: spaces.Space[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is seen of a suite while it runs."""
+"""Progress of a suite on the screen."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Job
 from rlzoo.runs.display import duration
 
 
 class Progress:
-    """Shows nothing."""
+    """Progress callback of a suite; this one shows nothing."""
 
     def start(self, jobs: Sequence[Job], done: int) -> None:
-        """`done` of the jobs are finished already."""
+        """Called first; `done` of the jobs have finished in earlier sessions."""
 
     def update(self, outcome: Outcome | Failure) -> None:
-        """One more job."""
+        """Called after each job."""
 
     def say(self, line: str) -> None:
-        """Something worth a line of its own."""
+        """Called with warnings."""
 
     def close(self) -> None:
-        """The sitting is over."""
+        """Called at the end of the session."""
 
 
 class LineProgress(Progress):
-    """A line for each job, with the time that is left for all."""
+    """Prints a line per job, with the estimated time left for the suite."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -45,58 +49,47 @@ class LineProgress(Progress):
 
     def update(self, outcome: Outcome | Failure) -> None:
         self._done += 1
-        self.say(f"{self._count()}  {self._describe(outcome)}  {self._left()}")
+        if isinstance(outcome, Failure):
+            self._failed += 1
+            result = f"failed: {outcome.error}"
+        else:
+            result = f"return {outcome.final_stochastic:9,.2f}  in {outcome.seconds[-1]:5.1f} s"
+        pair = f"{f'{outcome.label} {outcome.env}':{self._width}}  seed {outcome.seed:<3}"
+        seconds = (time.monotonic() - self._start) / (self._done - self._before) * (self._total - self._done)
+        count = f"{self._done:{len(str(self._total))}}/{self._total}"
+        self.say(f"{count}  {pair}  {result}  {duration(seconds)} left")
 
     def say(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             print(line, file=self._file, flush=True)
 
-    def _count(self) -> str:
-        return f"{self._done:{len(str(self._total))}}/{self._total}"
-
-    def _left(self) -> str:
-        """The time that the other jobs will take at the pace so far; pairs come round in turn."""
-        seconds = (time.monotonic() - self._start) / (self._done - self._before)
-        return f"{duration(seconds * (self._total - self._done))} left"
-
-    def _describe(self, outcome: Outcome | Failure) -> str:
-        pair = f"{f'{outcome.label} {outcome.env}':{self._width}}  seed {outcome.seed:<3}"
-        if isinstance(outcome, Failure):
-            self._failed += 1
-            return f"{pair}  failed: {outcome.error}"
-        return f"{pair}  return {outcome.final_stochastic:9,.2f}  in {outcome.seconds[-1]:5.1f} s"
-
 
 class LiveProgress(LineProgress):
-    """A bar below the last jobs."""
+    """Prints a line per job above a progress bar, on a terminal."""
 
     def start(self, jobs: Sequence[Job], done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        super().start(jobs, done)
-        columns = BarColumn(bar_width=32), TextColumn("{task.fields[gist]}")
+        columns = (
+            BarColumn(bar_width=32),
+            TextColumn("{task.completed}/{task.total} jobs  {task.fields[failed]} failed"),
+        )
         self._bar = Bar(*columns, console=Console(file=self._file, highlight=False))
-        self._task = self._bar.add_task("", total=len(jobs), completed=done, gist=f"{self._count()} jobs")
+        self._task = self._bar.add_task("", total=len(jobs), completed=done, failed=0)
+        super().start(jobs, done)
         self._bar.start()
 
     def update(self, outcome: Outcome | Failure) -> None:
-        self._done += 1
-        style = "red" if isinstance(outcome, Failure) else ""
-        line = self._describe(outcome)
-        self._bar.console.print(line, markup=False, soft_wrap=True, style=style)
-        failed = f"  {self._failed} failed" if self._failed else ""
-        self._bar.update(
-            self._task, completed=self._done, gist=f"{self._count()} jobs{failed}  {self._left()}", refresh=True
-        )
+        super().update(outcome)
+        self._bar.update(self._task, completed=self._done, failed=self._failed, refresh=True)
+
+    def say(self, line: str) -> None:
+        self._bar.console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bar.stop()
 
 
 def make_progress(file: TextIO | None = None) -> Progress:
-    """A bar on a terminal, else lines; on standard output by default."""
+    """A progress bar on a terminal, else lines; on standard output by default."""
     file = file or sys.stdout
     live = file.isatty() and os.environ.get("TERM") != "dumb"
     return LiveProgress(file) if live else LineProgress(file)

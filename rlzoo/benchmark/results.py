@@ -1,9 +1,9 @@
-"""The folder of a suite's results: what was asked for, one line a finished job, and what failed.
+"""The result folder of a suite.
 
 suite.json      the suite, the machine, versions
-results.jsonl   one line a finished job; the same bytes whenever and in whatever order the jobs ran
-timings.jsonl   seconds of training, which are never the same twice
-failures.jsonl  jobs that broke off in the last sitting
+results.jsonl   one line per finished job; its bytes do not depend on when or in which order the jobs ran
+timings.jsonl   seconds of training of each finished job, which differ from run to run
+failures.jsonl  jobs that failed in the last session
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,13 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Results:
-    """What a folder holds."""
+    """The contents of a result folder."""
 
     path: Path
     title: str
     description: str
     labels: list[str]
-    """Algorithms, in the suite's order."""
+    """Algorithms, in the order of the suite."""
     counterparts: dict[str, str]
     """The label that each peer is compared with."""
     environments: dict[str, Environment]
@@ -46,52 +47,46 @@ class Results:
     eval_episodes: int
     final_episodes: int
     record: dict[str, Any]
-    """Command, machine, versions, commit, and `wall_seconds` that the suite took."""
+    """Command, machine, versions, commit, and `wall_seconds` of all sessions."""
     outcomes: list[Outcome]
     failures: list[Failure]
     missing: list[Key]
-    """Jobs that are neither finished nor failed."""
+    """Jobs that have neither finished nor failed."""
 
     @classmethod
     def read(cls, path: Path | str, warn: Callable[[str], None] = lambda line: None) -> Results:
-        """The results in a folder.
+        """Reads a result folder.
 
         Args:
-            warn: is told of lines that cannot be read.
+            warn: called with a message for each line that cannot be read.
 
         Raises:
-            RunError: there are none, or another version wrote them.
+            RunError: the folder has no results, or they are damaged or of another format.
         """
         path = Path(path)
         record = _read_record(path)
         try:
             suite = record.pop("suite")
             environments = {env: Environment(**fields) for env, fields in suite["environments"].items()}
+            order = [(label, env, seed) for env in environments for label in suite["labels"] for seed in suite["seeds"]]
             outcomes = read_outcomes(path, warn)
             failures = [Failure(**line) for _, line in read_jsonl(path / _FAILURES) if line is not None]
-            order = [(label, env, seed) for env in environments for label in suite["labels"] for seed in suite["seeds"]]
             failed = {failure.key: failure for failure in failures if failure.key not in outcomes}
             return cls(
-                path,
-                suite["title"],
-                suite["description"],
-                list(suite["labels"]),
-                dict(suite["counterparts"]),
-                environments,
-                list(suite["seeds"]),
-                int(suite["eval_episodes"]),
-                int(suite["final_episodes"]),
-                record,
-                [outcomes[key] for key in order if key in outcomes],
-                [failed[key] for key in order if key in failed],
-                [key for key in order if key not in outcomes and key not in failed],
+                path=path,
+                **{key: value for key, value in suite.items() if key not in ("name", "environments")},
+                environments=environments,
+                record=record,
+                outcomes=[outcomes[key] for key in order if key in outcomes],
+                failures=[failed[key] for key in order if key in failed],
+                missing=[key for key in order if key not in outcomes and key not in failed],
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
 
 
 def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -> dict[Key, Outcome]:
-    """The finished jobs of a folder; a job whose line is damaged, or has no timing, is not among them."""
+    """The finished jobs of a folder, without those whose line is damaged or that have no timing."""
     seconds = {_key(line): line["seconds"] for _, line in read_jsonl(path / _TIMINGS) if line is not None}
     outcomes: dict[Key, Outcome] = {}
     for number, (_, line) in enumerate(read_jsonl(path / _RESULTS), 1):
@@ -107,32 +102,31 @@ def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -
 
 
 def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key, Outcome]:
-    """The jobs of a suite that a folder holds already: with the same settings, and evaluated in the same way."""
+    """The jobs of a suite that a folder has finished with the same settings and the same evaluations."""
     outcomes = read_outcomes(path, warn)
     if not outcomes:
         return {}
-    before = _read_record(path)["suite"]
-    now = _record(suite, "")["suite"]
-    alike = [before[name] == now[name] for name in ("eval_episodes", "final_episodes")]
-    intervals = [{env: x["eval_interval"] for env, x in record["environments"].items()} for record in (before, now)]
+    before, now = _read_record(path)["suite"], _suite_record(suite)
+    same_episodes = all(before[name] == now[name] for name in ("eval_episodes", "final_episodes"))
+    intervals = {env: environment["eval_interval"] for env, environment in before["environments"].items()}
     kept = {
         job.key: outcomes[job.key]
         for job in suite.jobs
         if job.key in outcomes
         and outcomes[job.key].settings == job.settings
-        and all(alike)
-        and intervals[0].get(job.env) == intervals[1][job.env]
+        and same_episodes
+        and intervals.get(job.env) == job.eval_interval
     }
     if len(kept) < len(outcomes):
-        warn(f"{len(outcomes) - len(kept)} results are of other settings, or no longer in the suite: they go")
+        warn(f"{len(outcomes) - len(kept)} results have other settings or are no longer in the suite: they are deleted")
     return kept
 
 
 class Writer:
-    """Adds jobs to a folder as they finish.
+    """Adds finished jobs to a result folder.
 
-    A timing is written before the result that it belongs to. So a job with a result is complete, whenever the process
-    is killed.
+    The timing of a job is written before its result. So a job that has a result is complete, even if the process is
+    killed.
     """
 
     def __init__(self, path: Path, suite: Suite, command: str, outcomes: Mapping[Key, Outcome]) -> None:
@@ -140,16 +134,24 @@ class Writer:
         self.outcomes = dict(outcomes)
         self.failures: list[Failure] = []
         self._order = {job.key: number for number, job in enumerate(suite.jobs)}
-        self._record = _record(suite, command)
+        self._record: dict[str, Any] = {
+            "format": FORMAT,
+            "suite": _suite_record(suite),
+            "command": command,
+            "machine": _machine(),
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "wall_seconds": 0.0,
+        }
 
-    def begin(self, anew: bool = False) -> None:
-        """Brings the folder in order: damaged lines and results of other settings go."""
-        self._record["wall_seconds"] = 0.0 if anew else self._seconds_before()
-        self._write_record()
+    def begin(self, overwrite: bool = False) -> None:
+        """Rewrites the folder without damaged lines and without results that are not kept."""
+        if not overwrite and (self.path / _SUITE).exists():
+            self._record["wall_seconds"] = _read_record(self.path).get("wall_seconds", 0.0)
         self._rewrite()
 
     def add(self, outcome: Outcome | Failure) -> None:
-        """One more job."""
+        """Appends a job."""
         if isinstance(outcome, Failure):
             self.failures.append(outcome)
             self._append(_FAILURES, dataclasses.asdict(outcome))
@@ -159,22 +161,13 @@ class Writer:
         self._append(_RESULTS, _result(outcome))
 
     def end(self, seconds: float) -> None:
-        """Puts the lines in the order of the suite, after a sitting of `seconds`."""
+        """Sorts the lines in the order of the suite, after a session of `seconds`."""
         self._record["wall_seconds"] = round(self._record["wall_seconds"] + seconds, 1)
-        self._write_record()
         self._rewrite()
-
-    def _seconds_before(self) -> float:
-        try:
-            return float(_read_record(self.path)["wall_seconds"])
-        except (RunError, KeyError, TypeError):
-            return 0.0
-
-    def _write_record(self) -> None:
-        write_atomically(self.path / _SUITE, (json.dumps(self._record, indent=2) + "\n").encode())
 
     def _rewrite(self) -> None:
         ordered = sorted(self.outcomes.values(), key=lambda outcome: self._order[outcome.key])
+        write_atomically(self.path / _SUITE, (json.dumps(self._record, indent=2) + "\n").encode())
         write_atomically(self.path / _TIMINGS, _lines(map(_timing, ordered)))
         write_atomically(self.path / _RESULTS, _lines(map(_result, ordered)))
         write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
@@ -187,7 +180,7 @@ class Writer:
 
 
 def check_folder(path: Path, overwrite: bool = False) -> None:
-    """Raises `RunError` if a folder holds something else, or results that cannot be gone on with here."""
+    """Raises `RunError` if a folder holds other files, or results of other versions that are not to be overwritten."""
     if not (path / _SUITE).exists():
         if path.is_file() or (path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir())):
             raise RunError(f"{path} holds something other than results of a suite")
@@ -214,39 +207,25 @@ def _read_record(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def _record(suite: Suite, command: str) -> dict[str, Any]:
-    peers = {label: entry.counterpart for label, entry in suite.algorithms.items() if entry.counterpart is not None}
+def _suite_record(suite: Suite) -> dict[str, Any]:
     return {
-        "format": FORMAT,
-        "suite": {
-            "name": suite.name,
-            "title": suite.title,
-            "description": suite.description,
-            "labels": list(suite.algorithms),
-            "counterparts": peers,
-            "environments": {env: dataclasses.asdict(x) for env, x in suite.environments.items()},
-            "seeds": list(suite.seeds),
-            "eval_episodes": suite.eval_episodes,
-            "final_episodes": suite.final_episodes,
-        },
-        "command": command,
-        "machine": _machine(),
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "wall_seconds": 0.0,
+        "name": suite.name,
+        "title": suite.title,
+        "description": suite.description,
+        "labels": list(suite.algorithms),
+        "counterparts": {label: x.counterpart for label, x in suite.algorithms.items() if x.counterpart is not None},
+        "environments": {env: dataclasses.asdict(x) for env, x in suite.environments.items()},
+        "seeds": list(suite.seeds),
+        "eval_episodes": suite.eval_episodes,
+        "final_episodes": suite.final_episodes,
     }
 
 
 def _machine() -> dict[str, Any]:
-    processor = platform.processor() or platform.machine()
-    try:
-        names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                 if line.startswith("model name")]  # fmt: skip
-        processor = names[0]
-    except (OSError, IndexError):
-        pass
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
     machine: dict[str, Any] = {
-        "processor": processor,
+        "processor": model[1] if model else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
     }

@@ -1,4 +1,4 @@
-"""Runs the jobs of a suite in parallel processes, each finished job once."""
+"""Runs the unfinished jobs of a suite in parallel processes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def run_suite(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Results:
-    """Runs what a folder does not hold yet.
+    """Runs the jobs of a suite that a result folder does not have yet.
 
     Args:
-        jobs: processes at a time, each with one thread; as many as there are cores if not given.
-        backend: `loky` for processes here, by joblib; `ray` for the Ray cluster that RAY_ADDRESS names, which takes no
-            heed of `jobs`, or for one that is started here.
-        overwrite: begin anew where the folder holds results already.
-        progress: where jobs are shown; nowhere by default.
+        jobs: number of parallel processes, each with one thread; the number of cores by default.
+        backend: `loky` for joblib's processes on this machine; `ray` for the Ray cluster that RAY_ADDRESS names, which
+            ignores `jobs`, or for a local one.
+        overwrite: delete the results that the folder has.
+        progress: progress callback; none by default.
 
     Raises:
         ConfigError: there is no such backend.
-        RunError: the folder is in use, or holds something else or results of other versions.
-        Interrupted: a signal came; what is finished is kept.
+        RunError: the folder is in use, has other files, or has results of other versions.
+        Interrupted: a signal was received; finished jobs are kept.
     """
     require(backend in BACKENDS, f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     workers = jobs if jobs is not None else os.cpu_count() or 1
@@ -55,7 +55,7 @@ def run_suite(
     with lock(out), _interruptible() as interrupted:
         kept = {} if overwrite else finished(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
-        writer.begin(anew=overwrite)
+        writer.begin(overwrite)
         todo = [job for job in suite.jobs if job.key not in kept]
         start = time.monotonic()
         progress.start(suite.jobs, len(kept))
@@ -66,7 +66,7 @@ def run_suite(
                     progress.update(outcome)
         except KeyboardInterrupt as error:
             number = interrupted[0] if interrupted else signal.SIGINT
-            message = f"stopped with {len(writer.outcomes)} of {len(suite.jobs)} jobs done; the same command goes on"
+            message = f"stopped with {len(writer.outcomes)} of {len(suite.jobs)} jobs done; the same command resumes"
             raise Interrupted(message, number) from error
         finally:
             progress.close()
@@ -75,10 +75,10 @@ def run_suite(
 
 
 def _on_loky(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
-    """What became of the jobs, as they finish.
+    """Outcomes of the jobs in the order in which they finish, from joblib's processes.
 
-    A process that is killed takes its pool with it. Then the jobs that may have been the cause, the first unfinished
-    ones, run alone, so that the one whose process dies again is known and the others go on.
+    If a process is killed, its pool ends. Then the jobs that may have been running, the first unfinished ones, run one
+    at a time, so that the failure is that of a single job.
     """
     left = {job.key: job for job in jobs}
     while left:
@@ -98,7 +98,7 @@ def _on_loky(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
 
 def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
     with joblib.parallel_config("loky", inner_max_num_threads=1):
-        # Of one process joblib would make none, and run the jobs in this one: two, of which one always waits.
+        # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
         outcomes = pool(joblib.delayed(_work)(job) for job in jobs)
     try:
@@ -106,18 +106,18 @@ def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
             yield outcome
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of jobs that are cancelled
+            warnings.simplefilter("ignore", UserWarning)  # about cancelled jobs
             outcomes.close()
 
 
 def _work(job: Job) -> Outcome | Failure:
-    """In a process of its own. Ctrl-C is for the one that waits for it."""
+    """Runs a job in a worker process, which leaves Ctrl-C to the main process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return run_job(job)
 
 
 def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
-    """`_on_loky`, where Ray sees to it: joblib's Ray backend gives its results when all are there, too late for us."""
+    """Outcomes of the jobs in the order in which they finish, from Ray: joblib's own Ray backend returns them last."""
     try:
         import ray
     except ImportError as error:
@@ -144,7 +144,7 @@ BACKENDS = {"loky": _on_loky, "ray": _on_ray}
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """SIGTERM is taken as Ctrl-C is; the list holds its number then."""
+    """Raises KeyboardInterrupt on SIGTERM too, and appends its number to the list."""
     received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

@@ -1,10 +1,10 @@
-"""Result folders as one study: who is compared with whom, in which environments, and on what scale."""
+"""Several result folders as one study: algorithms, environments, and the runs of each pair."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ class Algorithm:
     """A label of one folder."""
 
     name: str
-    """The label, with its folder where another has the same label: 'ppo-clip (A)'."""
+    """The label, followed by its folder if another folder has the same label: 'ppo-clip (A)'."""
     label: str
     folder: str
     counterpart: str | None = None
@@ -36,21 +36,21 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Group:
-    """The finished runs of one algorithm in one environment, at least one."""
+    """The finished runs, at least one, of one algorithm in one environment."""
 
     environment: Environment
-    """With the budget that its folder gave it."""
+    """As its own folder defines it."""
     runs: tuple[Outcome, ...]
 
     @property
     def final(self) -> Array:
-        """(runs,) mean returns of sampled actions at the end; NaN of a run that diverged."""
-        return _numbers([run.final_stochastic for run in self.runs])
+        """(runs,) mean returns of the final stochastic evaluation; NaN for a run that diverged."""
+        return _floats([run.final_stochastic for run in self.runs])
 
     @property
-    def final_modes(self) -> Array:
-        """(runs,) as `final`, of the policies' modes."""
-        return _numbers([run.final_deterministic for run in self.runs])
+    def final_deterministic(self) -> Array:
+        """(runs,) mean returns of the final deterministic evaluation."""
+        return _floats([run.final_deterministic for run in self.runs])
 
     @property
     def grid(self) -> Array:
@@ -59,32 +59,32 @@ class Group:
         return np.append(np.arange(0, total, self.environment.eval_interval), total)
 
     def curves(self, steps: ArrayLike) -> Array:
-        """(runs, points): the stochastic evaluations, interpolated linearly."""
-        return np.array([np.interp(np.asarray(steps), run.steps, _numbers(run.stochastic)) for run in self.runs])
+        """(runs, points): returns of the stochastic evaluations, interpolated linearly."""
+        return np.array([np.interp(np.asarray(steps), run.steps, _floats(run.stochastic)) for run in self.runs])
 
     def reaching(self, threshold: float) -> tuple[Array, Array]:
-        """(runs,) each: steps, and seconds of training, at the first evaluation that reaches the threshold."""
-
-        def first(times: Callable[[Outcome], Sequence[float]]) -> Array:
-            # Run by run, as runs may differ in their number of evaluations.
-            return np.concatenate([first_reaching([times(x)], _numbers([x.stochastic]), threshold) for x in self.runs])
-
-        return first(lambda run: run.steps), first(lambda run: run.seconds)
+        """(runs,) steps and (runs,) seconds of training at the first evaluation that reaches the threshold."""
+        reached = [
+            first_reaching(_floats([run.steps, run.seconds]), _floats([run.stochastic] * 2), threshold)
+            for run in self.runs
+        ]
+        steps, seconds = np.transpose(reached)
+        return steps, seconds
 
     @property
     def seconds(self) -> Array:
-        """(runs,) of training."""
-        return _numbers([run.seconds[-1] for run in self.runs])
+        """(runs,) seconds of training."""
+        return _floats([run.seconds[-1] for run in self.runs])
 
     @property
     def pace(self) -> Array:
         """(runs,) steps per second of training."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return _numbers([run.steps[-1] for run in self.runs]) / self.seconds
+            return _floats([run.steps[-1] for run in self.runs]) / self.seconds
 
     @property
     def further(self) -> dict[str, float]:
-        """Medians over the runs of what else a task says."""
+        """Medians over the runs of the task's own metrics in the final evaluation."""
         names = dict.fromkeys(name for run in self.runs for name in run.further)
         return {
             name: float(np.median([run.further[name] for run in self.runs if name in run.further])) for name in names
@@ -93,43 +93,43 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that a report compares."""
+    """The data of a report."""
 
     folders: dict[str, Results]
-    """By the shortest names that tell them apart."""
+    """Results by the shortest folder names that are unique."""
     algorithms: dict[str, Algorithm]
-    """By name."""
+    """Algorithms by name."""
     environments: dict[str, Environment]
-    """As the first folder has them that has them."""
+    """Environments by id, as the first folder that has them defines them."""
     groups: dict[tuple[str, str], Group]
-    """By name of the algorithm and environment; a pair without a finished run is not there."""
+    """Runs by (name of the algorithm, environment), without pairs that have no finished run."""
 
     @classmethod
     def of(cls, results: Sequence[Results]) -> Study:
-        """
+        """The study of several result folders.
+
         Raises:
-            ConfigError: there is no folder, or one is there twice.
+            ConfigError: no folder is given, or one is given twice.
         """
         require(bool(results), "a report needs at least one folder of results")
-        folders = dict(zip(_names([folder.path for folder in results]), results, strict=True))
+        folders = dict(zip(_unique_names([folder.path for folder in results]), results, strict=True))
         algorithms = _algorithms(folders)
         environments: dict[str, Environment] = {}
-        for folder in results:
-            environments = folder.environments | environments
-        order = dict.fromkeys(env for folder in results for env in folder.environments)
-        runs: dict[tuple[str, str, str], list[Outcome]] = {}
-        for name, folder in folders.items():
-            for outcome in folder.outcomes:
-                runs.setdefault((name, outcome.label, outcome.env), []).append(outcome)
-        groups = {
-            (algorithm.name, env): Group(
-                folders[algorithm.folder].environments[env], tuple(sorted(found, key=lambda run: run.seed))
-            )
-            for env in order
-            for algorithm in algorithms.values()
-            if (found := runs.get((algorithm.folder, algorithm.label, env)))
-        }
-        return cls(folders, algorithms, {env: environments[env] for env in order}, groups)
+        for env, environment in itertools.chain.from_iterable(folder.environments.items() for folder in results):
+            environments.setdefault(env, environment)
+        groups = {}
+        for env, algorithm in itertools.product(environments, algorithms.values()):
+            folder = folders[algorithm.folder]
+            runs = [run for run in folder.outcomes if (run.label, run.env) == (algorithm.label, env)]
+            if runs:
+                ordered = tuple(sorted(runs, key=lambda run: run.seed))
+                groups[algorithm.name, env] = Group(folder.environments[env], ordered)
+        return cls(folders, algorithms, environments, groups)
+
+    @property
+    def title(self) -> str:
+        """Titles of the suites."""
+        return " · ".join(dict.fromkeys(folder.title for folder in self.folders.values()))
 
     def within(self, env: str) -> dict[str, Group]:
         """The groups of an environment, by algorithm."""
@@ -137,83 +137,72 @@ class Study:
 
     @cached_property
     def scales(self) -> dict[str, tuple[float, float]]:
-        """Mean returns that count as 0 and 1, by environment.
+        """Mean returns that are normalised to 0 and 1, by environment.
 
-        0 is the mean of all runs before training; 1 the threshold, or where there is none the best IQM of final
-        scores. An environment in which these leave no room is not there.
+        0 is the mean return of all runs before training. 1 is the threshold, or without one the highest IQM of final
+        scores. An environment is left out if the latter is not above the former.
         """
         scales = {}
         for env, environment in self.environments.items():
             groups = self.within(env).values()
-            untrained = _numbers([run.stochastic[0] for group in groups for run in group.runs])
+            untrained = _floats([run.stochastic[0] for group in groups for run in group.runs])
+            untrained = untrained[np.isfinite(untrained)]
             best = [x for group in groups if np.isfinite(x := iqm([group.final]))]
             high = environment.threshold if environment.threshold is not None else max(best, default=np.nan)
-            if np.isfinite(untrained).any() and np.isfinite(high):
-                low = float(untrained[np.isfinite(untrained)].mean())
-                if high > low:
-                    scales[env] = low, float(high)
+            if untrained.size and untrained.mean() < high < np.inf:
+                scales[env] = float(untrained.mean()), float(high)
         return scales
 
     @cached_property
     def overall(self) -> tuple[list[str], list[str]]:
-        """Algorithms and environments of the aggregates: every one of these has runs in every one of those.
+        """Algorithms and environments of the aggregates, of which every pair has runs.
 
-        The environments are those of the algorithm that has runs in most; an algorithm that lacks one of them is
-        left out.
+        The environments are those of the algorithm that has runs in most of them. An algorithm without runs in one of
+        these is left out.
         """
         covered = {name: [env for env in self.scales if (name, env) in self.groups] for name in self.algorithms}
         environments = max(covered.values(), key=len, default=[])
         return [name for name, envs in covered.items() if set(environments) <= set(envs)], environments
 
     def normalised_final(self, name: str) -> list[Array]:
-        """(runs,) for each environment of `overall`."""
+        """(runs,) normalised final scores, for each environment of `overall`."""
         return [normalise(self.groups[name, env].final, *self.scales[env]) for env in self.overall[1]]
 
-    @property
-    def shares(self) -> Array:
-        """(points,) of the budget, from 0 to 1."""
-        return np.linspace(0, 1, 41)
-
-    def normalised_curves(self, name: str) -> list[Array]:
-        """(runs, points): scores at the `shares`, for each environment of `overall`."""
+    def normalised_curves(self, name: str, shares: Array) -> list[Array]:
+        """(runs, points) normalised returns at shares of the budget, for each environment of `overall`."""
         groups = [(self.groups[name, env], self.scales[env]) for env in self.overall[1]]
-        return [normalise(x.curves(self.shares * x.environment.total_steps), *scale) for x, scale in groups]
+        return [normalise(x.curves(shares * x.environment.total_steps), *scale) for x, scale in groups]
 
     def better(self, ours: str, theirs: str, environments: Sequence[str]) -> Interval:
-        """Probability that a run of `ours` ends above one of `theirs`."""
+        """Probability that a run of `ours` has a higher final score than a run of `theirs`."""
         return probability_of_improvement(
             *[[self.groups[name, env].final for env in environments] for name in (ours, theirs)]
         )
 
     def beats(self, ours: str, theirs: str, environments: Sequence[str]) -> bool:
-        """Whether the runs are evidence that `ours` is better: the interval of the probability lies above one half.
+        """Whether `ours` is better than `theirs`: the 95 % interval of the probability lies above one half.
 
-        Nor may there be so few runs that even their clearest order has a chance of 1 in 20 or more by itself.
+        It is not if there are so few runs that even complete separation has a p-value of 0.05 or more.
         """
         sizes = [[len(self.groups[name, env].runs) for name in (ours, theirs)] for env in environments]
         orders = math.prod(math.comb(n + m, n) for n, m in sizes)
         return bool(2 / orders < 0.05 and self.better(ours, theirs, environments).low > 0.5)
 
     def shared(self, ours: str, theirs: str) -> list[str]:
-        """The environments in which both have runs."""
+        """The environments in which both algorithms have runs."""
         return [env for env in self.environments if (ours, env) in self.groups and (theirs, env) in self.groups]
 
     @property
-    def peers(self) -> list[tuple[str, str]]:
-        """(ours, peer) pairs that have an environment in common."""
-        pairs = [(x.counterpart, x.name) for x in self.algorithms.values() if x.counterpart is not None]
-        return [pair for pair in pairs if self.shared(*pair)]
-
-    @property
-    def namesakes(self) -> list[tuple[str, str]]:
-        """Pairs of algorithms with one label in two folders, and an environment in common; the earlier folder first."""
-        pairs = itertools.combinations(self.algorithms.values(), 2)
-        names = [(x.name, y.name) for x, y in pairs if x.label == y.label]
-        return [pair for pair in names if self.shared(*pair)]
+    def pairs(self) -> list[tuple[str, str]]:
+        """(counterpart, peer) pairs, and pairs with the same label in two folders, that share an environment."""
+        algorithms = self.algorithms.values()
+        peers = [(x.counterpart, x.name) for x in algorithms if x.counterpart is not None]
+        namesakes = [(x.name, y.name) for x, y in itertools.combinations(algorithms, 2) if x.label == y.label]
+        return [pair for pair in (*peers, *namesakes) if self.shared(*pair)]
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The last parts of the paths, as many as tell them apart."""
+def _unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as make them unique."""
     parts = [path.resolve().parts for path in paths]
     require(len(set(parts)) == len(parts), "a folder of results is given twice")
     names = [["/".join(x[-depth:]) for x in parts] for depth in range(1, max(map(len, parts)) + 1)]
@@ -227,11 +216,9 @@ def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
         return f"{label} ({folder})" if labels.count(label) > 1 else label
 
     def counterpart(label: str, folder: str) -> str | None:
-        """In the peer's own folder if it is there, else in the first that has it."""
+        """The counterpart in the peer's own folder if it is there, else in the first folder that has it."""
         ours = folders[folder].counterparts.get(label)
-        homes = [
-            home for home in (folder, *folders) if ours in set(folders[home].labels) - set(folders[home].counterparts)
-        ]
+        homes = [x for x in (folder, *folders) if ours in set(folders[x].labels) - set(folders[x].counterparts)]
         return name(ours, homes[0]) if ours is not None and homes else None
 
     found = [
@@ -242,6 +229,6 @@ def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
     return {algorithm.name: algorithm for algorithm in found}
 
 
-def _numbers(values: Any) -> Array:
-    """As floats, NaN for None."""
+def _floats(values: Any) -> Array:
+    """An array of floats, with NaN for None."""
     return np.array(values, dtype=float)

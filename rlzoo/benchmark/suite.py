@@ -1,8 +1,9 @@
-"""A suite: algorithms, environments and seeds, read from a YAML file and checked before anything runs."""
+"""Suites: algorithms, environments and seeds, read from a YAML file and checked before the first run."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -25,46 +26,46 @@ from rlzoo.runs.registry import task_class
 
 @dataclass(frozen=True)
 class Entry:
-    """An algorithm of a suite: one of ours, or a peer's."""
+    """An algorithm or a peer of a suite."""
 
     algorithm: str | None = None
-    """A name or `module:Class`; the label if not given."""
+    """A name or `module:Class`; the label by default."""
     preset: str | bool = True
-    """Whose preset the settings start from: the algorithm's own, none, or that of the algorithm named."""
+    """The preset below the overrides: the algorithm's own, none, or that of the named algorithm."""
     peer: str | None = None
-    """`file.py:name` of a `Peer`, seen from the suite's file, in the place of an algorithm."""
+    """`file.py:name` of a `Peer`, relative to the suite's file, instead of an algorithm."""
     counterpart: str | None = None
     """The label that a peer is compared with."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Settings on top of all others."""
+    """Settings that take precedence over all others."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment of a suite, and the budget for it."""
+    """An environment of a suite and its budget."""
 
     id: str
     total_steps: Count
     eval_interval: Count
     threshold: float | None = None
-    """Mean return that counts as solved; Gymnasium's own if not given."""
+    """Mean return that counts as solved; Gymnasium's by default."""
     overrides: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a suite: what to train, and when to look at it."""
+    """One run of a suite."""
 
     label: str
     env: str
     seed: int
     settings: dict[str, Any]
-    """All that the outcome depends on."""
+    """All settings that determine the outcome."""
     eval_interval: int
     eval_episodes: int
     final_episodes: int
     peer: str | None = None
-    """Absolute `file.py:name` of the peer that runs it."""
+    """Absolute `file.py:name` of a peer."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -73,31 +74,31 @@ class Job:
 
 @dataclass(frozen=True)
 class Suite:
-    """Every algorithm on every environment with every seed."""
+    """Runs of every algorithm in every environment with every seed."""
 
     name: str
     algorithms: dict[str, Entry]
     environments: dict[str, Environment]
     seeds: tuple[NonNegativeInt, ...]
     jobs: tuple[Job, ...] = ()
-    """Seed by seed, so that a suite cut short still has every pair."""
+    """In the order of seeds, so that an interrupted suite has every pair."""
     title: str = ""
     description: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Settings of every run but a peer's, on top of its preset."""
+    """Settings of all runs except those of peers, which take precedence over presets."""
     total_steps: Count = 100_000
-    """Budget of a run where its environment does not say otherwise."""
+    """Default budget of the environments."""
     eval_interval: Count | None = None
-    """Steps between evaluations; a twentieth of the budget if not given."""
+    """Default number of steps between evaluations; a twentieth of the budget if not given."""
     eval_episodes: Count = 20
     final_episodes: Count = 100
 
 
 def load_suite(name: Path | str) -> Suite:
-    """A suite by its name, or the path of its file.
+    """Loads a suite by its name or the path of its file.
 
     Raises:
-        ConfigError: there is none; or a line of the file, which is named, cannot work.
+        ConfigError: the suite does not exist or is invalid; the message has the line of the file.
     """
     path = _find(str(name))
     document = _Document(path)
@@ -130,23 +131,23 @@ def _find(name: str) -> Path:
 
 
 def _top(document: _Document) -> dict[str, Any]:
-    """What the file says, with something in its three main parts."""
+    """The content of the file, with its three required parts."""
     content = document.content
     if not isinstance(content, dict):
         raise document.error((), "a suite is a mapping: algorithms, environments, seeds and so on")
     for name in ("algorithms", "environments", "seeds"):
         if not content.get(name):
-            raise document.error((name,) if name in content else (), f"{name}: there are none")
+            raise document.error((name,) if name in content else (), f"{name}: at least one is required")
     return dict(content)
 
 
 def _entries(document: _Document, name: str, content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a list of names says, or a mapping of names to more."""
+    """Labels and fields, from a list of labels or a mapping of labels to fields."""
     if not isinstance(content, (list, dict)):
         raise document.error((name,), f"{name} must be a list of names, or a mapping of names to their fields")
     for i, label in enumerate(content):
         if not isinstance(label, str):
-            raise document.error((name, i), f"{name}: {label!r} is no name")
+            raise document.error((name, i), f"{name}: {label!r} is not a name")
         entry = content[label] if isinstance(content, dict) else None
         if isinstance(content, list):
             document.lines[name, label] = document.lines[name, i]
@@ -161,7 +162,7 @@ def _check_mapping(document: _Document, path: tuple[Any, ...], content: Any) -> 
 
 
 def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
-    """A list of seeds, or `first-last`."""
+    """Seeds from a list, or from `first-last`."""
     if isinstance(content, str) and (match := re.fullmatch(r"(\d+)\s*-\s*(\d+)", content)):
         content = list(range(int(match[1]), int(match[2]) + 1))
     if not isinstance(content, list) or not content or len(set(map(str, content))) < len(content):
@@ -170,7 +171,7 @@ def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
 
 
 def _make(document: _Document, cls: Any, path: tuple[Any, ...], content: dict[str, Any], **fixed: Any) -> Any:
-    """An instance of a dataclass from a mapping in the file."""
+    """Instance of a dataclass from a mapping in the file."""
     known = [f.name for f in dataclasses.fields(cls) if f.name not in ("id", "name", "jobs")]
     for name in content:
         if name not in known:
@@ -185,13 +186,13 @@ def _make(document: _Document, cls: Any, path: tuple[Any, ...], content: dict[st
 
 
 def _threshold(env: str) -> float | None:
-    """The return at which Gymnasium calls the environment solved, if it says."""
+    """The reward threshold of an environment in the registry of Gymnasium."""
     known = gymnasium.registry.get(env)
     return None if known is None or known.reward_threshold is None else float(known.reward_threshold)
 
 
 def _check(document: _Document, suite: Suite) -> None:
-    """What can be told without the settings of the runs."""
+    """Checks everything but the settings of the runs."""
     for label, entry in suite.algorithms.items():
         path = ("algorithms", label, "counterpart")
         if entry.counterpart is not None and entry.peer is None:
@@ -208,7 +209,7 @@ def _check(document: _Document, suite: Suite) -> None:
 
 
 def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
-    """Every run of the suite, its settings complete."""
+    """All runs of the suite, with complete settings."""
     settings: dict[tuple[str, str], dict[str, Any]] = {}
     for label, entry in suite.algorithms.items():
         for env, environment in suite.environments.items():
@@ -220,19 +221,12 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
                 places = [("overrides",), ("environments", env, "overrides"), ("algorithms", label, "overrides")]
                 path = _mentioned(document, [("environments", env), ("algorithms", label), *places], error)
                 raise document.error(path, f"{label} on {env}: {error}") from error
-    for seed in suite.seeds:
-        for env, environment in suite.environments.items():
-            for label, entry in suite.algorithms.items():
-                yield Job(
-                    label,
-                    env,
-                    seed,
-                    settings[label, env],
-                    environment.eval_interval,
-                    suite.eval_episodes,
-                    suite.final_episodes,
-                    None if entry.peer is None else str(document.path.parent.resolve() / entry.peer),
-                )
+    for seed, (env, environment), (label, entry) in itertools.product(
+        suite.seeds, suite.environments.items(), suite.algorithms.items()
+    ):
+        peer = None if entry.peer is None else str(document.path.parent.resolve() / entry.peer)
+        episodes = suite.eval_episodes, suite.final_episodes
+        yield Job(label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer)
 
 
 def _settings(document: _Document, label: str, entry: Entry, env: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -251,13 +245,13 @@ def _settings(document: _Document, label: str, entry: Entry, env: str, given: di
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """As they are read from a file of results, so that the two can be compared."""
+    """Settings as they are read from `results.jsonl`, for comparison with those."""
     return dict(json.loads(json.dumps(settings)))
 
 
 def _mentioned(document: _Document, places: list[tuple[Any, ...]], error: ConfigError) -> tuple[Any, ...]:
-    """The place in the file that an error is about: a field that it names below one of the places, the last that has
-    one; else the last place that is not of overrides."""
+    """The place in the file that an error is about: a field that the message names, below the last place that has it;
+    else the last place that is not `overrides`."""
     words = re.findall(r"\w+", str(error))
     for place in reversed(places):
         for word in words:
@@ -267,7 +261,7 @@ def _mentioned(document: _Document, places: list[tuple[Any, ...]], error: Config
 
 
 class _Document:
-    """A YAML file, and the line of everything in it."""
+    """A YAML file and the line of each node in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -280,7 +274,7 @@ class _Document:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{path}, line {line}: {error.problem}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: this is no YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from error
         if node is not None:
             self._note(node, ())
 
@@ -289,7 +283,7 @@ class _Document:
             for key, value in node.value:
                 name = (*path, key.value)
                 if name in self.lines:
-                    raise ConfigError(f"{self.path}, line {key.start_mark.line + 1}: {key.value} is there twice")
+                    raise ConfigError(f"{self.path}, line {key.start_mark.line + 1}: {key.value} is given twice")
                 self.lines[name] = key.start_mark.line + 1
                 self._note(value, name)
         elif isinstance(node, yaml.SequenceNode):
@@ -302,7 +296,7 @@ class _Document:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads 1e-3 as a number, as YAML 1.2 does."""
+    """Loader that reads 1e-3 as a number, as YAML 1.2 does."""
 
 
 _Loader.add_implicit_resolver(

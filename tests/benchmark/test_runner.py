@@ -198,7 +198,7 @@ def test_a_job_that_ends_early_is_a_failure(tmp_path):
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_suite_that_was_stopped_goes_on(after, suite, whole, tmp_path):
     out = tmp_path / "results"
-    with pytest.raises(KeyboardInterrupt, match="of 6 jobs done; the same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="of 6 jobs done; the same command resumes"):
         run_suite(suite, out, jobs=2, progress=Record(after))
     done = {outcome.key for outcome in Results.read(out).outcomes}
     assert len(done) == after
@@ -258,7 +258,7 @@ def test_results_of_other_settings_are_run_again(whole, tmp_path):
     assert {key[0] for key in record.keys} == {"ppo-clip"}
     assert len(record.keys) == 2
     assert len(Results.read(out).outcomes) == 4
-    assert "4 results are of other settings, or no longer in the suite" in record.lines[0]
+    assert "4 results have other settings or are no longer in the suite" in record.lines[0]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_signal_stops_the_suite_and_its_processes(number, code, tmp_path):
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == code
-    assert errors == "rlzoo: stopped with 1 of 2 jobs done; the same command goes on\n"
+    assert errors == "rlzoo: stopped with 1 of 2 jobs done; the same command resumes\n"
     for _ in range(100):
         if not alive(process.pid):
             break

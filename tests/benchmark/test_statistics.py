@@ -12,7 +12,6 @@ from rlzoo.benchmark.statistics import (
     normalise,
     performance_profile,
     probability_of_improvement,
-    retention,
 )
 from rlzoo.core.errors import ConfigError
 
@@ -320,13 +319,6 @@ class TestMedianInterval:
     def test_needs_a_value(self):
         with pytest.raises(ConfigError, match="at least one value"):
             median_interval([])
-
-
-def test_retention_is_the_share_that_ends_at_the_threshold_or_above():
-    assert retention([475, 474.9, 500, NAN], 475) == 0.5
-    assert retention([NAN, -INF], -INF) == 0.5
-    with pytest.raises(ConfigError, match="at least one run"):
-        retention([], 475)
 
 
 def test_normalise_takes_low_to_0_and_high_to_1():

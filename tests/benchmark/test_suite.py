@@ -161,9 +161,9 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         ("[]", 1, "a suite is a mapping"),
         ("", 1, "a suite is a mapping"),
         (SMALL + "seed: [1]\n", 4, "no field 'seed'; did you mean 'seeds'?"),
-        (SMALL + "seeds: [1]\n", 4, "seeds is there twice"),
-        ("algorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds: there are none"),
-        ("algorithms: []\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms: there are none"),
+        (SMALL + "seeds: [1]\n", 4, "seeds is given twice"),
+        ("algorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds: at least one is required"),
+        ("algorithms: []\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms: at least one is required"),
         ("algorithms: trpo\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms must be a list of names"),
         ("seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  - trpo\n  - trop\n", 5, "no algorithm 'trop'; did"),
         (
@@ -174,7 +174,11 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         ("seeds: [1]\nalgorithms:\n  trpo: {overide: {}}\nenvironments: [CartPole-v1]\n", 3, "no field 'overide'"),
         ("seeds: [1]\nalgorithms:\n  trpo: 3\nenvironments: [CartPole-v1]\n", 3, "trpo must be a mapping"),
         (SMALL + "overrides:\n  gamma: 0.9\n  gama: 0.9\n", 6, "trpo on CartPole-v1: no setting 'gama'; did you mean"),
-        (SMALL + "overrides:\n  gamma: 0.9\n  max_kl: -1\n", 6, "trpo on CartPole-v1: max_kl must be above 0, got -1"),
+        (
+            SMALL + "overrides:\n  gamma: 0.9\n  max_kl: -1\n",
+            6,
+            "trpo on CartPole-v1: max_kl must be above 0, or a schedule such as linear:1e-3:0, got -1",
+        ),
         (SMALL + "overrides: 3\n", 4, "overrides must be a mapping"),
         (
             "algorithms:\n  npg:\n  trpo:\n    overrides:\n      clip_coef: 1\nseeds: 1-2\nenvironments: [CartPole-v1]",
@@ -221,7 +225,7 @@ def test_a_name_that_is_not_there():
 
 def test_a_file_that_is_no_text(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x9d")
-    with pytest.raises(ConfigError, match="this is no YAML"):
+    with pytest.raises(ConfigError, match="invalid YAML"):
         load_suite(tmp_path / "x.yaml")
 
 
