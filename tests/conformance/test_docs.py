@@ -14,6 +14,7 @@ import pytest
 import rlzoo
 from rlzoo import cli
 from rlzoo.algorithms import ALGORITHMS
+from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import options
 from rlzoo.lm.finetune.data import read_pairs, read_texts
 from rlzoo.lm.tasks.settings import Language
@@ -28,6 +29,7 @@ WITH_COMMANDS = [page for page in PAGES if "rlzoo" in page.read_text() and "```s
 
 BLOCK = re.compile(r'^```(python|sh|json|yaml)(?: title="(.+?)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 QUOTATION = re.compile(r'^``` { \.python \.source title="(.+?)" }\n(.*?)^```', re.MULTILINE | re.DOTALL)
+SOURCES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "rlzoo").rglob("*.py"))}
 
 
 def name_of(page):
@@ -180,6 +182,11 @@ def as_written(cell):
         return {"on": True, "off": False}.get(cell, cell)
 
 
+def without_none(table):
+    """None as the file and the page write it."""
+    return {name: {k: "none" if x is None else x for k, x in row.items()} for name, row in table.items()}
+
+
 def test_table_of_recipes_is_the_recipes():
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)
     header = re.search(r"^\| setting \| (.*) \|$", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)[1]
@@ -189,7 +196,7 @@ def test_table_of_recipes_is_the_recipes():
         for name, cell in zip(names, cells.split(" | "), strict=True):
             if cell != "–":
                 table[name][setting] = as_written(cell)
-    assert table == recipes()
+    assert table == without_none(recipes())
 
 
 def test_language_tasks_are_on_their_page():
@@ -238,3 +245,106 @@ def test_files_and_tests_that_are_named_exist(page):
 def test_images_exist(page):
     images = re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())
     assert [image for image in images if not (page.parent / image).is_file()] == []
+
+
+def squeezed(text):
+    """Without white space, so that line breaks and indentation do not count."""
+    return re.sub(r"\s+", "", text)
+
+
+QUOTATIONS = [(page, *quoted) for page in PAGES for quoted in QUOTATION.findall(page.read_text())]
+
+
+@pytest.mark.parametrize(("page", "path", "text"), QUOTATIONS, ids=[f"{name_of(p)}-{q}" for p, q, _ in QUOTATIONS])
+def test_quoted_code_is_the_source(page, path, text):
+    assert squeezed(text) in squeezed(SOURCES[path])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_page_of_an_algorithm_quotes_its_file(algorithm):
+    page = ROOT / f"docs/algorithms/{algorithm}.md"
+    assert f"rlzoo/algorithms/{algorithm.replace('-', '_')}.py" in [
+        path for path, _ in QUOTATION.findall(page.read_text())
+    ]
+
+
+def code_beside_equations():
+    """(page, code) for each piece of code in the tables of equations and code."""
+    for page in PAGES:
+        for table in re.findall(r"^\| equation \| code.*\n\|.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE):
+            for cell in re.findall(r"^\| .* \| (.*) \|$", table, re.MULTILINE):
+                yield from ((page, code) for code in re.findall(r"`([^`]+)`", cell))
+
+
+@pytest.mark.parametrize(
+    ("page", "code"), [pytest.param(*x, id=f"{name_of(x[0])}-{x[1]}") for x in code_beside_equations()]
+)
+def test_code_beside_an_equation_is_in_the_source(page, code):
+    if method := re.fullmatch(r"([A-Z]\w+)\.(\w+)", code):
+        homes = [text for text in SOURCES.values() if f"class {method[1]}" in text]
+        assert any(f"def {method[2]}(" in text for text in homes)
+    else:
+        assert code in SOURCES or any(squeezed(code) in squeezed(text) for text in SOURCES.values())
+
+
+def exists(name):
+    """Whether a dotted name is that of a module, or of something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        module = ".".join(parts[:end])
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise
+            continue
+        for part in parts[end:]:
+            if not hasattr(found, part) and part not in getattr(found, "__annotations__", {}):
+                return False
+            found = getattr(found, part, None)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_in_rlzoo_exist(page):
+    text = page.read_text()
+    names = set(re.findall(r"(?<![\w/.'-])rlzoo(?:\.[A-Za-z_]\w*)+(?!\w*[/:-])", text))
+    for module, imported in re.findall(r"^from (rlzoo[\w.]*) import \(?([^)\n]+)", text, re.MULTILINE):
+        names |= {f"{module}.{name.strip()}" for name in imported.split(",")}
+    for module, members in re.findall(r"^::: (\S+)\n(?: {4}.*\n)*? +members:(?: \[(.*)\]\n|\n)", text, re.MULTILINE):
+        names |= {f"{module}.{name.strip()}" for name in members.split(",") if name}
+    assert [name for name in sorted(names) if not exists(name)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_environments_exist(page):
+    text = page.read_text()
+    named = set(re.findall(r"\b(?:[a-z]+/)?[A-Z][A-Za-z0-9]*-v\d+\b", text))
+    own = set(re.findall(r"gymnasium\.register\(\"(.+?)\"", text))
+    assert named - own - set(gymnasium.registry) == set()
+
+
+def suites():
+    """(page, title, text) of each suite in the documentation."""
+    for page in PAGES:
+        yield from ((page, title, text) for kind, title, text in blocks(page) if kind == "yaml" and title)
+
+
+@pytest.mark.parametrize(("page", "title", "text"), [pytest.param(*x, id=f"{name_of(x[0])}-{x[1]}") for x in suites()])
+def test_suites_can_be_loaded(page, title, text, workplace):
+    for _, name, block in blocks(page):
+        if name:
+            (workplace / name).write_text(block)
+    assert load_suite(title).jobs
+
+
+def test_files_to_read_for_a_contribution_are_as_long_as_it_says():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    counted = re.findall(r"about (\d+)\s+lines.*?^wc -l (.+?)$", text, re.MULTILINE | re.DOTALL)
+    assert len(counted) == 3
+    for lines, files in counted:
+        total = sum(len(SOURCES[path].splitlines()) for path in files.split())
+        assert len(files.split()) <= 4
+        assert total <= 600
+        assert total == pytest.approx(int(lines), rel=0.05)
