@@ -262,10 +262,8 @@ def test_quoted_code_is_the_source(page, path, text):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_page_of_an_algorithm_quotes_its_file(algorithm):
-    page = ROOT / f"docs/algorithms/{algorithm}.md"
-    assert f"rlzoo/algorithms/{algorithm.replace('-', '_')}.py" in [
-        path for path, _ in QUOTATION.findall(page.read_text())
-    ]
+    quoted = [path for path, _ in QUOTATION.findall((ROOT / f"docs/algorithms/{algorithm}.md").read_text())]
+    assert f"rlzoo/algorithms/{algorithm.replace('-', '_')}.py" in quoted
 
 
 def code_beside_equations():
@@ -276,9 +274,10 @@ def code_beside_equations():
                 yield from ((page, code) for code in re.findall(r"`([^`]+)`", cell))
 
 
-@pytest.mark.parametrize(
-    ("page", "code"), [pytest.param(*x, id=f"{name_of(x[0])}-{x[1]}") for x in code_beside_equations()]
-)
+CODE = list(code_beside_equations())
+
+
+@pytest.mark.parametrize(("page", "code"), CODE, ids=[f"{name_of(page)}-{code}" for page, code in CODE])
 def test_code_beside_an_equation_is_in_the_source(page, code):
     if method := re.fullmatch(r"([A-Z]\w+)\.(\w+)", code):
         homes = [text for text in SOURCES.values() if f"class {method[1]}" in text]
@@ -325,14 +324,11 @@ def test_environments_exist(page):
     assert named - own - set(gymnasium.registry) == set()
 
 
-def suites():
-    """(page, title, text) of each suite in the documentation."""
-    for page in PAGES:
-        yield from ((page, title, text) for kind, title, text in blocks(page) if kind == "yaml" and title)
+SUITES = [(page, title) for page in PAGES for kind, title, _ in blocks(page) if kind == "yaml" and title]
 
 
-@pytest.mark.parametrize(("page", "title", "text"), [pytest.param(*x, id=f"{name_of(x[0])}-{x[1]}") for x in suites()])
-def test_suites_can_be_loaded(page, title, text, workplace):
+@pytest.mark.parametrize(("page", "title"), SUITES, ids=[f"{name_of(page)}-{title}" for page, title in SUITES])
+def test_suites_can_be_loaded(page, title, workplace):
     for _, name, block in blocks(page):
         if name:
             (workplace / name).write_text(block)
