@@ -91,7 +91,7 @@ class PolicyAt(FlatPolicy):
         return super().theta.requires_grad_()
 
     def __call__(self, theta):
-        return super().__call__(theta, self.obs)
+        return super().__call__(theta, lambda model: model.distribution(self.obs))
 
 
 def explicit_fisher(policy, theta, weight):
