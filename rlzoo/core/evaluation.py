@@ -84,11 +84,13 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int) -> list[Episode]:
     total, length = np.zeros(copies), np.zeros(copies, np.int64)
     obs, forced = env.reset()
     while quota.any():
-        length += ~forced
+        acting = ~forced
         obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
-        total += reward
-        for i in np.flatnonzero((terminated | truncated) & (quota > 0)):
+        total += reward * acting
+        length += acting
+        done = terminated | truncated
+        for i in np.flatnonzero(done & (quota > 0)):
             played[i].append(Episode(float(total[i]), int(length[i])))
             quota[i] -= 1
-        total[forced], length[forced] = 0, 0
+        total[done], length[done] = 0, 0
     return [episode for row in played for episode in row]

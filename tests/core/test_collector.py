@@ -3,50 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from builders import Scripted
 
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.networks import Network
 from rlzoo.core.collector import Collector, evaluate
-from rlzoo.core.env import Episode, VectorEnv
+from rlzoo.core.env import Episode
 from rlzoo.core.errors import EnvError
-
-
-class Scripted(VectorEnv):
-    """Copy i plays episodes of `lengths[i]` steps, cut by a time limit in odd copies; observes (copy, episode,
-    time) and pays 1 + time. Its forced steps follow NEXT_STEP autoreset."""
-
-    def __init__(self, lengths):
-        self.lengths = np.array(lengths)
-        self.num_envs = len(lengths)
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,))
-        self.action_space = spaces.Discrete(2)
-        self.episode = np.full(self.num_envs, -1)
-
-    def _observe(self):
-        return np.stack([np.arange(self.num_envs), self.episode, self.time], 1).astype(np.float32)
-
-    def reset(self):
-        self.episode = self.episode + 1
-        self.time = np.zeros(self.num_envs, int)
-        self.over = np.zeros(self.num_envs, bool)
-        return self._observe(), self.over.copy()
-
-    def step(self, action):
-        assert action.shape == (self.num_envs,)
-        reward = np.where(self.over, 0, 1 + self.time).astype(np.float32)
-        self.episode = self.episode + self.over
-        self.time = np.where(self.over, 0, self.time + 1)
-        self.over = self.time == self.lengths
-        odd = np.arange(self.num_envs) % 2 == 1
-        return self._observe(), reward, self.over & ~odd, self.over & odd, self.over.copy()
-
-    def state_dict(self):
-        return {"episode": self.episode, "time": self.time, "over": self.over}
-
-    def load_state_dict(self, state):
-        self.episode, self.time, self.over = state["episode"], state["time"], state["over"]
 
 
 def make_collector(lengths, num_steps=5, whole_episodes=False):
