@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -80,12 +80,25 @@ class MLPPolicy(Policy):
         self.net = net
         self.nvec = categories(space)
         self.log_std: nn.Parameter | None = None
-        if isinstance(space, spaces.Box):
-            centre, scale = box_units(space)
-            self.register_buffer("centre", torch.from_numpy(centre), persistent=False)
-            self.register_buffer("log_scale", torch.from_numpy(np.log(scale)), persistent=False)
+        self.box = space if isinstance(space, spaces.Box) else None
+        if self.box is not None:
+            self.register_buffer("centre", None, persistent=False)
+            self.register_buffer("log_scale", None, persistent=False)
+            self._set_units()
             if log_std is not None:
-                self.log_std = nn.Parameter(torch.full((centre.size,), float(log_std)))
+                self.log_std = nn.Parameter(torch.full(self.centre.shape, float(log_std)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._set_units()
+        return self
+
+    def _set_units(self) -> None:
+        """Computes `centre` and `log_scale` in the network's precision: a conversion would keep earlier rounding."""
+        if self.box is not None:
+            like = next(self.net.parameters())
+            centre, scale = box_units(self.box, np.float64 if like.dtype == torch.float64 else np.float32)
+            self.centre, self.log_scale = (torch.from_numpy(x).to(like) for x in (centre, np.log(scale)))
 
     def forward(self, features: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
         return self.distribution(self.net(features)), memory
@@ -127,15 +140,15 @@ def categories(space: gymnasium.Space[Any]) -> list[int]:
     raise ConfigError(f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary or Box")
 
 
-def box_units(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> tuple[np.ndarray, np.ndarray]:
     """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has none.
 
     A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
     """
-    low, high = space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
+    low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
-    return ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+    return ((low + high) / 2).astype(dtype), ((high - low) / 2).astype(dtype)
 
 
 @dataclass(frozen=True)
