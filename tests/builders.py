@@ -80,8 +80,39 @@ def with_junk(buffer):
     )
 
 
+class Imitation:
+    """An auxiliary loss in two terms: −coef·E[log π(a|s)] at states and actions of its own.
+
+    `drawn` lists the rows of the objectives that it was drawn for.
+    """
+
+    def __init__(self, model, coef=0.7, seed=4):
+        generator = torch.Generator().manual_seed(seed)
+        p = next(model.parameters())
+        inputs = next(m for m in model.modules() if isinstance(m, torch.nn.Linear)).in_features
+        self.obs = torch.randn(7, 1, inputs, generator=generator, dtype=p.dtype)
+        with torch.no_grad():
+            self.action = model.distribution(self.obs).sample(generator)
+        self.coef, self.drawn = coef, []
+
+    def draw(self, rows):
+        self.drawn.append(rows)
+        return [self.loss_of(slice(0, 2)), self.loss_of(slice(2, 7))]
+
+    def loss_of(self, rows):
+        def term(model):
+            logp = model.distribution(self.obs[rows]).log_prob(self.action[rows])
+            return -self.coef * logp.sum() / len(self.obs)
+
+        return term
+
+    def loss(self, model):
+        """The whole loss at once."""
+        return self.loss_of(slice(None))(model)
+
+
 class PolicyAt(FlatPolicy):
-    """θ ↦ π_θ(·|s) at fixed observations."""
+    """θ ↦ π_θ(·|s) at fixed observations; with a term, θ ↦ term(model)."""
 
     def __init__(self, model, obs):
         super().__init__(model)
@@ -91,8 +122,8 @@ class PolicyAt(FlatPolicy):
     def theta(self):
         return super().theta.requires_grad_()
 
-    def __call__(self, theta):
-        return super().__call__(theta, lambda model: model.distribution(self.obs))
+    def __call__(self, theta, term=None):
+        return super().__call__(theta, term or (lambda model: model.distribution(self.obs)))
 
 
 def explicit_fisher(policy, theta, weight):
