@@ -47,7 +47,8 @@ def test_function_and_its_name_give_its_values():
 
 
 @pytest.mark.parametrize(
-    "text", ["linear", "linear:", "linear:1", "linear:1:2:3", "linear:a:0", "linear:inf:0", "linear:1:nan", "cosine:1:0"]
+    "text",
+    ["linear", "linear:", "linear:1", "linear:1:2:3", "linear:a:0", "linear:inf:0", "linear:1:nan", "cosine:1:0"],
 )
 def test_text_of_another_form_is_no_linear_schedule(text):
     with pytest.raises(ConfigError) as error:
