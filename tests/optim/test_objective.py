@@ -117,7 +117,8 @@ def test_kl_and_fisher_products_leave_the_auxiliary_loss_out():
     policy = FlatPolicy(model)
     v = torch.ones_like(policy.theta)
     found = []
-    for model.auxiliary in (None, Imitation(model)):
+    for auxiliary in (None, Imitation(model)):
+        model.auxiliary = auxiliary
         kl = policy.expectation(mean_kl, batch)
         found.append((kl(policy.theta), kl.gradient(policy.theta), fisher_vector_product(kl, policy.theta)(v)))
     assert found[0][0] == found[1][0]
