@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, make_buffer, make_model
+from builders import SPACES, make_model
 from gymnasium import spaces
 from torch import nn
 
