@@ -117,9 +117,6 @@ class ClassicControl(VectorEnv):
         self._forced = np.array(state["forced"], np.bool_)
         self._rng.bit_generator.state = state["rng"]
 
-    def close(self) -> None:
-        pass
-
 
 def _wrap(angle: Array) -> Array:
     """The same angle in [-π, π]."""

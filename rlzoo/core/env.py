@@ -78,7 +78,7 @@ class VectorEnv(abc.ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state of `state_dict` exactly."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 
     def close(self) -> None:
         """Releases resources."""
