@@ -1,4 +1,4 @@
-"""The built-in networks: multilayer perceptrons for vectors of observations, and every action space."""
+"""The built-in networks: MLPs for flat observations and every supported action space."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tanh(x: Tensor) -> Tensor:
 class MLP(nn.Module):
     """A multilayer perceptron over the last axis.
 
-    Hidden layers are activated and orthogonally initialised with gain √2; with `outputs`, a linear layer with
+    Hidden layers have the activation and orthogonal initialisation with gain √2. With `outputs`, a linear layer with
     gain `gain` follows. Biases start at 0.
     """
 
@@ -68,8 +68,8 @@ class MLP(nn.Module):
 class MLPPolicy(Policy):
     """An MLP whose outputs parametrise the distribution of an action space.
 
-    Box actions are Gaussian, in units of the bounds (see `box_units`), with `log_std` one parameter an action, or
-    with None a second half of the network's outputs.
+    Box actions are Gaussian, in units of the bounds (see `box_units`). `log_std` is the initial value of one parameter
+    for each action; with None, the log standard deviation is the second half of the network's outputs.
     """
 
     centre: Tensor
@@ -89,7 +89,7 @@ class MLPPolicy(Policy):
                 self.log_std = nn.Parameter(torch.full(self.centre.shape, float(log_std)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._set_units()
         return self
 
@@ -104,7 +104,7 @@ class MLPPolicy(Policy):
         return self.distribution(self.net(features)), memory
 
     def distribution(self, outputs: Tensor) -> Distribution:
-        """The distribution that the head's outputs (..., O) stand for."""
+        """The distribution with the network's outputs (..., O) as parameters."""
         if len(self.nvec) == 1:
             return Categorical(outputs)
         if self.nvec:
@@ -128,7 +128,7 @@ class MLPValue(Value):
 
 
 def categories(space: gymnasium.Space[Any]) -> list[int]:
-    """Sizes of the categorical factors of an action space; [] for a Box."""
+    """Number of categories of each categorical action; [] for a Box."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
@@ -166,7 +166,7 @@ class Network:
     log_std_init: float = 0.0
     """Initial log standard deviation for Box actions, in half-widths of the action's bounds."""
     state_dependent_std: bool = False
-    """Standard deviation as an output of the policy network, instead of one parameter an action."""
+    """Standard deviation as an output of the policy network, instead of one parameter for each action."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -181,7 +181,7 @@ class Network:
         action_space: gymnasium.Space[Any],
         generator: torch.Generator | None = None,
     ) -> ActorCritic:
-        """A model with orthogonal initialisation: √2 for hidden layers, 0.01 for π's head, 1 for V's."""
+        """Builds a model with orthogonal initialisation: gain √2 for hidden layers, 0.01 for π's output, 1 for V's."""
 
         def mlp(inputs: int, hidden: Sequence[int], outputs: int | None = None, gain: float = 1.0) -> MLP:
             return MLP(inputs, hidden, self.activation, outputs, gain, generator)
