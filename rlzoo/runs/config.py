@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 from rlzoo.algorithms import ALGORITHMS, Algorithm
@@ -93,7 +94,7 @@ def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config
     """A `Config` from flat settings. Each setting goes to the part that has a field of that name.
 
     `algorithm` and the setting `estimator` are names, `module:Class`, or instances. The settings `task` and `network`
-    are instances.
+    are instances. "none" means None for a setting that can be None.
 
     Raises:
         ConfigError: no part has such a field (the nearest name is suggested), a value is out of range, or the parts do
@@ -130,6 +131,8 @@ def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) 
     unknown = settings.keys() - known
     if unknown:
         raise ConfigError(unknown_name("setting", min(unknown), known))
+    optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
+    settings = {name: None if x == "none" and name in optional else x for name, x in settings.items()}
     return _replace(config, settings, task.units)
 
 

@@ -146,7 +146,7 @@ class Run:
                 record = upgrade(record)
             return make_config(record.pop("algorithm"), record.pop("env"), **record)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise RunError(f"{self._config} is damaged: {_describe(error)}") from error
+            raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
 
     @property
     def model_name(self) -> str | None:

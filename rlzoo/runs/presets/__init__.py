@@ -38,9 +38,8 @@ def recipes() -> dict[str, dict[str, Any]]:
 
 
 def _tables(file: Traversable) -> dict[str, dict[str, Any]]:
-    """Settings by table. "none" means None, which TOML cannot write."""
-    tables = tomllib.loads(file.read_text())
-    return {name: {k: None if x == "none" else x for k, x in table.items()} for name, table in tables.items()}
+    """Settings by table. TOML cannot write None, so "none" stands for it where a setting can be None."""
+    return tomllib.loads(file.read_text())
 
 
 def environments() -> dict[str, list[str]]:
