@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-import rlzoo
 from rlzoo.cli import benchmarks, language, runs
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
@@ -23,6 +22,7 @@ from rlzoo.core.errors import (
     UnsupportedSpace,
     no_such,
 )
+from rlzoo.core.version import __version__
 from rlzoo.runs.signals import INTERRUPTED
 
 
@@ -62,7 +62,7 @@ def _complain(line: str, code: int) -> int:
 def _run(arguments: list[str]) -> int:
     command, *rest = arguments or ["--help"]
     if command == "--version":
-        print(f"rlzoo {rlzoo.__version__}")
+        print(f"rlzoo {__version__}")
     elif command in ("-h", "--help"):
         print(_HELP)
     elif command.startswith("-"):

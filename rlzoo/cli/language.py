@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse, with_settings
+from rlzoo.cli.options import Positional, Switch, parse, with_parts
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
@@ -70,7 +70,7 @@ def _fit_options(name: str, description: str, options: type[F], settings: type[S
     """The options of the command and the settings of the fit."""
     from rlzoo.runs.train import check_device
 
-    made = parse(with_settings(options, settings), arguments, f"rlzoo {name}", description)
+    made = parse(with_parts(options, settings=settings), arguments, f"rlzoo {name}", description)
     check_device(made.settings.device)
     return made.command, made.settings
 

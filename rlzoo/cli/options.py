@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -69,23 +70,27 @@ def parse(
     return made
 
 
-def with_settings(command: type, settings: type) -> type[Any]:
-    """A dataclass for `parse` with two groups of options, its fields `command` and `settings`."""
-    return dataclasses.make_dataclass("Options", [("command", command), ("settings", settings)])
+def with_parts(command: type, **parts: type) -> type[Any]:
+    """A dataclass for `parse` with a group of options for each part, and the group `command`."""
+    return dataclasses.make_dataclass("Options", [("command", command), *parts.items()])
 
 
-def settings_class(settings: Iterable[Setting]) -> type[Any]:
-    """A dataclass with a field for each setting."""
-
-    def field(setting: Setting) -> tuple[str, Any, Any]:
+def settings_groups(settings: Iterable[Setting]) -> dict[str, type]:
+    """Dataclasses with a field for each setting, by the name of the setting's part."""
+    groups: dict[type, list[Any]] = {}
+    for setting in settings:
         hint: Any = setting.hint
-        return (
-            setting.name,
-            Annotated[hint, tyro.conf.arg(help=setting.help)],
-            dataclasses.field(default_factory=lambda: setting.value),
-        )
+        field = dataclasses.field(default_factory=partial(_identity, setting.value))
+        field_type = Annotated[hint, tyro.conf.arg(help=setting.help)]
+        groups.setdefault(setting.part, []).append((setting.name, field_type, field))
+    return {
+        part.__name__: dataclasses.make_dataclass(part.__name__, fields, namespace={"__doc__": part.__doc__})
+        for part, fields in groups.items()
+    }
 
-    return dataclasses.make_dataclass("Settings", [field(setting) for setting in settings])
+
+def _identity(value: T) -> T:
+    return value
 
 
 def _reason(cause: BaseException | None, box: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse, settings_class, with_settings
+from rlzoo.cli.options import Positional, Switch, parse, settings_groups, with_parts
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.runs.registry import TASKS, uses_all_cores
 
@@ -107,16 +107,17 @@ def train_command(arguments: list[str]) -> int:
     table = assemble(algorithm, env, starting_from(algorithm, env, settings, preset)[0]).table
     del table["env"]
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
-    description += "\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
+    description += "\n\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
     if not names:
         description += (
             f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, module:Class of a task, or one of"
             f" {', '.join(TASKS)}.\n\nBelow are the options of {algorithm} on {env}.\n\n"
             "rlzoo train ALGORITHM ENV --help shows those of another pair, with the values of its preset."
         )
-    options = with_settings(_Train, settings_class(table.values()))
-    chosen = parse(options, rest, f"rlzoo train {algorithm} {env}", description).settings
-    settings |= {name: getattr(chosen, name) for name, x in table.items() if getattr(chosen, name) != x.value}
+    options = with_parts(_Train, **settings_groups(table.values()))
+    given = parse(options, rest, f"rlzoo train {algorithm} {env}", description)
+    values = {name: getattr(getattr(given, setting.part.__name__), name) for name, setting in table.items()}
+    settings |= {name: value for name, value in values.items() if value != table[name].value}
     run = train(
         algorithm,
         env,

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-import rlzoo
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.version import __version__
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
 from rlzoo.runs.config import Config, make_config
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
@@ -316,7 +316,7 @@ def _describe(error: BaseException) -> str:
 def versions() -> dict[str, str]:
     """Versions of rlzoo and of the libraries that its results depend on."""
     return {
-        "rlzoo": rlzoo.__version__,
+        "rlzoo": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -325,7 +325,7 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Git commit of rlzoo, if it runs from a repository."""
-    root = Path(rlzoo.__file__).parent.parent
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:

@@ -21,8 +21,8 @@ class Setting(NamedTuple):
     """Name in the command line and in `config.json`."""
     field: str
     """Name of the field."""
-    part: str
-    """Name of the part's class."""
+    part: type
+    """Class of the part."""
     hint: Any
     value: Any
     help: str
@@ -42,7 +42,7 @@ def settings_of(*parts: Any, units: Mapping[str, tuple[str, str]] | None = None)
         for setting in _fields(part, units or {}):
             other = table.setdefault(setting.name, setting)
             if other is not setting:
-                parts_named = f"both {other.part} and {setting.part}"
+                parts_named = f"both {other.part.__name__} and {setting.part.__name__}"
                 raise ConfigError(f"setting {setting.name!r} is defined by {parts_named}: rename one of them")
     return table
 
@@ -84,4 +84,4 @@ def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting
             yield from _fields(value, units)
         else:
             name, text = units.get(f.name, (f.name, texts.get(f.name, "")))
-            yield Setting(name, f.name, cls.__name__, hints[f.name], value, text)
+            yield Setting(name, f.name, cls, hints[f.name], value, text)

@@ -244,7 +244,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--target-kl'?"),
         ("train ppo CartPole-v1 --preset", "Missing value for argument '--preset'. Expected 1 values."),
         ("train ppo RandomWalks --preset x --no-preset", "--preset and --no-preset contradict each other"),
-        ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'; did you mean '--no-compile'?"),
+        ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'; did you mean '--total-steps'?"),
         ("train ppo RandomWalks --responses-per-batch 6 --responses-per-prompt 4", PER_PROMPT),
         ("train trpo RandomWalks --attention sdpa", SDPA),
         ("train trpo RandomWalks --attention sdap", ATTENTION),
@@ -265,7 +265,10 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ),
         ("train ppo CartPole-v1 --env-kwargs a", "--env-kwargs: 'a' is not of the form key=value"),
         ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N, mps or the like, got 'abacus'"),
-        ("train ppo CartPole-v1 --estimator gea", "no estimator 'gea'; did you mean 'gae'?"),
+        (
+            "train ppo CartPole-v1 --estimator gea",
+            "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-norm)",
+        ),
         ("train ppo CartPole-v1 --threads 0", "threads must be at least 1, got 0"),
         ("resume", "Missing from rlzoo resume: RUN Run directory. (required)"),
         ("resume RUN --total-steps", "Missing value for argument '--total-steps'. Expected 1 values."),
@@ -316,8 +319,8 @@ def test_directory_that_holds_a_run(run, capsys):
     assert main(["train", "ppo", "CartPole-v1", "--out", str(run.path)]) == 2
     _, (line,) = lines(capsys)
     assert (
-        line
-        == f"rlzoo: {run.path} already holds a run: continue it with rlzoo resume {run.path}, or replace it with --overwrite"
+        line == f"rlzoo: {run.path} already holds a run: continue it with rlzoo resume {run.path}, "
+        "or replace it with --overwrite"
     )
     assert short_runs.outcome(run) == before
 
