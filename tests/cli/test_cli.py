@@ -94,6 +94,35 @@ def test_every_kind_of_option(tmp_path):
     assert Run(path).finished
 
 
+def test_schedules(tmp_path, monkeypatch):
+    (tmp_path / "own_schedules.py").write_text("def half(progress):\n    return 0.5 * (1 - progress) + 0.1\n")
+    monkeypatch.chdir(tmp_path)
+    options = ["--learning-rate", "linear:3e-4:0", "--clip-coef", "own_schedules:half"]
+    assert main(["train", "ppo", "CartPole-v1", "--out", "run", *SMALL_PPO, *options]) == 0
+    config = Run("run").read_config()
+    assert (config.algorithm.learning_rate, config.algorithm.clip_coef) == ("linear:3e-4:0", "own_schedules:half")
+    flat = json.loads(Path("run/config.json").read_text())
+    assert (flat["learning_rate"], flat["clip_coef"]) == ("linear:3e-4:0", "own_schedules:half")
+    assert main(["resume", "run", "--total-steps", "800", "--quiet"]) == 0
+
+
+def test_schedule_of_a_module_that_is_out_of_range(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad_schedules.py").write_text("def negative(progress):\n    return 0.5 - progress\n")
+    monkeypatch.chdir(tmp_path)
+    given = ["--learning-rate", "bad_schedules:negative"]
+    assert main(["train", "ppo", "CartPole-v1", "--out", "run", *SMALL_PPO, *given]) == 2
+    line = "learning_rate must be above 0 throughout, got 'bad_schedules:negative'"
+    assert capsys.readouterr().err == f"rlzoo: {line}\n"
+    assert not Path("run").exists()
+
+
+def test_without_fast_implementations(tmp_path):
+    path = tmp_path / "run"
+    assert main(["train", "ppo", "CartPole-v1", "--out", str(path), "--no-fast", "--seed", "2", *SMALL_PPO]) == 0
+    assert Run(path).read_config().fast is False
+    assert main(["eval", str(path), "--episodes", "2"]) == 0
+
+
 def test_estimator_of_choice(tmp_path):
     arguments = ["train", "trpo", "CartPole-v1", "--estimator", "monte-carlo", "--gamma", "0.9", *SMALL]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
@@ -235,6 +264,8 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train --seed 1 ppo CartPole-v1", FIRST),
         ("train pppo CartPole-v1", f"no algorithm 'pppo'; did you mean 'ppo'? {KNOWN}"),
         ("train trop CartPole-v1", f"no algorithm 'trop'; did you mean 'trpo'? {KNOWN}"),
+        ("train CartPole-v1 ppo-clip", "the algorithm comes before the environment: rlzoo train ppo-clip CartPole-v1"),
+        ("train CartPole-v1 --seed 1", f"no algorithm 'CartPole-v1' {KNOWN}"),
         ("train nowhere:X CartPole-v1", "cannot load algorithm 'nowhere:X': No module named 'nowhere'"),
         ("train ppo CartPol-v1", "no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ("train ppo RandomWalk", "no environment 'RandomWalk'; did you mean 'RandomWalks'?"),
@@ -242,6 +273,11 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo CartPole-v1 --gama 1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --gama=1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--target-kl'?"),
+        ("train ppo CartPole-v1 --lr 1", "no option '--lr'; did you mean '--learning-rate'?"),
+        (
+            "train ppo RandomWalks --minibatch-size 8",
+            "no option '--minibatch-size'; did you mean '--minibatch-responses'?",
+        ),
         ("train ppo CartPole-v1 --preset", "Missing value for argument '--preset'. Expected 1 values."),
         ("train ppo RandomWalks --preset x --no-preset", "--preset and --no-preset contradict each other"),
         ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'; did you mean '--total-steps'?"),
@@ -256,6 +292,35 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo CartPole-v1 --gamma nan", "gamma must be in [0, 1], got nan"),
         ("train ppo CartPole-v1 --seed -1", "seed must be at least 0, got -1"),
         ("train ppo CartPole-v1 --seed 1.5", "--seed: '1.5' is not an integer"),
+        ("train ppo CartPole-v1 --total-steps 1e400", "--total-steps: '1e400' is not an integer"),
+        ("train ppo CartPole-v1 --num-envs 1e20", f"num_envs must be at most {2**31 - 1}, got {10**20}"),
+        ("train ppo CartPole-v1 --hidden 8 1e20", f"hidden must be at most {2**31 - 1}, got (8, {10**20})"),
+        ("train ppo CartPole-v1 --eval-episodes 1e20", f"eval_episodes must be at most {2**31 - 1}, got {10**20}"),
+        (
+            "train ppo CartPole-v1 --learning-rate 1e308",
+            "learning_rate must be at most 3.4e+38 in absolute value, got 1e+308",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate linear:1e308:0",
+            "learning_rate must be at most 3.4e+38 in absolute value, got linear:1e308:0",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate liner:1:0",
+            "learning_rate must be a number, linear:START:END or module:function, got 'liner:1:0': "
+            "cannot load 'liner:1:0': No module named 'liner'",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate linear:1",
+            "learning_rate must be above 0, or a schedule such as linear:1e-3:0, got 'linear:1'",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate linear:-1:0",
+            "learning_rate must be above 0 throughout, got 'linear:-1:0'",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate fast",
+            "learning_rate must be above 0, or a schedule such as linear:1e-3:0, got 'fast'",
+        ),
         ("train ppo CartPole-v1 --total-steps 0", "total_steps must be at least 1, got 0"),
         ("train ppo CartPole-v1 --hidden 0", "hidden sizes must be at least 1, got (0,)"),
         ("train ppo CartPole-v1 --hidden 8 x", "--hidden: Could not find valid parse for arguments: ['8', 'x']"),
@@ -264,12 +329,28 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
             "invalid choice 'tan' for argument '--activation'. Expected one of ('tanh', 'relu').",
         ),
         ("train ppo CartPole-v1 --env-kwargs a", "--env-kwargs: 'a' is not of the form key=value"),
+        ("train ppo Pendulum-v1 --env-kwargs g=abc", "env_kwargs: g must be a finite number, got 'abc'"),
+        ("train ppo Pendulum-v1 --env-kwargs g=NaN", "env_kwargs: g must be a finite number, got nan"),
+        (
+            "train ppo CartPole-v1 --env-kwargs sutton_barto_reward=1",
+            "env_kwargs: sutton_barto_reward must be true or false, got 1",
+        ),
+        (
+            "train ppo CartPole-v1 --env-kwargs max_episode_steps=x",
+            "env_kwargs: max_episode_steps must be an integer, got 'x'",
+        ),
+        (
+            "train ppo CartPole-v1 --env-kwargs max_episode_steps=0",
+            "environment 'CartPole-v1' cannot be made: num_envs=8 and max_episode_steps=0 must be positive",
+        ),
         ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N, mps or the like, got 'abacus'"),
         (
             "train ppo CartPole-v1 --estimator gea",
             "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-norm)",
         ),
         ("train ppo CartPole-v1 --threads 0", "threads must be at least 1, got 0"),
+        ("train ppo CartPole-v1 --threads 1e20", f"threads must be at most 1024, got {10**20}"),
+        ("eval RUN --threads 3e9", "threads must be at most 1024, got 3000000000"),
         ("resume", "Missing from rlzoo resume: RUN Run directory. (required)"),
         ("resume RUN --total-steps", "Missing value for argument '--total-steps'. Expected 1 values."),
         ("train ppo CartPole-v1 --env Pendulum-v1", "no option '--env'; did you mean '--num-envs'?"),
@@ -279,6 +360,9 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("eval nowhere", "nowhere holds no run (no config.json)"),
         ("eval RUN --episodes 0", "episodes must be at least 1, got 0"),
         ("eval RUN --episodes many", "--episodes: 'many' is not an integer"),
+        ("eval RUN --episodes 1e20", f"episodes must be at most {2**31 - 1}, got {10**20}"),
+        ("eval RUN --episodes 1e400", "--episodes: '1e400' is not an integer"),
+        ("eval RUN --checkpoint 1e400", "--checkpoint: expected none|INT|best, got '1e400'"),
         ("eval RUN --seed -1", "seed must be at least 0, got -1"),
         ("eval RUN --checkpoint 5", "RUN has no checkpoint 5; it has STEPS"),
         (

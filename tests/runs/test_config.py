@@ -10,11 +10,12 @@ import pytest
 from rlzoo.algorithms import ALGORITHMS, TRPO, PPOClip
 from rlzoo.cli import ALGORITHMS as LISTED
 from rlzoo.control.networks import Network
-from rlzoo.control.task import Control
+from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import GAE, MonteCarlo
+from rlzoo.core.schedules import at
 from rlzoo.lm.tasks.settings import Language
-from rlzoo.runs.config import Config, make_config
+from rlzoo.runs.config import Config, check_schedules, make_config
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -147,3 +148,141 @@ def test_minibatches_of_the_value_fit_into_the_buffer_too():
     with pytest.raises(ConfigError, match=r"vf_minibatch_size must be at most num_envs \* num_steps = 64, got 128"):
         make_config("trpo", "CartPole-v1", num_envs=2, num_steps=32)
     make_config("reinforce", "CartPole-v1", num_envs=2, num_steps=32)
+
+
+# Schedules
+
+
+def halved(progress):
+    """A schedule that can be imported."""
+    return 0.1 * (1 - progress / 2)
+
+
+def lowered(progress):
+    """It is below 0 at the end."""
+    return 0.5 - progress
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        (0.1, 0.1),
+        ("linear:0.1:0", "linear:0.1:0"),
+        (halved, "test_config:halved"),
+        ("test_config:halved", "test_config:halved"),
+    ],
+    ids=["number", "linear", "function", "name"],
+)
+def test_schedules_survive_json(schedule, text):
+    config = make_config("ppo", "CartPole-v1", learning_rate=schedule)
+    flat = json.loads(json.dumps(config.to_dict()))
+    assert flat["learning_rate"] == text
+    again = make_config(flat.pop("algorithm"), flat.pop("env"), **flat)
+    assert again.to_dict() == config.to_dict()
+    assert at(again.algorithm.learning_rate, 0.5) == at(config.algorithm.learning_rate, 0.5)
+    check_schedules(again)
+
+
+def test_lambda_cannot_be_written():
+    config = make_config("ppo", "CartPole-v1", learning_rate=lambda progress: 0.1)
+    with pytest.raises(
+        ConfigError, match="learning_rate: a schedule must be a function that can be imported"
+    ):
+        config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ("liner:1:0", "learning_rate must be a number, linear:START:END or module:function, got 'liner:1:0': "),
+        ("os:getcwdd", "learning_rate must be a number, linear:START:END or module:function, got 'os:getcwdd': "),
+        ("test_config:lowered", "learning_rate must be above 0 throughout, got 'test_config:lowered'"),
+    ],
+)
+def test_schedules_are_loaded_before_training(schedule, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_schedules(make_config("ppo", "CartPole-v1", learning_rate=schedule))
+
+
+# Names are unique over all parts, also those of a user
+
+
+@dataclass(frozen=True)
+class ClashingAlgorithm(TRPO):
+    num_steps: int = 3
+
+
+@dataclass(frozen=True)
+class ClashingEstimator(GAE):
+    num_envs: int = 3
+
+
+@dataclass(frozen=True)
+class ClashingSettings(Control):
+    max_kl: float = 3.0
+
+
+class ClashingTask(ControlTask):
+    Settings = ClashingSettings
+
+
+@dataclass(frozen=True)
+class RunSettings(Control):
+    seed: int = 3
+
+
+class RunTask(ControlTask):
+    Settings = RunSettings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "parts"),
+    [
+        ({"algorithm": "test_config:ClashingAlgorithm"}, "num_steps", "ClashingAlgorithm and Control"),
+        ({"algorithm": ClashingAlgorithm()}, "num_steps", "ClashingAlgorithm and Control"),
+        ({"estimator": "test_config:ClashingEstimator"}, "num_envs", "ClashingEstimator and Control"),
+        ({"estimator": ClashingEstimator()}, "num_envs", "ClashingEstimator and Control"),
+        ({"env": "test_config:ClashingTask"}, "max_kl", "TRPO and ClashingSettings"),
+        ({"env": "test_config:RunTask"}, "seed", "RunSettings and Config"),
+    ],
+)
+def test_settings_of_the_same_name_are_an_error(arguments, name, parts):
+    with pytest.raises(ConfigError) as error:
+        make_config(**{"algorithm": "trpo", "env": "CartPole-v1", **arguments})
+    assert str(error.value) == f"setting {name!r} is defined by both {parts}: rename one of them"
+
+
+# Units of the task
+
+
+def test_minibatches_of_language_models_are_counted_in_responses():
+    config = make_config("ppo", "RandomWalks", minibatch_responses=8)
+    assert config.algorithm.minibatch_size == 8
+    flat = config.to_dict()
+    assert flat["minibatch_responses"] == 8
+    assert "minibatch_size" not in flat
+    with pytest.raises(ConfigError, match="no setting 'minibatch_size'; did you mean 'minibatch_responses'"):
+        make_config("ppo", "RandomWalks", minibatch_size=8)
+    with pytest.raises(ConfigError, match="minibatch_responses must be at least 1 or all, got 0"):
+        make_config("ppo", "RandomWalks", minibatch_responses=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 1}, "no setting 'lr'; did you mean 'learning_rate'?"),
+        ({"num_envs": 2**31}, f"num_envs must be at most {2**31 - 1}, got {2**31}"),
+        ({"hidden": (8, 2**31)}, f"hidden must be at most {2**31 - 1}, got (8, {2**31})"),
+        ({"vf_coef": 1e39}, "vf_coef must be at most 3.4e+38 in absolute value, got 1e+39"),
+        ({"ent_coef": "linear:0:1e39"}, "ent_coef must be at most 3.4e+38 in absolute value, got linear:0:1e39"),
+    ],
+)
+def test_names_and_magnitudes(settings, message):
+    with pytest.raises(ConfigError) as error:
+        make_config("ppo", "CartPole-v1", **settings)
+    assert str(error.value) == message
+
+
+def test_seeds_and_steps_may_be_large():
+    config = make_config("ppo", "CartPole-v1", seed=2**80, total_steps=10**12, eval_interval=10**12)
+    assert (config.seed, config.total_steps) == (2**80, 10**12)

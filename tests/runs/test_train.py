@@ -17,8 +17,9 @@ import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.errors import ConfigError, RunError, TrainingError
 from rlzoo.core.models import ActorCritic
+from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.config import Config, make_config
 from rlzoo.runs.defaults import starting_from
 from rlzoo.runs.display import LineDisplay
@@ -329,6 +330,58 @@ def test_evaluation_in_words():
 def test_quiet_without_progress(tmp_path, capfd):
     short_runs.quick_run(tmp_path)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 29.1 TiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("Storage size calculation overflowed with sizes=[2000000000, 2000000000]"),
+    ],
+    ids=["numpy", "torch", "overflow"],
+)
+def test_too_little_memory_names_the_largest_setting(error, tmp_path, monkeypatch):
+    def build(*_):
+        raise error
+
+    monkeypatch.setattr(Network, "build", build)
+    with pytest.raises(ConfigError, match="there is not enough memory; the largest setting is hidden = 1234567"):
+        short_runs.quick_run(tmp_path / "run", hidden=(8, 1234567), seed=2**40)
+    assert not (tmp_path / "run").exists()
+
+
+def test_too_little_memory_in_training_names_the_last_checkpoint(tmp_path, monkeypatch):
+    def collect(*_):
+        raise MemoryError("Unable to allocate 29.1 TiB")
+
+    monkeypatch.setattr("rlzoo.core.collector.Collector.collect", collect)
+    with pytest.raises(TrainingError, match=r"step 0: Unable to allocate 29\.1 TiB; there is no checkpoint yet"):
+        short_runs.quick_run(tmp_path)
+
+
+def test_programming_errors_in_training_keep_their_class(tmp_path, monkeypatch):
+    def collect(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("rlzoo.core.collector.Collector.collect", collect)
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as error:
+        short_runs.quick_run(tmp_path)
+    assert type(error.value) is RuntimeError
+
+
+@pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip", "reinforce"])
+def test_without_fast_implementations(algorithm, tmp_path):
+    """Plain PyTorch takes the same steps but for rounding."""
+    settings = {**short_runs.QUICK, "algorithm": algorithm, "total_steps": 200}
+    settings |= {} if algorithm == "ppo-clip" else {"vf_minibatch_size": 50}
+    settings |= {"minibatch_size": 50} if algorithm == "ppo-clip" else {}
+    fast, plain = (Trainer(make_config(**settings, fast=fast)) for fast in (True, False))
+    for trainer in (fast, plain):
+        assert all(isinstance(x, FastAdam) == (trainer is fast) for x in trainer.state.optimizers.values())
+        trainer.iterate()
+    for a, b in zip(fast.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_config_dataclass_is_frozen():
