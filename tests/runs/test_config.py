@@ -185,9 +185,7 @@ def test_schedules_survive_json(schedule, text):
 
 def test_lambda_cannot_be_written():
     config = make_config("ppo", "CartPole-v1", learning_rate=lambda progress: 0.1)
-    with pytest.raises(
-        ConfigError, match="learning_rate: a schedule must be a function that can be imported"
-    ):
+    with pytest.raises(ConfigError, match="learning_rate: a schedule must be a function that can be imported"):
         config.to_dict()
 
 
