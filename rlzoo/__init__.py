@@ -13,6 +13,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rlzoo.core.version import __version__
+
 if TYPE_CHECKING:
     from rlzoo.algorithms import NPG, TRPO, Algorithm, PPOClip, PPOPenalty, Reinforce, State, measure
     from rlzoo.control.networks import Network
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
     from rlzoo.runs.loop import Iteration, Trainer
     from rlzoo.runs.run import Run
     from rlzoo.runs.train import resume, train
-
-__version__ = "0.1.0"
 
 __all__ = [
     "GAE",

@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0, 1 for a run that broke off, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM."""
+"""The command line.
+
+Exit codes: 0 for success, 1 for a run that failed, 2 for wrong use, 130 after Ctrl-C, 143 after SIGTERM.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-import rlzoo
 from rlzoo.cli import benchmarks, language, runs
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
@@ -20,10 +22,12 @@ from rlzoo.core.errors import (
     UnsupportedSpace,
     no_such,
 )
+from rlzoo.core.version import __version__
+from rlzoo.runs.signals import INTERRUPTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code. What a user can mend becomes one line on standard error."""
+    """Runs a command and returns its exit code. An error that the user can correct is one line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "" not in sys.path and not sys.flags.safe_path:
         sys.path.insert(0, "")  # module:Class may be in the current directory
@@ -39,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as stop:
         return _complain(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+        return _complain("interrupted", INTERRUPTED)
     except (TrainingError, NonFiniteError) as error:
         return _complain(str(error), 1)
+    except MemoryError as error:
+        return _complain(f"there is not enough memory: {error}", 1)
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except (ConfigError, RunError, EnvError, UnknownEnv, UnsupportedSpace) as error:
@@ -56,7 +62,7 @@ def _complain(line: str, code: int) -> int:
 def _run(arguments: list[str]) -> int:
     command, *rest = arguments or ["--help"]
     if command == "--version":
-        print(f"rlzoo {rlzoo.__version__}")
+        print(f"rlzoo {__version__}")
     elif command in ("-h", "--help"):
         print(_HELP)
     elif command.startswith("-"):
@@ -74,21 +80,22 @@ usage: rlzoo COMMAND ...
 On-policy policy gradients, from REINFORCE to PPO.
 
 commands:
-  train ALGORITHM ENV   train a policy, in a new run directory
-  resume RUN            go on with a run that was stopped
+  train ALGORITHM ENV   train a policy in a new run directory
+  resume RUN            continue a run from its last checkpoint
   eval RUN              play episodes and print their mean return
-  play RUN              watch episodes, or record them as a video; of a language model, read responses
+  play RUN              watch episodes or record a video; for a language model, read responses
   benchmark SUITE       run a suite of algorithms, environments and seeds
-  report RESULTS        tables and figures of what suites came to, as a page
+  report RESULTS        write tables and figures of the results of suites
   sft TEXTS             fine-tune a language model on texts
-  reward-model PAIRS    train a reward model on pairs of responses, one of which was preferred
-  list                  algorithms, environments and language tasks
+  reward-model PAIRS    train a reward model on pairs of responses with a preference
+  list                  list algorithms, environments, language tasks, recipes and suites
 
 options:
-  -h, --help            show this and stop
-  --version             show the version and stop
+  -h, --help            show this help and exit
+  --version             show the version and exit
 
-rlzoo COMMAND --help says more, rlzoo train ALGORITHM ENV --help most."""
+rlzoo COMMAND --help shows the options of a command.
+rlzoo train ALGORITHM ENV --help shows all settings of the pair, with their defaults."""
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {

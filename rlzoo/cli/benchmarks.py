@@ -16,27 +16,27 @@ from rlzoo.core.errors import require
 @dataclass(frozen=True, kw_only=True)
 class _Benchmark:
     suite: Positional[str]
-    """A suite's name, or its file; smoke takes a minute."""
+    """Name or file of a suite. The suite smoke takes a minute."""
     out: str | None = None
-    """The folder of results; results/<suite> if not given. What it holds already is not run again."""
+    """Folder of the results; none for results/<suite>. Jobs whose results it already holds are not run again."""
     jobs: int | None = None
-    """Processes at a time, each with one thread; as many as there are cores if not given."""
+    """Number of processes, with one thread each; none for the number of cores."""
     backend: Literal["loky", "ray"] = "loky"
-    """Processes on this machine, or the Ray cluster that RAY_ADDRESS names (pip install 'rlzoo[ray]')."""
+    """Processes on this machine (loky), or the Ray cluster in RAY_ADDRESS (pip install 'rlzoo[ray]')."""
     overwrite: Switch = False
-    """Begin anew where the folder holds results already."""
+    """Replace the results that the folder already holds."""
     quiet: Switch = False
-    """Print nothing but failures."""
+    """Print only failures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
     results: Positional[tuple[str, ...]]
-    """Folders of results; of several, side by side."""
+    """Folders of results. Several are compared."""
     out: str | None = None
-    """Where to write report.html, report.md and figures; the folder itself, or ./comparison for several."""
+    """Folder for report.html, report.md and figures; none for the folder of results, or ./comparison for several."""
     json: Switch = False
-    """Print the names of the pages as one JSON object."""
+    """Print the paths of the pages as one JSON object."""
 
 
 def benchmark_command(arguments: list[str]) -> int:
@@ -62,13 +62,13 @@ def benchmark_command(arguments: list[str]) -> int:
         count = f"{len(results.failures)} of {len(suite.jobs)} jobs"
         print(f"rlzoo: {count} failed; {out}/failures.jsonl has the tracebacks", file=sys.stderr)
     if not options.quiet:
-        print(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; see them: rlzoo report {out}")
+        print(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; show them with: rlzoo report {out}")
     return 1 if results.failures else 0
 
 
 def report_command(arguments: list[str]) -> int:
-    options = parse(_Report, arguments, "rlzoo report", "Tables and figures of what suites came to, as a page.")
-    require(len(options.results) > 0, "folders of results come first: rlzoo report DIR [DIR ...]")
+    options = parse(_Report, arguments, "rlzoo report", "Write tables and figures of the results of suites.")
+    require(len(options.results) > 0, "the folders of results are missing: rlzoo report DIR [DIR ...]")
     with importing(threads=1):
         from rlzoo.benchmark.report import write_report
         from rlzoo.benchmark.results import Results

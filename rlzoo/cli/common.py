@@ -1,4 +1,4 @@
-"""What the commands have in common: options, the import of PyTorch, a display."""
+"""Parts that commands share: options, the import of PyTorch, the display."""
 
 from __future__ import annotations
 
@@ -13,70 +13,70 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlzoo.cli.options import Switch
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import require
 from rlzoo.runs.registry import cores, uses_all_cores
+from rlzoo.runs.signals import deferred_interrupts
 
 if TYPE_CHECKING:
     from rlzoo.runs.display import Display
+
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threads:
     threads: int | None = None
-    """Of PyTorch and NumPy; 1 for control environments and all cores for language models if not given."""
+    """Threads of PyTorch and NumPy; none for 1 on control environments and all cores on language models."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Threads):
     quiet: Switch = False
-    """Print nothing but the final evaluation."""
+    """Print only the final evaluation."""
     json: Switch = False
     """Print the final evaluation as one JSON object."""
 
 
 @contextlib.contextmanager
 def importing(threads: int) -> Iterator[None]:
-    """Around the imports of PyTorch and what needs it.
+    """Context for the import of PyTorch and modules that need it, with a number of threads.
 
-    NumPy's libraries read the variables when they are imported. Collecting garbage among the modules of PyTorch
-    finds none and takes 0.2 s.
+    NumPy's libraries read the environment variables when they are imported. Garbage collection is off because it finds
+    nothing among the modules of PyTorch and takes 0.2 s.
     """
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1, got {threads}")
+    require(threads >= 1, f"threads must be at least 1, got {threads}")
+    require(threads <= _MOST_THREADS, f"threads must be at most {_MOST_THREADS}, got {threads}")
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
     gc.disable()
     try:
-        import torch
+        with deferred_interrupts():
+            import torch
 
-        torch.set_num_threads(threads)
-        yield
+            torch.set_num_threads(threads)
+            yield
     finally:
         gc.freeze()
         gc.enable()
 
 
 def threads_for(options: Threads, all_cores: bool) -> int:
-    """As the user asked, else what is fastest for the task."""
+    """The number of threads that the user asked for, else the fastest one for the task."""
     if options.threads is not None:
         return options.threads
     return cores() if all_cores else 1
 
 
-def task_of(run: str) -> str:
-    """Name of a run's task, read before PyTorch is imported; "" if it cannot be read."""
-    try:
-        return str(json.loads(Path(run, "config.json").read_bytes())["env"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
-
-
 def all_cores_for(run: str) -> bool:
-    """Whether a run's task is fastest on all cores."""
-    return uses_all_cores(task_of(run))
+    """Whether a run's task is fastest with all cores. Reads `config.json` before PyTorch is imported."""
+    try:
+        return uses_all_cores(json.loads(Path(run, "config.json").read_bytes())["env"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def display(options: Output) -> Display:
+    """The display that the options ask for."""
     from rlzoo.runs.display import Display, make_display
 
     return Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)

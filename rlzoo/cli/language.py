@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.cli.options import Positional, Switch, parse, with_parts
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
@@ -22,23 +21,23 @@ S = TypeVar("S", bound="FitSettings")
 @dataclass(frozen=True, kw_only=True)
 class _Fit(Threads):
     model: str
-    """What to start from: the directory of a model, or a name on the hub."""
+    """Initial model: a directory, or a name on the hub."""
     out: str
-    """The directory to save model and tokenizer in."""
+    """Directory for the model and its tokenizer."""
     overwrite: Switch = False
-    """Replace a model that is there already."""
+    """Replace an existing model."""
     quiet: Switch = False
-    """Print nothing but the last epoch's numbers."""
+    """Print only the metrics of the last epoch."""
     json: Switch = False
-    """Print the last epoch's numbers as one JSON object."""
+    """Print the metrics of the last epoch as one JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _SFT(_Fit):
     texts: Positional[str]
-    """A .txt file, a text a line, or a .jsonl file with "text" in each line."""
+    """A .txt file with one text in each line, or a .jsonl file with "text" in each line."""
     model: str
-    """What to start from: the directory of a model, a name on the hub, or a configuration to draw weights for."""
+    """Initial model: a directory, a name on the hub, or a configuration for a model with random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ def sft_command(arguments: list[str]) -> int:
     with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
         from rlzoo.lm.finetune.sft import SFTSettings, run_sft
 
-    description = "Fine-tune a language model: raise the likelihood of texts."
+    description = "Fine-tune a language model on texts."
     options, settings = _fit_options("sft", description, _SFT, SFTSettings, arguments)
     metrics = run_sft(options.texts, options.model, options.out, settings, _say(options), options.overwrite)
     return _report_fit(metrics, options, settings.epochs)
@@ -61,20 +60,19 @@ def reward_model_command(arguments: list[str]) -> int:
     with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
         from rlzoo.lm.finetune.reward_model import RewardModelSettings, run_reward_model
 
-    description = "Train a reward model on pairs of responses, one of which was preferred."
+    description = "Train a reward model on pairs of responses with a preference."
     options, settings = _fit_options("reward-model", description, _RewardModel, RewardModelSettings, arguments)
     metrics = run_reward_model(options.pairs, options.model, options.out, settings, _say(options), options.overwrite)
     return _report_fit(metrics, options, settings.epochs)
 
 
 def _fit_options(name: str, description: str, options: type[F], settings: type[S], arguments: list[str]) -> tuple[F, S]:
-    """The command's options, and the settings of the fit."""
+    """The options of the command and the settings of the fit."""
     from rlzoo.runs.train import check_device
 
-    both: Any = dataclasses.make_dataclass("Fit", [("command", options), ("fit", settings)])
-    made = parse(both, arguments, f"rlzoo {name}", description)
-    check_device(made.fit.device)
-    return made.command, made.fit
+    made = parse(with_parts(options, settings=settings), arguments, f"rlzoo {name}", description)
+    check_device(made.settings.device)
+    return made.command, made.settings
 
 
 def _say(options: _Fit) -> Callable[[str], None]:
@@ -83,7 +81,7 @@ def _say(options: _Fit) -> Callable[[str], None]:
 
 
 def _report_fit(metrics: dict[str, float], options: _Fit, epochs: int) -> int:
-    """The last epoch's metrics, where they have not been shown."""
+    """Prints the metrics of the last epoch, unless they were shown already."""
     if options.json:
         print(json.dumps({"model": options.out, **metrics}))
     elif options.quiet:

@@ -1,4 +1,4 @@
-"""Command-line options from the fields of dataclasses, by tyro; wrong use in one line."""
+"""Command-line options from the fields of dataclasses, read by tyro. Wrong use gives an error of one line."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import NoneType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 from tyro.conf import Positional as Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from rlzoo.core.errors import ConfigError, no_such
+from rlzoo.core.errors import ConfigError
 from rlzoo.core.schedules import Schedule, as_text
+from rlzoo.runs.settings import Setting, unknown_name
 
 T = TypeVar("T")
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
-"""An option without a value, and without a `--no-` to take it back."""
+"""An option without a value, and without the opposite `--no-` option."""
 
 
 def parse(
@@ -31,41 +32,69 @@ def parse(
     arguments: Sequence[str],
     prog: str | None = None,
     description: str | None = None,
-    default: T | None = None,
     partly: bool = False,
 ) -> T:
-    """An instance of a dataclass: `default`, or its own, changed by the arguments.
+    """An instance of a dataclass with the values of its options.
 
-    With `partly`, there may be arguments that are not for it.
+    Args:
+        prog: the command, for the help page.
+        description: what the command does, for the help page.
+        partly: ignore other options and `--help`.
 
     Raises:
-        ConfigError: the arguments make no sense; one line says why.
-        SystemExit: they ask for help, which was printed.
+        ConfigError: the arguments are wrong. The message is one line.
+        SystemExit: the arguments ask for help, which was printed.
     """
-    fields: dict[str, Any] = {
-        "default": tyro.MISSING_NONPROP if default is None else default,
-        "config": _STYLE,
-        "registry": _REGISTRY,
-    }
     texts: dict[str, Any] = {"prog": prog, "description": description}
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
-            made, left = tyro.cli(cls, args=arguments, return_unknown_args=True, add_help=not partly, **texts, **fields)
+            made, left = tyro.cli(
+                cls,
+                args=arguments,
+                return_unknown_args=True,
+                add_help=not partly,
+                config=_STYLE,
+                registry=_REGISTRY,
+                **texts,
+            )
     except SystemExit as done:
         if not done.code:
             raise
         raise ConfigError(_reason(done, box.getvalue())) from None
     if left and not partly:
         name = next((x.split("=")[0].replace("_", "-") for x in left if x.startswith("-")), None)
-        parser: Any = tyro.extras.get_parser(cls, **fields)
+        parser: Any = tyro.extras.get_parser(cls, config=_STYLE, registry=_REGISTRY)
         known = re.findall(r"--[\w-]+", parser.format_help())
-        raise ConfigError(no_such("option", name, known) if name else f"unexpected argument {left[0]!r}")
+        raise ConfigError(unknown_name("option", name, known) if name else f"unexpected argument {left[0]!r}")
     return made
 
 
+def with_parts(command: type, **parts: type) -> type[Any]:
+    """A dataclass for `parse` with a group of options for each part, and the group `command`."""
+    return dataclasses.make_dataclass("Options", [("command", command), *parts.items()])
+
+
+def settings_groups(settings: Iterable[Setting]) -> dict[str, type]:
+    """Dataclasses with a field for each setting, by the name of the setting's part."""
+    groups: dict[type, list[Any]] = {}
+    for setting in settings:
+        hint: Any = setting.hint
+        field = dataclasses.field(default_factory=partial(_identity, setting.value))
+        field_type = Annotated[hint, tyro.conf.arg(help=setting.help)]
+        groups.setdefault(setting.part, []).append((setting.name, field_type, field))
+    return {
+        part.__name__: dataclasses.make_dataclass(part.__name__, fields, namespace={"__doc__": part.__doc__})
+        for part, fields in groups.items()
+    }
+
+
+def _identity(value: T) -> T:
+    return value
+
+
 def _reason(cause: BaseException | None, box: str) -> str:
-    """What the check of a field said, else the first paragraph of the box that tyro draws."""
+    """The message of a `ConfigError` among the causes; else the first paragraph of the box that tyro printed."""
     while cause is not None:
         if isinstance(cause, ConfigError):
             return str(cause)
@@ -73,24 +102,12 @@ def _reason(cause: BaseException | None, box: str) -> str:
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:]]
     below_title = itertools.dropwhile(_is_rule, rows)
     paragraph = " ".join(itertools.takewhile(lambda row: not _is_rule(row), below_title))
-    return " ".join(paragraph.replace("Error parsing", "").split())
+    text = " ".join(paragraph.replace("Error parsing", "").split())
+    return re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", r"expected \1, got \2", text)
 
 
 def _is_rule(row: str) -> bool:
     return not row.strip("─-")
-
-
-def settings_options(settings: Iterable[tuple[str, Any, Any, str]]) -> Any:
-    """An instance of a dataclass with a field for each setting: name, type, value and help text."""
-    fields: list[tuple[str, Any, Any]] = []
-    for name, hint, value, text in settings:
-        default: Any = dataclasses.field(default_factory=partial(_same, value))
-        fields.append((name, Annotated[hint, tyro.conf.arg(help=text)], default))
-    return dataclasses.make_dataclass("Settings", fields, frozen=True)()
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 _STYLE = (
@@ -104,34 +121,48 @@ _REGISTRY = ConstructorRegistry()
 
 @_REGISTRY.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """Integers such as 1e6, `none`, and KEY=VALUE pairs."""
+    """How to read and show values: integers such as 1e6, schedules, `none`, single words and KEY=VALUE pairs."""
     if info.type == Schedule:
         return PrimitiveConstructorSpec(1, "FLOAT|SCHEDULE", _schedule, lambda x: True, lambda x: [_shown(x)])
     if info.type is int:
         return PrimitiveConstructorSpec(1, "INT", _integer, _is(int), lambda x: [str(x)])
+    if info.type is float:
+        return PrimitiveConstructorSpec(1, "FLOAT", _number, _is((int, float)), lambda x: [str(x)])
     if info.type is NoneType:
-        return PrimitiveConstructorSpec(1, "none", _none, _is(NoneType), lambda _: ["none"])
+        return PrimitiveConstructorSpec(1, "none", _word("none", None), _is(NoneType), lambda _: ["none"])
+    if get_origin(info.type) is Literal and len(get_args(info.type)) == 1:
+        (word,) = get_args(info.type)
+        return PrimitiveConstructorSpec(1, word, _word(word, word), lambda x: x == word, lambda _: [word])
     if info.type_origin is dict:
         return PrimitiveConstructorSpec("*", "KEY=VALUE", _pairs, _is(dict), lambda x: [f"{k}={x[k]}" for k in x])
     return None
 
 
-def _is(cls: type) -> Callable[[Any], bool]:
+def _is(cls: type | tuple[type, ...]) -> Callable[[Any], bool]:
     return lambda x: isinstance(x, cls)
 
 
 def _integer(texts: list[str]) -> int:
-    try:
+    with contextlib.suppress(ValueError):
         return int(texts[0])
-    except ValueError:
+    try:
         x = float(texts[0])
+    except ValueError:
+        x = 0.5
     if not x.is_integer():
         raise ValueError(f"{texts[0]!r} is not an integer")
     return int(x)
 
 
+def _number(texts: list[str]) -> float:
+    try:
+        return float(texts[0])
+    except ValueError:
+        raise ValueError(f"{texts[0]!r} is not a number") from None
+
+
 def _schedule(texts: list[str]) -> float | str:
-    """A number, or a text that the setting itself checks."""
+    """A number, or a text that the configuration checks."""
     try:
         return float(texts[0])
     except ValueError:
@@ -142,13 +173,17 @@ def _shown(schedule: Any) -> str:
     return as_text(schedule) if callable(schedule) else str(schedule)
 
 
-def _none(texts: list[str]) -> None:
-    if texts[0].lower() != "none":
-        raise ValueError(f"{texts[0]!r} is not none")
+def _word(word: str, value: Any) -> Callable[[list[str]], Any]:
+    def read(texts: list[str]) -> Any:
+        if texts[0].lower() != word:
+            raise ValueError(f"{texts[0]!r} is not {word}")
+        return value
+
+    return read
 
 
 def _pairs(texts: list[str]) -> dict[str, Any]:
-    """Values are JSON where they can be, else strings."""
+    """Values are JSON if they can be, else strings."""
     pairs: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse, settings_options
+from rlzoo.cli.options import Positional, Switch, parse, settings_groups, with_parts
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.runs.registry import TASKS, uses_all_cores
 
@@ -24,46 +23,46 @@ ALGORITHMS = {
     "ppo-penalty": "proximal policy optimisation, KL penalty (Schulman et al. 2017)",
     "ppo-clip": "proximal policy optimisation, clipped ratio (Schulman et al. 2017); also: ppo",
 }
-"""The registered algorithms, known without importing them."""
+"""The registered algorithms with descriptions, which need no import of PyTorch."""
 
 _EXAMPLE = "CartPole-v1"
-"""The environment whose options are shown where none is given."""
+"""The environment whose options `rlzoo train --help` shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Train(Output):
     out: str | None = None
-    """The run directory; runs/<algorithm>-<env>-s<seed>-<time> if not given."""
+    """Run directory; none for runs/<algorithm>-<env>-s<seed>-<time>."""
     overwrite: Switch = False
-    """Replace a run that is there already."""
+    """Replace an existing run."""
     preset: str | None = None
-    """A recipe for language tasks, on top of the preset of the pair; rlzoo list shows them."""
+    """A recipe for language tasks, on top of the preset of the pair; rlzoo list shows the recipes."""
     no_preset: Switch = False
-    """Start from the class defaults."""
+    """Start from the defaults of the classes, without the preset of the pair."""
     estimator: str | None = None
-    """gae, monte-carlo, leave-one-out, group-norm or module:Class; the algorithm's own if not given."""
+    """gae, monte-carlo, leave-one-out, group-norm or module:Class; none for the algorithm's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Resume(Output):
     run: Positional[str]
-    """The run directory."""
+    """Run directory."""
     total_steps: int | None = None
-    """A new end for the run."""
+    """New number of steps for the run; none for no change."""
     checkpoint: int | None = None
-    """The step to go back to; later checkpoints are deleted."""
+    """Step of the checkpoint to continue from; none for the last one. Everything later is deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Policy(Threads):
     run: Positional[str]
-    """The run directory."""
+    """Run directory."""
     deterministic: Switch = False
-    """The policy's modes, not samples of it."""
+    """Take the mode of the policy instead of a sample."""
     seed: int = 0
-    """Of environments and actions."""
+    """Seed of environments and actions."""
     checkpoint: int | Literal["best"] | None = None
-    """A step; the last one if not given."""
+    """Step of a checkpoint, or best; none for the last one."""
     json: Switch = False
     """Print one JSON object."""
 
@@ -71,15 +70,15 @@ class _Policy(Threads):
 @dataclass(frozen=True, kw_only=True)
 class _Eval(_Policy):
     episodes: int = 100
-    """How many."""
+    """Number of episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Play(_Policy):
     episodes: int = 1
-    """How many; of a language model, responses."""
+    """Number of episodes, or of responses for a language model."""
     video: str | None = None
-    """Write this file, .mp4 or .gif, instead of opening a window."""
+    """File to record the episodes in, .mp4 or .gif; none to open a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,44 +90,53 @@ class _List:
 def train_command(arguments: list[str]) -> int:
     names = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments[:2]))
     rest = arguments[len(names) :]
-    algorithm, env = (*names, *("ppo-clip", _EXAMPLE)[len(names) :])
-    if algorithm not in (*ALGORITHMS, "ppo") and ":" not in algorithm:
-        raise ConfigError(no_such("algorithm", algorithm, (*ALGORITHMS, "ppo")))
-    options = parse(_Train, rest, partly=True)
+    _check_names(names)
+    command = parse(_Train, rest, partly=True)
     if len(names) < 2 and not {"-h", "--help"} & {*rest}:
-        raise ConfigError("an algorithm and an environment come first: rlzoo train ALGORITHM ENV [--option value ...]")
-    contradiction = options.no_preset and options.preset is not None
+        raise ConfigError("algorithm and environment are missing: rlzoo train ALGORITHM ENV [--option value ...]")
+    contradiction = command.no_preset and command.preset is not None
     require(not contradiction, "--preset and --no-preset contradict each other")
-    with importing(threads_for(options, uses_all_cores(env))):
-        from rlzoo.runs.config import Config, assemble
+    algorithm, env = (*names, *("ppo-clip", _EXAMPLE)[len(names) :])
+    with importing(threads_for(command, uses_all_cores(env))):
+        from rlzoo.runs.config import assemble
         from rlzoo.runs.defaults import starting_from
         from rlzoo.runs.train import train
 
-    preset = options.preset or not options.no_preset
-    settings: dict[str, Any] = {} if options.estimator is None else {"estimator": options.estimator}
-    start = Config(env, **assemble(algorithm, env, starting_from(algorithm, env, settings, preset)[0]))
-    table = {name: x for name, x in start.table.items() if name != "env"}
-    description = "Train a policy in a new run directory. The preset of the pair gives the defaults, if there is one."
+    preset = command.preset or not command.no_preset
+    settings: dict[str, Any] = {} if command.estimator is None else {"estimator": command.estimator}
+    table = assemble(algorithm, env, starting_from(algorithm, env, settings, preset)[0]).table
+    del table["env"]
+    description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
+    description += "\n\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
     if not names:
         description += (
-            f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, or a task: {', '.join(TASKS)}.\n\n"
-            f"Below are the options of {algorithm} on {env}.\n\n"
-            "rlzoo train ALGORITHM ENV --help has those of another pair, with its preset's values."
+            f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, module:Class of a task, or one of"
+            f" {', '.join(TASKS)}.\n\nBelow are the options of {algorithm} on {env}.\n\n"
+            "rlzoo train ALGORITHM ENV --help shows those of another pair, with the values of its preset."
         )
-    given = settings_options([(x.name, x.hint, x.value, x.help) for x in table.values()])
-    both = dataclasses.make_dataclass("Train", [("command", _Train), ("settings", type(given))])(_Train(), given)
-    chosen = parse(type(both), rest, f"rlzoo train {algorithm} {env}", description, both).settings
-    settings |= {name: getattr(chosen, name) for name, x in table.items() if getattr(chosen, name) != x.value}
+    options = with_parts(_Train, **settings_groups(table.values()))
+    given = parse(options, rest, f"rlzoo train {algorithm} {env}", description)
+    values = {name: getattr(getattr(given, setting.part.__name__), name) for name, setting in table.items()}
+    settings |= {name: value for name, value in values.items() if value != table[name].value}
     run = train(
         algorithm,
         env,
-        out=options.out,
-        overwrite=options.overwrite,
+        out=command.out,
+        overwrite=command.overwrite,
         preset=preset,
-        progress=display(options),
+        progress=display(command),
         **settings,
     )
-    return _report(run, options)
+    return _report(run, command)
+
+
+def _check_names(names: list[str]) -> None:
+    """Raises `ConfigError` if the first name is not an algorithm."""
+    known = (*ALGORITHMS, "ppo")
+    if names and names[0] not in known and ":" not in names[0]:
+        if len(names) == 2 and names[1] in known:
+            raise ConfigError(f"the algorithm comes before the environment: rlzoo train {names[1]} {names[0]}")
+        raise ConfigError(f"{no_such('algorithm', names[0], known)} (known: {', '.join(known)})")
 
 
 def _algorithms() -> str:
@@ -136,7 +144,7 @@ def _algorithms() -> str:
 
 
 def resume_command(arguments: list[str]) -> int:
-    options = parse(_Resume, arguments, "rlzoo resume", "Go on with a run where its last checkpoint was taken.")
+    options = parse(_Resume, arguments, "rlzoo resume", "Continue a run from its last checkpoint.")
     with importing(threads_for(options, all_cores_for(options.run))):
         from rlzoo.runs.train import resume
 
@@ -161,7 +169,7 @@ def eval_command(arguments: list[str]) -> int:
 
 
 def play_command(arguments: list[str]) -> int:
-    description = "Watch episodes in a window, or record them as a video. Of a language model, read responses."
+    description = "Watch episodes in a window or record a video. For a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
     with importing(threads_for(options, all_cores_for(options.run))):
         from rlzoo.runs.evaluate import played
@@ -181,7 +189,7 @@ def play_command(arguments: list[str]) -> int:
 
 def list_command(arguments: list[str]) -> int:
     options = parse(
-        _List, arguments, "rlzoo list", "Algorithms, environments with presets or built in, language tasks."
+        _List, arguments, "rlzoo list", "List algorithms, environments, language tasks, recipes and suites."
     )
 
     from rlzoo.benchmark import known_suites
@@ -204,15 +212,15 @@ def list_command(arguments: list[str]) -> int:
     print(_algorithms())
     print("\nenvironments with presets")
     print("\n".join(f"  {env:26} {' '.join(algorithms)}" for env, algorithms in presets.items()))
-    print("\nenvironments with a vectorised version of our own")
+    print("\nenvironments with a built-in vectorised version")
     print("  " + " ".join(builtin))
-    print("\nAny other Gymnasium environment: give its id, or module:Id.")
+    print("\nEvery other Gymnasium environment works too: give its id, or module:Id.")
     print("\nlanguage tasks")
     for env, entry in TASKS.items():
         print(f"  {env:12} {entry.description}")
         if env in known:
             print(f"  {'':12} presets: {' '.join(known[env])}")
-    print("\nrecipes for language tasks, --preset NAME")
+    print("\nrecipes for language tasks (--preset NAME)")
     print("  " + " ".join(recipes()))
     print("\nsuites for rlzoo benchmark")
     print("  " + " ".join(known_suites()))
@@ -220,13 +228,13 @@ def list_command(arguments: list[str]) -> int:
 
 
 def _report(run: Run, options: Output) -> int:
-    """The final evaluations, where the display has not shown them."""
-    sampled, modes = run.evaluations()[-2:]
+    """Prints the final evaluations, unless the display has shown them already."""
+    stochastic, deterministic = run.evaluations()[-2:]
     if options.json:
-        step = sampled["step"]
-        print(json.dumps({"run": str(run.path), "step": step, "stochastic": sampled, "deterministic": modes}))
+        evaluations = {"stochastic": stochastic, "deterministic": deterministic}
+        print(json.dumps({"run": str(run.path), "step": stochastic["step"], **evaluations}))
     elif options.quiet:
         from rlzoo.runs.evaluate import describe
 
-        print(describe(sampled["step"], sampled, modes))
+        print(describe(stochastic["step"], stochastic, deterministic))
     return 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlzoo.control.classic import BUILTIN
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.core.env import VectorEnv
+from rlzoo.core.errors import EnvError, require
 
 
 def make(
@@ -33,11 +36,29 @@ def make(
         UnknownEnv: no such environment is registered.
         UnsupportedSpace: no policy can be built for its observations or actions.
         EnvError: the environment cannot be made, for example because an optional package is missing.
+        ConfigError: an option of a built-in environment has the wrong type.
     """
     builtin = BUILTIN.get(env_id)
     if vectorized and builtin is not None and kwargs.keys() <= inspect.signature(builtin).parameters.keys():
-        return builtin(num_envs, seed, **kwargs)
+        _check_options(builtin, kwargs)
+        try:
+            return builtin(num_envs, seed, **kwargs)
+        except ValueError as error:
+            raise EnvError(f"environment {env_id!r} cannot be made: {error}") from error
     return GymnasiumEnv(env_id, num_envs, seed, asynchronous=asynchronous, **kwargs)
+
+
+def _check_options(builtin: Callable[..., VectorEnv], options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if an option does not have the type of its default."""
+    parameters = inspect.signature(builtin).parameters
+    for name, x in options.items():
+        kind = type(parameters[name].default)
+        accepted, wanted = {
+            bool: (isinstance(x, bool), "true or false"),
+            int: (isinstance(x, int) and not isinstance(x, bool), "an integer"),
+            float: (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x), "a finite number"),
+        }[kind]
+        require(accepted, f"env_kwargs: {name} must be {wanted}, got {x!r}")
 
 
 def builtin_ids() -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""The bytes of a checkpoint: tensors as safetensors, the rest as JSON, and a manifest with their checksums.
+"""The files of a checkpoint: tensors as safetensors, everything else as JSON, and a manifest of checksums.
 
-Nothing here is ever unpickled.
+Loading never unpickles.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 FORMAT = 3
-"""Version of the layout of a run directory and of its checkpoints."""
+"""Version of the files in a run directory."""
 READABLE = (2, FORMAT)
-"""Versions whose models can be read."""
+"""Versions that can be evaluated and played."""
 
 FILES = ("model.safetensors", "state.safetensors", "state.json", "manifest.json")
 
 
 class Checkpoint(NamedTuple):
-    """What training needs to go on."""
+    """What training needs to continue."""
 
     model: dict[str, Tensor]
     state: dict[str, Any]
 
 
 def pack(step: int, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The files of a checkpoint by their names: a snapshot of tensors that go on changing."""
+    """The contents of a checkpoint's files by name. Tensors are copied, so they may change afterwards."""
     arrays, rest = _split(checkpoint.state)
     files = {
         "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
@@ -42,10 +42,10 @@ def pack(step: int, checkpoint: Checkpoint) -> dict[str, bytes]:
 
 
 def unpack(files: dict[str, bytes]) -> Checkpoint:
-    """What `pack` packed.
+    """The inverse of `pack`.
 
     Raises:
-        ValueError, KeyError, TypeError, SafetensorError: the files are damaged or of another format.
+        ValueError, KeyError, TypeError, SafetensorError: the files are damaged or have another format.
     """
     manifest = json.loads(files["manifest.json"])
     for name in FILES[:-1]:
@@ -59,7 +59,7 @@ def unpack(files: dict[str, bytes]) -> Checkpoint:
 
 
 def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
-    """Nested dicts and lists -> (tensors by path, the same structure with paths in their place)."""
+    """Separates the tensors of nested dicts and lists: tensors by path, and the structure with paths in their place."""
     arrays: dict[str, Tensor] = {}
 
     def walk(x: Any, path: str) -> Any:
@@ -79,6 +79,7 @@ def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def _join(structure: Any, arrays: dict[str, Tensor]) -> Any:
+    """The inverse of `_split`."""
     if isinstance(structure, dict):
         if set(structure) == {"numpy"}:
             return arrays[structure["numpy"]].numpy()

@@ -1,22 +1,24 @@
-"""The configuration of a run: typed, flat by name, the same for the command line, presets and `config.json`."""
+"""The configuration of a run: typed dataclasses, and their flat form in the command line, presets and `config.json`."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 from rlzoo.algorithms import ALGORITHMS, Algorithm
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.estimators import ESTIMATORS, Estimator
-from rlzoo.core.fields import Count, NonNegativeInt, check_fields
-from rlzoo.core.schedules import as_text
+from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check_fields
+from rlzoo.core.schedules import as_text, linear_ends, load_function
 from rlzoo.core.task import Say, Setup, TaskSettings, silent
 from rlzoo.runs.registry import task_class
-from rlzoo.runs.settings import Setting, settings_of
+from rlzoo.runs.settings import Setting, is_part, settings_of, unknown_name
 
 ALIASES = {"ppo": "ppo-clip"}
 
@@ -26,7 +28,7 @@ class Config:
     """Everything that a run depends on."""
 
     env: str
-    """Gymnasium id, `module:Id` of an environment that a module registers, a task's name, or `module:Class` of a task."""
+    """Name or `module:Class` of a task, Gymnasium id, or `module:Id` of an environment that a module registers."""
     algorithm: Algorithm
     task: TaskSettings
     seed: NonNegativeInt = 0
@@ -57,8 +59,12 @@ class Config:
         return settings_of(self, units=self.task.units)
 
     def to_dict(self) -> dict[str, Any]:
-        """Flat and JSON-able: every setting by its name, classes by theirs."""
-        flat = {name: as_text(x.value) if callable(x.value) else x.value for name, x in self.table.items()}
+        """Every setting by its name, as values for JSON. The algorithm and its estimator are names.
+
+        Raises:
+            ConfigError: a schedule is a function that cannot be imported.
+        """
+        flat = {name: _plain(setting) for name, setting in self.table.items()}
         return {
             "env": flat.pop("env"),
             "algorithm": _name_of(self.algorithm, ALGORITHMS),
@@ -85,103 +91,152 @@ class Config:
 
 
 def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config:
-    """A `Config` from flat settings: each goes to the part that has a field of that name.
+    """A `Config` from flat settings. Each setting goes to the part that has a field of that name.
 
-    `algorithm` and the setting `estimator` are names, `module:Class`, or instances.
+    `algorithm` and the setting `estimator` are names, `module:Class`, or instances. The settings `task` and `network`
+    are instances. "none" means None for a setting that can be None.
 
     Raises:
         ConfigError: no part has such a field (the nearest name is suggested), a value is out of range, or the parts do
-            not go together.
+            not work together.
         UnknownEnv: there is no such environment or task.
     """
-    config = Config(env, **assemble(algorithm, env, settings))
+    config = assemble(algorithm, env, settings)
     check(config)
     return config
 
 
+def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) -> Config:
+    """`make_config` without the final `check`."""
+    settings = dict(settings)
+    task = settings.pop("task", None) or task_class(env).Settings()
+    require(isinstance(task, TaskSettings), f"task must be TaskSettings, got {task!r}")
+
+    def instance(part: Any, kind: str, base: type, registry: Mapping[str, type]) -> Any:
+        """The part itself, or one made from a name and the task's defaults."""
+        if isinstance(part, str):
+            part = _replace(_class_of(part, registry, base, kind)(), task.defaults, task.units)
+        require(isinstance(part, base), f"{kind} must be a name or an {base.__name__}, got {part!r}")
+        return part
+
+    if isinstance(algorithm, str):
+        algorithm = ALIASES.get(algorithm, algorithm)
+    chosen = instance(algorithm, "algorithm", Algorithm, ALGORITHMS)
+    if "estimator" in settings:
+        estimator = instance(settings.pop("estimator"), "estimator", Estimator, ESTIMATORS)
+        chosen = dataclasses.replace(chosen, estimator=estimator)
+    config = Config(env, chosen, task)
+    nested = (f.name for f in dataclasses.fields(task) if is_part(getattr(task, f.name)))
+    known = {*config.table, *nested, "estimator"} - {"env"}
+    unknown = settings.keys() - known
+    if unknown:
+        raise ConfigError(unknown_name("setting", min(unknown), known))
+    optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
+    settings = {name: None if x == "none" and name in optional else x for name, x in settings.items()}
+    return _replace(config, settings, task.units)
+
+
+def _replace(part: Any, settings: Mapping[str, Any], units: Mapping[str, tuple[str, str]]) -> Any:
+    """`part` with those settings that are fields of it, or of the dataclasses in it."""
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(part):
+        value, name = getattr(part, f.name), units.get(f.name, (f.name,))[0]
+        if is_part(value):
+            given, cls = settings.get(f.name, value), type(value)
+            require(isinstance(given, cls), f"{f.name} must be a {cls.__name__}, got {given!r}")
+            changes[f.name] = _replace(given, settings, units)
+        elif name in settings:
+            x = settings[name]
+            changes[f.name] = tuple(x) if isinstance(x, list) else x
+    try:
+        return dataclasses.replace(part, **changes)
+    except ConfigError as error:  # it names the field; the user knows the setting
+        field, _, rest = str(error).partition(" ")
+        raise ConfigError(f"{units.get(field, (field,))[0]} {rest}") from error
+
+
 def check(config: Config) -> None:
-    """Checks whether the parts of a configuration go together.
+    """Checks whether the parts of a configuration work together.
 
     Raises:
-        ConfigError: they do not; or two parts have a setting of the same name.
+        ConfigError: they do not; two parts have a setting of the same name; or a number is too large for a tensor.
     """
-    setup, algorithm = config.setup(), config.algorithm
+    for setting in config.table.values():
+        _check_magnitude(setting)
+    algorithm = config.algorithm
     require(
         not (config.compile and algorithm.estimator.whole_episodes),
         f"compile cannot be used with {algorithm.name}: each buffer of whole episodes has another shape",
     )
-    task_class(config.env).check(config.task, setup)
+    task_class(config.env).check(config.task, config.setup())
 
 
-def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `Config` other than `env`, from those of `make_config`. Their combination is not checked."""
-    settings = dict(settings)
-    chosen: Algorithm = (
-        _class_of(ALIASES.get(algorithm, algorithm), ALGORITHMS, Algorithm, "algorithm")()
-        if isinstance(algorithm, str)
-        else algorithm
-    )
-    require(isinstance(chosen, Algorithm), f"algorithm must be a name or an Algorithm, got {chosen!r}")
-    task = settings.pop("task", None) or task_class(env).Settings()
-    require(isinstance(task, TaskSettings), f"task must be TaskSettings, got {task!r}")
-    names = {name: public for name, (public, _) in task.units.items()}
-    if isinstance(algorithm, str) and not isinstance(settings.get("estimator"), Estimator):
-        known = settings_of(chosen, units=task.units)
-        settings = {name: x for name, x in task.defaults.items() if name in known} | settings
-    if isinstance(settings.get("estimator"), str):
-        settings["estimator"] = _class_of(settings["estimator"], ESTIMATORS, Estimator, "estimator")()
-    chosen, task = _fill(chosen, settings, names), _fill(task, settings, names)
-    rest = {x.name for x in dataclasses.fields(Config)} - {"env", "algorithm", "task"}
-    unknown = set(settings) - rest
-    if unknown:
-        known = [*rest, "estimator", *settings_of(chosen, task, units=task.units)]
-        raise ConfigError(no_such("setting", min(unknown), known))
-    return {"algorithm": chosen, "task": task, **settings}
+def check_schedules(config: Config) -> None:
+    """Loads the schedules that are given as `module:function`, and checks the range of their values.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    for name, setting in config.table.items():
+        text = setting.value
+        bounds = next((x for x in get_args(setting.hint) if isinstance(x, ScheduleRange)), None)
+        if bounds is None or not isinstance(text, str) or text.startswith("linear:"):
+            continue
+        try:
+            function = load_function(text)
+        except ConfigError as error:
+            forms = "a number, linear:START:END or module:function"
+            raise ConfigError(f"{name} must be {forms}, got {text!r}: {error}") from error
+        closed = Range(bounds.low, bounds.high)
+        require(all(function(k / 8) in closed for k in range(8)), f"{name} must be {bounds} throughout, got {text!r}")
 
 
-def _fill(part: Any, settings: dict[str, Any], names: Mapping[str, str]) -> Any:
-    """`part`, changed by the settings that are fields of it or of parts in it; they are removed from `settings`."""
-    changes: dict[str, Any] = {}
-    for f in dataclasses.fields(part):
-        inner, name = getattr(part, f.name), names.get(f.name, f.name)
-        if dataclasses.is_dataclass(inner):
-            given = settings.pop(f.name, inner)
-            base: type = Estimator if isinstance(inner, Estimator) else type(inner)
-            known = "a name or an Estimator" if base is Estimator else f"a {base.__name__}"
-            require(isinstance(given, base), f"{f.name} must be {known}, got {given!r}")
-            changes[f.name] = _fill(given, settings, names)
-        elif name in settings:
-            x = settings.pop(name)
-            changes[f.name] = tuple(x) if isinstance(x, list) else x
-    return _renaming(lambda: dataclasses.replace(part, **changes), names)
+LARGEST_INT = 2**31 - 1
+_LARGEST_FLOAT = 3.4e38
+ANY_INTEGER = ("seed", "total_steps", "eval_interval", "checkpoint_interval")
+"""Settings that are not the size of a tensor, and may be larger."""
 
 
-def _renaming(make: Any, names: Mapping[str, str]) -> Any:
-    """`make()`, whose errors name settings as the user does."""
+def _check_magnitude(setting: Setting) -> None:
+    """Raises `ConfigError` if a size is no 32-bit integer, or a number is beyond single precision."""
+    name, value = setting.name, setting.value
+    linear = isinstance(value, str) and value.startswith("linear:")
+    for x in linear_ends(value) if linear else value if isinstance(value, tuple) else (value,):
+        if isinstance(x, int) and name not in ANY_INTEGER:
+            require(x <= LARGEST_INT, f"{name} must be at most {LARGEST_INT}, got {value}")
+        if isinstance(x, float) and math.isfinite(x):
+            require(
+                abs(x) <= _LARGEST_FLOAT, f"{name} must be at most {_LARGEST_FLOAT:g} in absolute value, got {value}"
+            )
+
+
+def _plain(setting: Setting) -> Any:
+    """The value of a setting; a function as `module:function`."""
+    if not callable(setting.value):
+        return setting.value
     try:
-        return make()
+        return as_text(setting.value)
     except ConfigError as error:
-        field, _, rest = str(error).partition(" ")
-        raise ConfigError(f"{names.get(field, field)} {rest}") from error
+        raise ConfigError(f"{setting.name}: {error}") from error
 
 
-def _name_of(part: Any, registry: dict[str, Any]) -> str:
-    for name, cls in registry.items():
-        if type(part) is cls:
-            return name
-    return f"{type(part).__module__}:{type(part).__qualname__}"
+def _name_of(part: Any, registry: Mapping[str, type]) -> str:
+    """The name of a part's class: a registered one, or `module:Class`."""
+    cls = type(part)
+    names = (name for name, registered in registry.items() if registered is cls)
+    return next(names, f"{cls.__module__}:{cls.__qualname__}")
 
 
-def _class_of(name: str, registry: dict[str, Any], base: type, kind: str) -> Any:
+def _class_of(name: str, registry: Mapping[str, type], base: type, kind: str) -> Any:
     """The class of that name: a registered one, or `module:Class`."""
     if name in registry:
         return registry[name]
     module, _, qualname = name.partition(":")
     if not qualname:
-        raise ConfigError(no_such(kind, name, registry))
+        raise ConfigError(f"{no_such(kind, name, registry)} (known: {', '.join(registry)})")
     try:
         cls = getattr(importlib.import_module(module), qualname)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot load {kind} {name!r}: {error}") from error
-    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is no {kind}")
+    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not an {base.__name__}")
     return cls

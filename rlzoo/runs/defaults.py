@@ -1,4 +1,4 @@
-"""Settings that a run starts from: the preset of its algorithm and task, and recipes."""
+"""The settings that a run starts from: the preset of its algorithm and task, and recipes."""
 
 from __future__ import annotations
 
@@ -6,79 +6,81 @@ from typing import Any
 
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.errors import ConfigError
-from rlzoo.runs.config import ALIASES, Config, assemble
+from rlzoo.runs.config import ALIASES, assemble
 from rlzoo.runs.presets import find_preset, find_recipe
-from rlzoo.runs.settings import settings_of
+
+Settings = dict[str, Any]
 
 
 def with_preset(
-    algorithm: str, env: str, settings: dict[str, Any], of: str | None = None
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """`settings` on top of the preset for the pair, and what the preset gave; None if there is no preset.
+    algorithm: str, env: str, settings: Settings, of: str | None = None
+) -> tuple[Settings, Settings | None]:
+    """`settings` on top of the pair's preset, and what the preset contributed; None if there is no preset.
 
-    If `settings` choose an estimator, the preset's settings for its own estimator are left out.
+    If `settings` name an estimator, the preset's settings that this estimator does not have are left out.
 
     Args:
         of: use the preset of this algorithm instead.
     """
-    of = of or algorithm
-    preset = find_preset(ALIASES.get(of, of), env)
+    name = of or algorithm
+    preset = find_preset(ALIASES.get(name, name), env)
     if preset is None:
         return settings, None
-    preset = _below(settings, preset, algorithm, env)
+    preset = _not_overridden(preset, settings, algorithm, env)
     return preset | settings, preset
 
 
-def with_recipe(
-    recipe: str, algorithm: str | Algorithm, env: str, settings: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`settings` on top of a recipe, and what the recipe gave.
+def with_recipe(recipe: str, algorithm: str | Algorithm, env: str, settings: Settings) -> tuple[Settings, Settings]:
+    """`settings` on top of a recipe, and what the recipe contributed.
 
-    A recipe may name an estimator. If `settings` choose another, the recipe's settings for its own are left out.
+    A recipe may name an estimator. If `settings` name another one, settings that it does not have are left out.
 
     Raises:
         ConfigError: there is no such recipe, or it sets something that the algorithm or task does not have.
     """
     given = find_recipe(recipe)
-    lacking = given.keys() - _known(algorithm, env, given)
-    if lacking:
+    missing = given.keys() - _known(algorithm, env, given)
+    if missing:
         name = algorithm if isinstance(algorithm, str) else algorithm.name
-        raise ConfigError(f"preset {recipe!r} sets {min(lacking)}, which {name} on {env} does not have")
-    given = _below(settings, given, algorithm, env)
+        raise ConfigError(f"preset {recipe!r} sets {min(missing)}, which {name} on {env} does not have")
+    given = _not_overridden(given, settings, algorithm, env)
     return given | settings, given
 
 
 def starting_from(
-    algorithm: str | Algorithm, env: str, settings: dict[str, Any], preset: bool | str
-) -> tuple[dict[str, Any], list[str]]:
-    """`settings` on top of what `preset` asks for (see `rlzoo.train`), and that in words."""
+    algorithm: str | Algorithm, env: str, settings: Settings, preset: bool | str
+) -> tuple[Settings, list[str]]:
+    """`settings` on top of the preset and the recipe that `preset` asks for (see `rlzoo.train`).
 
-    def describe(name: str, given: dict[str, Any]) -> str:
-        return f"preset {name}: " + ", ".join(f"{setting}={value}" for setting, value in given.items())
-
+    Also returns lines of text that say what was used.
+    """
     lines: list[str] = []
     if isinstance(preset, str):
         settings, given = with_recipe(preset, algorithm, env, settings)
-        lines = [describe(preset, given)]
+        lines = [_describe(preset, given)]
     if preset and isinstance(algorithm, str):
         name = ALIASES.get(algorithm, algorithm)
         settings, tuned = with_preset(algorithm, env, settings)
         if tuned is not None:
-            lines.insert(0, describe(f"{name}/{env}", tuned))
+            lines.insert(0, _describe(f"{name}/{env}", tuned))
         elif not lines:
             lines = [f"no preset for {name} on {env}: starting from the defaults"]
     return settings, lines
 
 
-def _below(settings: dict[str, Any], defaults: dict[str, Any], algorithm: str | Algorithm, env: str) -> dict[str, Any]:
-    """The defaults that `settings` do not override."""
+def _describe(name: str, given: Settings) -> str:
+    return f"preset {name}: " + ", ".join(f"{setting}={value}" for setting, value in given.items())
+
+
+def _not_overridden(defaults: Settings, settings: Settings, algorithm: str | Algorithm, env: str) -> Settings:
+    """The defaults that `settings` leave in force."""
     if "estimator" in settings:
         known = _known(algorithm, env, settings)
         defaults = {name: x for name, x in defaults.items() if name in known}
     return {name: x for name, x in defaults.items() if name not in settings}
 
 
-def _known(algorithm: str | Algorithm, env: str, settings: dict[str, Any]) -> set[str]:
-    """Names of all settings, given the estimator that is among `settings`, if there is one."""
-    parts = assemble(algorithm, env, {name: x for name, x in settings.items() if name == "estimator"})
-    return {"estimator", *settings_of(Config(env, **parts), units=parts["task"].units)}
+def _known(algorithm: str | Algorithm, env: str, settings: Settings) -> set[str]:
+    """Names of all settings, with the estimator that `settings` name."""
+    estimator = {name: x for name, x in settings.items() if name == "estimator"}
+    return {"estimator", *assemble(algorithm, env, estimator).table}

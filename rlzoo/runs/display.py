@@ -1,4 +1,4 @@
-"""Progress of a run on the terminal."""
+"""Display of a run's progress on the terminal."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
 
 class Display:
-    """Shows nothing; what a run without progress has."""
+    """A display that shows nothing. Subclasses show progress."""
 
     def start(self, step: int, total_steps: int) -> None:
-        """Training starts at `step`."""
+        """Called when training starts at `step`."""
 
     def update(self, record: Mapping[str, Any]) -> None:
-        """An iteration's record, as `metrics.jsonl` has it."""
+        """Called after each iteration with its line of `metrics.jsonl`."""
 
     def say(self, line: str) -> None:
-        """Something worth a line of its own."""
+        """Shows a line of text."""
 
     def close(self) -> None:
-        """Training is over."""
+        """Called when training ends."""
 
 
 def make_display(file: TextIO | None = None) -> Display:
-    """A live display on a terminal, else a line for every tenth of the run; on standard output by default."""
+    """A progress bar if `file`, by default standard output, is a terminal; else lines."""
     file = file or sys.stdout
     return LiveDisplay(file) if file.isatty() and os.environ.get("TERM") != "dumb" else LineDisplay(file)
 
 
 class LineDisplay(Display):
-    """A line for every tenth of the run. A reader that goes away does not stop the run."""
+    """A line for every tenth of the run. A broken pipe does not stop the run."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -51,7 +51,7 @@ class LineDisplay(Display):
         if step >= self._next:
             self._next = _next_tenth(step, total)
             width = len(f"{total:,}")
-            self.say(f"{step:{width},}/{total:,} steps  {_gist(record)}  {self._clock.pace(step)}")
+            self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")
 
     def say(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -74,11 +74,11 @@ class LiveDisplay(Display):
         self._drawn = -math.inf
         self._progress = Progress(
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[gist]}"),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[summary]}"),
             console=Console(file=self._file, highlight=False),
             auto_refresh=False,
         )
-        self._task = self._progress.add_task("", total=total_steps, completed=step, gist="")
+        self._task = self._progress.add_task("", total=total_steps, completed=step, summary="")
         self._progress.start()
 
     def update(self, record: Mapping[str, Any]) -> None:
@@ -86,8 +86,8 @@ class LiveDisplay(Display):
         done = record["step"] >= self._clock.total
         if self._progress is not None and (done or now - self._drawn > 0.25):
             self._drawn = now
-            gist = f"{_gist(record)}  {self._clock.pace(record['step'])}"
-            self._progress.update(self._task, completed=record["step"], gist=gist, refresh=True)
+            summary = f"{_summary(record)}  {self._clock.pace(record['step'])}"
+            self._progress.update(self._task, completed=record["step"], summary=summary, refresh=True)
 
     def say(self, line: str) -> None:
         if self._progress is None:
@@ -102,7 +102,7 @@ class LiveDisplay(Display):
 
 
 class _Clock:
-    """Pace since training started, or went on."""
+    """Steps per second and remaining time, measured since the session started."""
 
     def __init__(self, step: int, total: int) -> None:
         self.total = total
@@ -116,13 +116,13 @@ class _Clock:
 
 
 def _next_tenth(step: int, total: int) -> int:
-    """The first step after `step` at which another tenth of the run is over."""
+    """The first step after `step` that ends a tenth of the run."""
     tenths = step * 10 // total + 1
     return -(-tenths * total // 10)
 
 
-def _gist(record: Mapping[str, Any]) -> str:
-    """The return, and the KL where the algorithm has one."""
+def _summary(record: Mapping[str, Any]) -> str:
+    """The mean return, and the KL if the algorithm reports it."""
     kl = record.get("kl")
     return f"return {_short(record['mean_return']):>8}" + ("" if kl is None else f"  kl {kl:.4f}")
 
@@ -134,6 +134,7 @@ def _short(x: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A time as M:SS or H:MM:SS."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""The policy of a run: loading, evaluating and playing it."""
+"""Loading, evaluating and playing the policy of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rlzoo.core.errors import RunError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.task import Task
+from rlzoo.runs.config import LARGEST_INT
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.run import Run
 
 
 def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, Any] | None = None) -> str:
-    """A summary at a step in one line; `deterministic` is that of a second, deterministic evaluation."""
+    """An evaluation's summary in one line, with that of a second, deterministic evaluation if it is given."""
 
     def spread(summary: Mapping[str, Any]) -> str:
         size = abs(summary["mean_return"])
@@ -39,13 +40,13 @@ def evaluate(
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
 ) -> Evaluation:
-    """Plays complete episodes with a run's policy, on the CPU.
+    """Plays complete episodes with a run's policy on the CPU.
 
     Args:
-        deterministic: take the most probable action instead of a sample.
-        seed: of environments and actions; the same seed gives the same episodes.
-        checkpoint: its step, or "best" for the one with the best evaluation; by default the last one.
-        model: a model to load the weights into, for a run whose model `config.json` does not describe.
+        deterministic: take the mode of the policy instead of a sample.
+        seed: seed of environments and actions. The same seed gives the same episodes.
+        checkpoint: the step of a checkpoint, or "best" for the one with the best evaluation; by default the last one.
+        model: a model to load the weights into, if the run was trained with a model of your own.
 
     Raises:
         RunError: there is no such run or checkpoint, or it is damaged.
@@ -71,12 +72,12 @@ def play(
     """Plays episodes of a run's policy in a window, or records them at the environment's own frame rate.
 
     Args:
-        episodes: their number; for a language model, of responses to the evaluation prompts in turn.
-        video: a file to write instead, `.mp4` or `.gif`.
+        episodes: number of episodes; for a language model, of responses to the evaluation prompts.
+        video: a file to record them in, `.mp4` or `.gif`.
         deterministic, seed, checkpoint, model: as for `evaluate`.
 
     Returns:
-        An `Episode` for each; for a language model, a `Sample` with prompt, response and score.
+        An `Episode` for each episode; for a language model, a `Sample` with prompt, response and score.
 
     Raises:
         ConfigError: there is no screen, a package is missing, or the file cannot be written.
@@ -95,7 +96,7 @@ def played(
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
 ) -> Played:
-    """`play`, with a transcript and a summary."""
+    """`play`, which also returns a transcript and a summary."""
     _check(episodes, seed)
     task = load_task(run, checkpoint, model)
     try:
@@ -121,7 +122,11 @@ def load_model(
 def load_task(
     run: Run | Path | str, checkpoint: int | Literal["best"] | None = None, model: ActorCritic | None = None
 ) -> Task:
-    """The task of a run with the model of a checkpoint, on the CPU. Arguments and errors are those of `load_model`."""
+    """The task of a run on the CPU, with the model of a checkpoint. The arguments are those of `evaluate`.
+
+    Raises:
+        RunError: there is no such run or checkpoint, or it is damaged.
+    """
     run = Run.open(run)
     config = replace(run.read_config(), device="cpu")
     check_model_given(run, model)
@@ -137,9 +142,10 @@ def load_task(
 def check_model_given(run: Run, model: ActorCritic | None) -> None:
     """Raises `RunError` if the configuration does not describe the run's model and none is given."""
     if model is None and run.model_name is not None:
-        raise RunError(f"{run.path} trains a model of its own, {run.model_name}; give it as model=...")
+        raise RunError(f"{run.path} was trained with your own model, {run.model_name}: pass it as model=...")
 
 
 def _check(episodes: int, seed: int) -> None:
     require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
+    require(episodes <= LARGEST_INT, f"episodes must be at most {LARGEST_INT}, got {episodes}")
     require(seed >= 0, f"seed must be at least 0, got {seed}")

@@ -1,4 +1,4 @@
-"""Files that survive being killed at any instant, and processes that keep out of each other's way."""
+"""Atomic writes, JSON-lines files, and a lock on a folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlzoo.core.errors import RunError
 
 try:
     import fcntl
-except ImportError:  # Windows: nothing keeps two processes apart there
+except ImportError:  # Windows has no file locks of this kind; folders are not locked there
     fcntl = None  # type: ignore[assignment]
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
-    """Writes a file, and returns when it is on the disk."""
+    """Writes a file and flushes it to disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -26,7 +26,7 @@ def write_and_sync(path: Path, data: bytes) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file under a temporary name, flushes it to disk and renames it."""
+    """Writes a file under a temporary name, flushes it to disk, and renames it."""
     temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -38,7 +38,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Returns when the names in a directory are on the disk."""
+    """Flushes the file names in a directory to disk."""
     if os.name == "posix":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -48,7 +48,7 @@ def sync_directory(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """The lines of a JSON-lines file and the objects that they hold; None for a line that is no complete object."""
+    """Lines of a JSON-lines file with the objects in them; None for a line that is not a complete object."""
     with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
@@ -60,10 +60,10 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """Keeps other processes out of a folder, for as long as this one lives.
+    """Locks a folder against other processes. The operating system releases the lock if this process is killed.
 
     Raises:
-        RunError: another process is at it.
+        RunError: another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:

@@ -1,4 +1,4 @@
-"""What a run records: `metrics.jsonl`, `evaluations.jsonl` and TensorBoard."""
+"""The records of a run: `metrics.jsonl`, `evaluations.jsonl` and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from rlzoo.core.evaluation import Evaluation
 from rlzoo.runs.display import Display
 
 _WINDOW = 100
+"""Episodes that mean returns and lengths are over."""
 _POINTS = 1000
+"""Points of a TensorBoard curve."""
 _TAGS = {
     "seconds": "time/seconds",
     "steps_per_second": "time/steps_per_second",
@@ -33,12 +35,11 @@ _TAGS = {
 
 
 class Logger:
-    """Writes an iteration's record in well under 0.1 ms; files are brought up to date about once a second.
+    """Records iterations and evaluations. Files are written about once a second.
 
-    A line of `metrics.jsonl` holds `step`; `seconds` and `steps_per_second` of training alone, without
-    evaluations and checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the
-    first); and the algorithm's metrics, to 6 digits (null if not finite). TensorBoard gets the same, thinned
-    to about 1000 points a run.
+    A line of `metrics.jsonl` holds `step`; `seconds` and `steps_per_second` of training, without evaluations and
+    checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); and the metrics of
+    environment and algorithm with 6 digits (null if not finite). TensorBoard gets about 1000 of these lines.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Logger:
             self._events.text(step, f"eval/samples{mode}", _table(list(samples[0]), rows))
 
     def flush(self) -> None:
-        """Brings the files up to date.
+        """Writes everything that is recorded to the files.
 
         Raises:
             OSError: a file cannot be written.
@@ -120,7 +121,7 @@ class Logger:
 
 
 class _Lines:
-    """A JSON-lines file that is open only while it is appended to."""
+    """A JSON-lines file, opened only to append to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -138,19 +139,19 @@ class _Lines:
 
 
 class _Events:
-    """A new TensorBoard file, with the configuration on the text page. TensorBoard is imported at the first flush."""
+    """A new TensorBoard event file, with the configuration as text. TensorBoard is imported at the first flush."""
 
     def __init__(self, folder: Path, config: str, resumed_at: int | None) -> None:
         # TensorBoard reads the files of a folder in the order of their names.
         self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         self._pending: list[dict[str, Any]] = []
         self._add(0, file_version="brain.Event:2")
-        if resumed_at is not None:  # what earlier files say of later steps is dropped
+        if resumed_at is not None:  # TensorBoard then drops later steps of earlier files
             self._add(resumed_at + 1, session_log={"status": "START"})
         self.text(resumed_at or 0, "config", config)
 
     def text(self, step: int, tag: str, markdown: str) -> None:
-        """One event with a page of text."""
+        """One event with a text in Markdown."""
         tensor = {"dtype": "DT_STRING", "string_val": [markdown.encode(errors="replace")]}
         metadata = {"plugin_data": {"plugin_name": "text"}}
         self._add(step, summary={"value": [{"tag": tag, "metadata": metadata, "tensor": tensor}]})
@@ -186,12 +187,12 @@ def _six_digits(x: float) -> float | None:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """In Markdown."""
+    """A table in Markdown."""
     lines = [columns, ["---"] * len(columns), *([_cell(x) for x in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(x: Any) -> str:
-    """Text that Markdown leaves as it is, on one line."""
+    """Text on one line with Markdown's characters escaped."""
     text = re.sub(r"[&<>\\`*_\[\]|]", lambda match: f"&#{ord(match[0])};", str(x))
     return "<br>".join(text.splitlines())

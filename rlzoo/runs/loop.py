@@ -1,4 +1,4 @@
-"""The one loop that trains every algorithm: collect, evaluate, score, update."""
+"""The training loop of every algorithm: collect, evaluate, score, update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlzoo.core.task import Say, silent
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.checkpoint import Checkpoint
-from rlzoo.runs.config import Config, check
+from rlzoo.runs.config import Config, check, check_schedules
 from rlzoo.runs.registry import task_class
 
 
@@ -32,18 +32,22 @@ class Iteration:
 
 
 class Trainer:
-    """The state of training, and the iteration that advances it.
+    """Model, task and algorithm state of a run, and the iteration that trains them.
 
     Args:
-        model: trained instead of a new one.
-        folder: the run directory, if there is one already.
+        model: train this model instead of a new one.
+        folder: the run directory, if it exists already.
         say: progress callback for long operations.
+
+    Raises:
+        ConfigError: the settings do not work together.
     """
 
     def __init__(
         self, config: Config, model: ActorCritic | None = None, folder: Path | None = None, say: Say = silent
     ) -> None:
         check(config)
+        check_schedules(config)
         self.config = config
         self.task = task_class(config.env)(config.task, config.setup(folder, say), model)
         self.model = self.task.model
@@ -57,6 +61,7 @@ class Trainer:
 
     @property
     def done(self) -> bool:
+        """Whether the run has reached its number of steps."""
         return self.step >= self.config.total_steps
 
     def iterate(self) -> Iteration:
@@ -75,12 +80,12 @@ class Trainer:
         return Iteration(self.step, metrics, episodes)
 
     def checkpoint(self) -> Checkpoint:
-        """All that the rest of the run depends on."""
+        """Everything that the rest of the run depends on."""
         state = {"step": self.step, "algorithm": self.state.state_dict(), "task": self.task.state_dict()}
         return Checkpoint(self.model.state_dict(), state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continues from a checkpoint, with new episodes if the environment could not give its state."""
+        """Continues from a checkpoint. Starts new episodes if the environment could not save its state."""
         self.model.load_state_dict(checkpoint.model)
         self.state.load_state_dict(checkpoint.state["algorithm"])
         self.step = int(checkpoint.state["step"])

@@ -1,8 +1,7 @@
-"""The table of tasks: name → task class, imported when it is asked for."""
+"""The registry of tasks: names and classes, which are imported when they are used."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,46 +13,48 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A task of the table."""
+    """A registered task."""
 
     task: str
     """`module:Class` of the task."""
     description: str
     all_cores: bool = False
-    """Whether it is fastest on all cores; small networks are fastest on one."""
+    """Whether training is fastest with all cores. Small networks are fastest with one."""
 
 
 TASKS = {
     "RandomWalks": Entry(
         "rlzoo.lm.tasks.random_walks:RandomWalks",
-        "walks to a goal in a graph of 21 nodes (trlX's benchmark); reports exact expected optimality",
+        "walks to a goal in a graph of 21 nodes (a benchmark of trlX); reports the exact expected optimality",
         all_cores=True,
     ),
     "Reviews": Entry(
         "rlzoo.lm.tasks.reviews:Reviews",
-        "short product reviews that should come out positive; a whole RLHF pipeline on text made here",
+        "short product reviews with positive sentiment; a complete RLHF pipeline on generated text",
         all_cores=True,
     ),
     "Prompts": Entry(
         "rlzoo.lm.tasks.prompts:Prompts",
-        "any prompts, language model and score: --prompts FILE --model DIR --reward module:function",
+        "your own prompts, language model and score: --prompts FILE --model DIR --reward module:function",
         all_cores=True,
     ),
 }
-"""Tasks with a name of their own. Any other name is that of a Gymnasium environment, or `module:Class`."""
+"""The registered tasks. Any other name is `module:Class` of a task, or a Gymnasium environment."""
 
 CONTROL = "rlzoo.control.task:ControlTask"
 
 
 def task_class(name: str) -> type[Task]:
-    """The task of that name.
+    """The class of the task `name`.
 
     Args:
-        name: a name of the table; `module:Class` of a `Task`; or an environment id, `module:Id` included.
+        name: a registered task, `module:Class` of a `Task`, a Gymnasium id, or `module:Id` of an environment that the
+            module registers.
 
     Raises:
-        UnknownEnv: there is none; the nearest name is suggested.
-        ConfigError: the module has neither a task nor an environment of that name.
+        UnknownEnv: there is no such task or environment (the nearest name is suggested), or the module cannot be
+            imported.
+        ConfigError: the module has no task and no environment of that name.
     """
     if name in TASKS:
         return _load(TASKS[name].task)
@@ -67,7 +68,7 @@ def _load(path: str) -> Any:
 
 
 def _user_task(name: str) -> type[Task] | None:
-    """The task that `module:Class` names; None if the name is that of a Gymnasium environment."""
+    """The task that `module:Class` names; None if `name` is a Gymnasium environment."""
     import gymnasium
 
     from rlzoo.core.task import Task
@@ -75,8 +76,7 @@ def _user_task(name: str) -> type[Task] | None:
     module, _, attribute = name.rpartition(":")
     if not module:
         if name not in gymnasium.registry:
-            near = difflib.get_close_matches(name, [*gymnasium.registry, *TASKS], n=1)
-            raise UnknownEnv(no_such("environment", name, near))
+            raise UnknownEnv(no_such("environment", name, (*gymnasium.registry, *TASKS)))
         return None
     try:
         found = getattr(importlib.import_module(module), attribute, None)
@@ -85,15 +85,15 @@ def _user_task(name: str) -> type[Task] | None:
     if isinstance(found, type) and issubclass(found, Task):
         return found
     if attribute not in gymnasium.registry:
-        raise ConfigError(f"{name!r}: module {module!r} has no Task {attribute!r} and registers no such environment")
+        raise ConfigError(f"{name!r}: module {module!r} has no Task of this name and registers no such environment")
     return None
 
 
 def uses_all_cores(name: str) -> bool:
-    """Whether a task is fastest on all cores. Imports nothing."""
+    """Whether training of a task is fastest with all cores."""
     return name in TASKS and TASKS[name].all_cores
 
 
 def cores() -> int:
-    """Processors of this machine."""
+    """Number of processor cores."""
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""The run directory: configuration, metrics, evaluations, and checkpoints that survive anything.
+"""The run directory: configuration, metrics, evaluations and checkpoints.
 
     config.json          the settings, with versions and git commit
     metrics.jsonl        one line for each iteration
@@ -6,10 +6,10 @@
     events.out.tfevents* TensorBoard
     checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
     checkpoints/best.json
-    start/, actor/       of a language task: its initial and its final model
+    start/, actor/       initial and final model of a language task
 
-Nothing is ever unpickled. A checkpoint is written under a temporary name, flushed to disk and renamed, and its manifest
-holds the SHA-256 of every file. So a process may be killed at any instant: a file with its final name is complete.
+Loading never unpickles. A checkpoint is written under a temporary name, flushed to disk and renamed, and its manifest
+holds the SHA-256 of every file. So the process can be killed at any instant: a file with its final name is complete.
 """
 
 from __future__ import annotations
@@ -27,43 +27,44 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-import rlzoo
+from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.version import __version__
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
 from rlzoo.runs.config import Config, make_config
-from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.upgrade import upgrade
 
-_OF_LANGUAGE_TASKS = ("start", "actor")
+_MODELS = ("start", "actor")
+"""Directories that a task may write its models in."""
 
 
 class Run:
-    """A run directory, new or old."""
+    """A run directory."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
     @classmethod
     def create(cls, path: Path | str, config: Config, overwrite: bool = False, model: str | None = None) -> Run:
-        """A new run directory.
+        """Makes a new run directory.
 
         Args:
-            overwrite: replace a run that is there already.
-            model: what the model is called, if it is not the one that `config` describes.
+            overwrite: replace an existing run.
+            model: name of the model's class, if `config` does not describe the model.
 
         Raises:
-            RunError: there is a run already, and `overwrite` is False; or there is something else.
+            RunError: the directory holds a run and `overwrite` is False, or it holds other files.
         """
         run = cls(path)
         if run.path.exists() and not run.path.is_dir():
             raise RunError(f"{run.path} is a file")
         if run.path.is_dir() and any(not p.name.startswith(".") for p in run.path.iterdir()):
             if not run._config.exists():
-                raise RunError(f"{run.path} holds something other than a run")
+                raise RunError(f"{run.path} is not empty, and its files are not those of a run")
             if not overwrite:
                 raise RunError(
-                    f"{run.path} holds a run already; go on with it: rlzoo resume {run.path}, "
-                    "or replace it: --overwrite"
+                    f"{run.path} already holds a run: continue it with rlzoo resume {run.path}, "
+                    "or replace it with --overwrite"
                 )
             with run.lock():
                 run._clear()
@@ -72,10 +73,10 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str | Run) -> Run:
-        """An existing run directory.
+        """Opens an existing run directory.
 
         Raises:
-            RunError: there is none.
+            RunError: there is no run.
         """
         run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
@@ -91,22 +92,31 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
+        """The directory of the checkpoints."""
         return self.path / "checkpoints"
 
     def lock(self) -> AbstractContextManager[None]:
-        """Keeps other processes from training here. Raises `RunError` if one is at it."""
+        """Locks the run against other processes. Raises `RunError` if another process uses it."""
         return lock(self.path)
 
     def _clear(self) -> None:
-        """Removes the run, its configuration last: a directory that is half cleared is still known as a run."""
+        """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""
         shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for folder in _OF_LANGUAGE_TASKS:
+        for folder in _MODELS:
             shutil.rmtree(self.path / folder, ignore_errors=True)
         for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
             path.unlink(missing_ok=True)
 
     def write_config(self, config: Config, model: str | None = None, extended_at: int | None = None) -> None:
-        """Writes `config.json`; `extended_at` is the step where the run had ended before it was taken further."""
+        """Writes `config.json`.
+
+        Args:
+            model: as for `create`.
+            extended_at: the step where the run had finished before its number of steps was raised.
+
+        Raises:
+            ConfigError: a setting cannot be written as JSON.
+        """
         record = {
             "format": FORMAT,
             **config.to_dict(),
@@ -125,18 +135,18 @@ class Run:
         """The configuration of the run.
 
         Raises:
-            RunError: the file is damaged, or of another version.
+            RunError: the file is damaged, or has an unknown format.
         """
         record = self._read_config()
         version = record.pop("format")
         for name in ("model_class", "extended_at", "versions", "git_commit"):
             record.pop(name, None)
-        if version < FORMAT:
-            record = upgrade(record)
         try:
+            if version < FORMAT:
+                record = upgrade(record)
             return make_config(record.pop("algorithm"), record.pop("env"), **record)
-        except (ConfigError, UnknownEnv, KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{self._config} is damaged: {_describe(error)}") from error
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
 
     @property
     def model_name(self) -> str | None:
@@ -162,11 +172,11 @@ class Run:
 
     @property
     def resumable(self) -> bool:
-        """Whether this version of rlzoo wrote the run. A run of an older format can only be evaluated and played."""
+        """Whether the run has the present format. A run with an older one can only be evaluated and played."""
         return bool(self._read_config()["format"] == FORMAT)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, one an iteration, oldest first."""
+        """The lines of `metrics.jsonl`, one for each iteration, oldest first."""
         return [record for _, record in _read(self.path / "metrics.jsonl")]
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -176,28 +186,28 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end, and was not taken further since."""
+        """Whether the run has finished, and its number of steps was not raised since."""
         steps = self.steps()
         return bool(steps) and self._ended_at(steps[-1]) and self.extended_at != steps[-1]
 
     def _ended_at(self, step: int) -> bool:
-        """Whether both final evaluations were made there."""
+        """Whether both final evaluations were made at `step`."""
         return any(e["step"] == step and e["final"] and e["deterministic"] for e in self.evaluations())
 
     def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, oldest first."""
+        """Steps of the checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
 
     def save(self, step: int, checkpoint: Checkpoint) -> None:
-        """Writes a checkpoint; all but the last two and the best are then let go.
+        """Writes a checkpoint, then deletes all but the last two and the best.
 
         Raises:
-            OSError: it could not be written (a full disk); the older ones are intact.
+            OSError: it could not be written, for example because the disk is full. Older checkpoints are intact.
         """
         self.write(step, pack(step, checkpoint))
 
     def write(self, step: int, files: dict[str, bytes]) -> None:
-        """`save`, of a checkpoint that `pack` has made into files."""
+        """`save` for a checkpoint that is packed already."""
         target = self.checkpoints / str(step)
         if target.exists():
             return
@@ -220,17 +230,17 @@ class Run:
         self._remove(old for old in self.steps()[:-2] if old != best)
 
     def _remove(self, steps: Iterable[int]) -> None:
-        """Takes the name first: what has a checkpoint's name is complete."""
+        """Deletes checkpoints. Renames each one first, because a directory with a step as its name must be complete."""
         for step in steps:
             doomed = self.checkpoints / f".{step}.tmp"
             (self.checkpoints / str(step)).rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
 
     def load(self, step: int | None = None) -> Checkpoint:
-        """The checkpoint at `step`, the last one if None.
+        """The checkpoint at `step`, by default the last one.
 
         Raises:
-            RunError: there is none, or it is damaged or foreign; names the next older one.
+            RunError: there is none, or it is damaged. The message names the next older one.
         """
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
@@ -238,14 +248,14 @@ class Run:
             return unpack({name: (folder / name).read_bytes() for name in FILES})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
-            remedy = f"; an older one is at step {older[-1]}: give --checkpoint {older[-1]}" if older else ""
+            remedy = f"; the one before it is at step {older[-1]}: use --checkpoint {older[-1]}" if older else ""
             raise RunError(f"cannot read checkpoint {folder}: {_describe(error)}{remedy}") from error
 
     def step_of(self, checkpoint: int | Literal["best"] | None = None) -> int:
-        """The step of a checkpoint: the one at that step, the best, or the last one if None.
+        """The step of a checkpoint, which is given as its step, as "best", or as None for the last one.
 
         Raises:
-            RunError: there is none.
+            RunError: there is no such checkpoint.
         """
         steps = self.steps()
         if not steps:
@@ -257,20 +267,20 @@ class Run:
         return step
 
     def best_step(self) -> int | None:
-        """Step of the checkpoint with the best evaluation, if there was one."""
+        """The step of the checkpoint with the best evaluation; None if there is none."""
         try:
             return int(json.loads((self.checkpoints / "best.json").read_text())["step"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def mark_best(self, step: int, mean_return: float) -> None:
-        """Keeps the checkpoint at `step` whatever comes later, and lets go of the one that was best before."""
+        """Protects the checkpoint at `step` from deletion, instead of the one that was best before."""
         data = json.dumps({"step": step, "mean_return": mean_return}).encode()
         write_atomically(self.checkpoints / "best.json", data)
         self._prune()
 
     def forget_after(self, step: int) -> None:
-        """Cuts the run back to `step`, where it goes on from: metrics, evaluations and checkpoints."""
+        """Deletes metrics, evaluations and checkpoints later than `step`, so that the run can continue there."""
         ended = self._ended_at(step)
         for leftover in self.checkpoints.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -291,22 +301,22 @@ class Run:
 
 
 def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a JSON-lines file and what they hold; a half-written last line is left out."""
+    """Complete lines of a JSON-lines file with their records."""
     for line, record in read_jsonl(path):
         if record is not None and isinstance(record.get("step"), int):
             yield line, record
 
 
 def _describe(error: BaseException) -> str:
-    """One line, with the kind of error where its text says little."""
+    """The error in one line. Its type is included where the message says little without it."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, (ConfigError, OSError)) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, (ConfigError, UnknownEnv, OSError)) else f"{type(error).__name__}: {text}"
 
 
 def versions() -> dict[str, str]:
-    """Of rlzoo, and of what its results depend on."""
+    """Versions of rlzoo and of the libraries that its results depend on."""
     return {
-        "rlzoo": rlzoo.__version__,
+        "rlzoo": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -314,8 +324,8 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Commit of the checkout that rlzoo runs from, if it runs from one."""
-    root = Path(rlzoo.__file__).parent.parent
+    """Git commit of rlzoo, if it runs from a repository."""
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:

@@ -1,16 +1,12 @@
-"""One session of a run: iterations of the loop, with evaluations, checkpoints and signals between them."""
+"""A training session of a run: iterations, with evaluations, checkpoints and signals between them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import FrameType
-from typing import Any
 
 import torch
 
@@ -22,19 +18,19 @@ from rlzoo.runs.evaluate import describe
 from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
+from rlzoo.runs.signals import Signals
 
 FINAL_EPISODES = 100
-"""Episodes of the evaluations at the end of a run."""
+"""Episodes of each final evaluation."""
 
 OnIteration = Callable[[Trainer, Iteration], bool | None]
 """Called after every iteration; returning True ends the run."""
 
 
 class Session:
-    """Trains from the trainer's step to the end of the run.
+    """Trains from the trainer's present step to the end of the run.
 
-    When evaluations and checkpoints happen depends on step counts alone. So a run that was stopped and resumed is the
-    same run.
+    Evaluations and checkpoints depend on step counts alone. So an interruption does not change the result.
     """
 
     def __init__(self, trainer: Trainer, run: Run, logger: Logger, on_iteration: OnIteration | None) -> None:
@@ -52,8 +48,13 @@ class Session:
         self.writing: Future[None] | None = None
 
     def go(self) -> None:
-        """Trains to the end."""
-        stopped = self._look_back() and self.run.extended_at != self.trainer.step
+        """Trains to the end of the run.
+
+        Raises:
+            TrainingError: training failed.
+            Interrupted: a signal stopped training.
+        """
+        stopped = self._read_evaluations() and self.run.extended_at != self.trainer.step
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         try:
             with self._failures_named(), self.signals:
@@ -67,8 +68,8 @@ class Session:
             self.logger.display.close()
             self.trainer.task.close()
 
-    def _look_back(self) -> bool:
-        """Finds the best evaluation so far. Returns whether the last one stopped the run."""
+    def _read_evaluations(self) -> bool:
+        """Finds the best evaluation so far. Returns whether the last one ended the run."""
         stopped, best_step = False, None
         for evaluation in self.run.evaluations():
             step, mean_return = evaluation["step"], evaluation["mean_return"]
@@ -81,7 +82,7 @@ class Session:
         return stopped
 
     def _iterate(self) -> bool:
-        """One iteration and what is due after it. Returns whether the run stops here."""
+        """One iteration, and the evaluation and checkpoint that are due after it. Returns whether the run ends here."""
         trainer, before, start = self.trainer, self.trainer.step, time.perf_counter()
         iteration = trainer.iterate()
         self.logger.iteration(iteration.step, time.perf_counter() - start, iteration.metrics, iteration.episodes)
@@ -125,7 +126,7 @@ class Session:
         return self.config.stop_return is not None and mean_return >= self.config.stop_return
 
     def _save(self, new_best: float | None) -> None:
-        """Takes a checkpoint, and writes it in the background."""
+        """Writes a checkpoint in the background."""
         self._wait()
         self.logger.flush()
         step, checkpoint = self.trainer.step, self.trainer.checkpoint()
@@ -138,7 +139,7 @@ class Session:
             self.run.mark_best(step, new_best)
 
     def _wait(self) -> None:
-        """Waits until the last checkpoint is written. Raises the error of writing it, if there was one."""
+        """Waits until the last checkpoint is written. Raises the error of writing it, if there is one."""
         if self.writing is not None:
             writing, self.writing = self.writing, None
             writing.result()
@@ -146,15 +147,17 @@ class Session:
     def _heed_signals(self) -> None:
         if self.signals.received:
             self._wait()
-            message = f"stopped at step {self.trainer.step:,}; go on with: rlzoo resume {self.run.path}"
+            message = f"stopped at step {self.trainer.step:,}; continue with: rlzoo resume {self.run.path}"
             raise Interrupted(message, self.signals.received)
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
-        """Turns errors into a `TrainingError` that names the last checkpoint."""
+        """Turns expected errors into a `TrainingError` that names the last checkpoint."""
         try:
             yield
-        except (NonFiniteError, EnvError, OSError, torch.OutOfMemoryError) as error:
+        except (NonFiniteError, OSError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not (isinstance(error, EnvError) or out_of_memory(error)):
+                raise
             what = " ".join(str(error).split())
             if isinstance(error, OSError) and error.filename is not None:
                 what = f"cannot write {error.filename}: {error.strerror}"
@@ -169,22 +172,7 @@ class Session:
             raise TrainingError(f"step {self.trainer.step:,}: {what}; {left}") from error
 
 
-class Signals:
-    """Notes the first Ctrl-C or SIGTERM, so that training stops at the end of an iteration. A second acts at once."""
-
-    received: int = 0
-
-    def __enter__(self) -> None:
-        self._handlers: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._handlers[number] = signal.signal(number, self._note)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self.received = number
-        signal.signal(number, self._handlers[number])
+def out_of_memory(error: Exception) -> bool:
+    """Whether an allocation failed. PyTorch has no class for this error on the CPU."""
+    known = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in known)

@@ -1,36 +1,38 @@
-"""Settings by name: the fields of a configuration's parts, as one flat table."""
+"""Settings by name: the fields of a configuration's parts as one flat table."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple, get_type_hints
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import ConfigError, no_such
 
 
 class Setting(NamedTuple):
     """One field of one part."""
 
     name: str
-    """As a user writes it."""
+    """Name in the command line and in `config.json`."""
     field: str
-    """As the part calls it."""
-    part: str
-    """Name of the part's class."""
+    """Name of the field."""
+    part: type
+    """Class of the part."""
     hint: Any
     value: Any
     help: str
 
 
 def settings_of(*parts: Any, units: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Setting]:
-    """The fields of dataclass instances, and of the dataclasses in them, by name.
+    """The fields of dataclass instances, and of the dataclasses in them, by setting name.
 
     Args:
-        units: field → name and help text in a task's own units.
+        units: field -> setting name and help text in a task's own units.
 
     Raises:
         ConfigError: two parts have a setting of the same name.
@@ -38,13 +40,39 @@ def settings_of(*parts: Any, units: Mapping[str, tuple[str, str]] | None = None)
     table: dict[str, Setting] = {}
     for part in parts:
         for setting in _fields(part, units or {}):
-            other = table.get(setting.name)
-            if other is not None:
-                raise ConfigError(
-                    f"setting {setting.name!r} is defined by both {other.part} and {setting.part}: rename one"
-                )
-            table[setting.name] = setting
+            other = table.setdefault(setting.name, setting)
+            if other is not setting:
+                parts_named = f"both {other.part.__name__} and {setting.part.__name__}"
+                raise ConfigError(f"setting {setting.name!r} is defined by {parts_named}: rename one of them")
     return table
+
+
+def is_part(value: Any) -> bool:
+    """Whether a field's value is a dataclass instance, whose own fields are settings."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """An error message that suggests the nearest known name. Initials also count: lr is near learning_rate."""
+    known = sorted(known)
+    initials = {"".join(word[0] for word in re.findall(r"[a-z]+", other)): other for other in known}
+    nearest = initials.get(name.strip("-"))
+    return no_such(kind, name, known) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
+
+
+def help_texts(cls: type) -> dict[str, str]:
+    """The string literals below the fields of a dataclass and its base classes, by field."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        try:
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, SyntaxError, ValueError):
+            continue
+        for statement, following in pairwise(getattr(definition, "body", [])):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(field)), ast.Expr(ast.Constant(str(text))):
+                    texts[field] = " ".join(text.split())
+    return texts
 
 
 def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting]:
@@ -52,24 +80,8 @@ def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting
     hints, texts = get_type_hints(cls, include_extras=True), help_texts(cls)
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)
-        if dataclasses.is_dataclass(value):
+        if is_part(value):
             yield from _fields(value, units)
         else:
             name, text = units.get(f.name, (f.name, texts.get(f.name, "")))
-            yield Setting(name, f.name, cls.__name__, hints[f.name], value, text)
-
-
-def help_texts(cls: type) -> dict[str, str]:
-    """The string below each field of a dataclass, base classes included."""
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        try:
-            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except (OSError, TypeError, SyntaxError, ValueError):
-            continue
-        body = getattr(definition, "body", [])
-        for statement, following in zip(body, body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-                    texts[statement.target.id] = " ".join(str(following.value.value).split())
-    return texts
+            yield Setting(name, f.name, cls, hints[f.name], value, text)

@@ -1,4 +1,4 @@
-"""`train` and `resume`."""
+"""Training a new run, and resuming one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
-from rlzoo.runs.config import Config, make_config
+from rlzoo.runs.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.defaults import starting_from
 from rlzoo.runs.display import Display, make_display
 from rlzoo.runs.evaluate import check_model_given
 from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
-from rlzoo.runs.session import OnIteration, Session
+from rlzoo.runs.session import OnIteration, Session, out_of_memory
 
 
 def train(
@@ -41,30 +41,31 @@ def train(
     """Trains a policy in a new run directory.
 
     Args:
-        algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a whole `Config`.
-        env: Gymnasium id, name of a task, or `module:Id` of either.
+        algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a `Config`.
+        env: Gymnasium id, name of a task, `module:Id` of an environment, or `module:Class` of a task.
         out: the run directory; `runs/<algorithm>-<env>-s<seed>-<time>` by default.
-        overwrite: replace a run that is there already.
-        preset: start from the tuned settings for the pair, if there are any and `algorithm` is a name. A string names a
-            recipe, which comes on top of them.
-        model: train this model instead of a new one; `resume` and `evaluate` then need it again. A string is the setting
-            of that name.
+        overwrite: replace an existing run.
+        preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
+            recipe, whose settings come on top of them.
+        model: train this model instead of a new one. `resume` and `evaluate` then need it again. A string or path sets
+            `model` of a language task.
         progress: show progress on standard output, or on your own display.
-        on_iteration: callback after each iteration. It must not change anything.
+        on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
         settings: fields of `Config` and of its parts, by name.
 
     Raises:
         ConfigError: a setting cannot work.
-        RunError: `out` holds something already.
+        UnknownEnv: there is no such environment or task.
+        RunError: `out` holds a run or other files.
         TrainingError: training failed.
-        Interrupted: a signal stopped training, after a checkpoint.
+        Interrupted: a signal stopped training, after a checkpoint was written.
     """
     if isinstance(model, (Path, str)):
         settings["model"], model = str(model), None
     started_from: list[str] = []
     if isinstance(algorithm, Config):
         fixed = env is None and not settings and isinstance(preset, bool)
-        require(fixed, "a Config leaves no room for further settings")
+        require(fixed, "give either a Config or settings, not both")
         config = algorithm
     elif env is None:
         raise ConfigError("env is missing")
@@ -73,7 +74,8 @@ def train(
         config = make_config(algorithm, env, **settings)
     check_device(config.device)
     display = _display(progress)
-    trainer = Trainer(config, model, say=display.say)
+    with _memory_checked(config):
+        trainer = Trainer(config, model, say=display.say)
     model_name = None if model is None else f"{type(model).__module__}:{type(model).__qualname__}"
     run = Run.create(out or default_directory(config), config, overwrite, model_name)
     for line in started_from:
@@ -95,43 +97,44 @@ def resume(
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
 ) -> Run:
-    """Continues a run from its last checkpoint, to the same result as if it had never stopped.
+    """Continues a run from its last checkpoint. The result is the same as without the interruption.
 
-    A finished run stays as it is, unless `total_steps` asks for more. An environment that cannot give its state starts
-    new episodes.
+    A finished run does not change, unless `total_steps` is larger than before. New episodes start if the environment
+    cannot save its state.
 
     Args:
-        total_steps: a new end for the run, later than the old one if the run is finished.
-        checkpoint: step of an earlier checkpoint to go back to; everything later is deleted.
+        total_steps: a new number of steps for the run.
+        checkpoint: step of an earlier checkpoint to continue from. Everything later is deleted.
         model, progress, on_iteration: as for `train`.
 
     Raises:
-        RunError: there is no such run or checkpoint, or it is damaged or in use.
+        RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
         TrainingError, Interrupted: as for `train`.
     """
     run = Run.open(run)
     display = _display(progress)
     with run.lock():
         if not run.resumable:
-            raise RunError(f"{run.path} was written by an older rlzoo: it can be evaluated and played, not resumed")
+            raise RunError(f"{run.path} has an older format: it can be evaluated and played, but not resumed")
         before = run.read_config()
         config = before if total_steps is None else replace(before, total_steps=total_steps)
         check_model_given(run, model)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
         finished = run.finished and checkpoint is None
         if finished and config.total_steps <= before.total_steps:
-            display.say(f"{run.path} is finished, at step {run.steps()[-1]:,}; continue it with --total-steps N")
+            display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
         check_device(config.device)
-        trainer = Trainer(config, model, run.path, display.say)
-        with _fitting(run):
+        with _memory_checked(config):
+            trainer = Trainer(config, model, run.path, display.say)
+        with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
             logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
-            display.say(f"{config.env} cannot give its state: new episodes start")
+            display.say(f"{config.env} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
         if config != before:
             run.write_config(config, run.model_name, trainer.step if finished else run.extended_at)
@@ -142,7 +145,7 @@ def resume(
 
 
 def default_directory(config: Config) -> Path:
-    """A new name under `runs/`."""
+    """A path under `runs/` that does not exist yet."""
     name = re.sub(r"[^\w.]+", "-", f"{config.to_dict()['algorithm']}-{config.env}-s{config.seed}")
     path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     others = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
@@ -150,7 +153,7 @@ def default_directory(config: Config) -> Path:
 
 
 def check_device(device: str) -> None:
-    """Raises `ConfigError` if PyTorch has no such device here."""
+    """Raises `ConfigError` if PyTorch does not have the device."""
     try:
         torch.device(device)
     except RuntimeError as error:
@@ -168,8 +171,24 @@ def _display(progress: bool | Display) -> Display:
 
 
 @contextlib.contextmanager
-def _fitting(run: Run) -> Iterator[None]:
-    """Names the run in errors of restoring a checkpoint, which may come from anywhere."""
+def _memory_checked(config: Config) -> Iterator[None]:
+    """Turns a failed allocation into a `ConfigError` that names the largest setting."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        values = {name: x.value if isinstance(x.value, tuple) else (x.value,) for name, x in config.table.items()}
+        sizes = [
+            (x, name) for name, items in values.items() for x in items if type(x) is int and name not in ANY_INTEGER
+        ]
+        size, name = max(sizes)
+        raise ConfigError(f"there is not enough memory; the largest setting is {name} = {size}") from error
+
+
+@contextlib.contextmanager
+def _restoring(run: Run) -> Iterator[None]:
+    """Turns the errors of restoring a damaged checkpoint into a `RunError` that names the run."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-import runs
+import short_runs
 
 from rlzoo.cli import main
 from rlzoo.core.errors import NonFiniteError
@@ -24,7 +24,7 @@ SMALL_PPO = [*SMALL, "--epochs", "1", "--minibatch-size", "100"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return runs.quick_run(tmp_path_factory.mktemp("cli") / "run")
+    return short_runs.quick_run(tmp_path_factory.mktemp("cli") / "run")
 
 
 def lines(capsys):
@@ -57,7 +57,7 @@ def test_train_eval_resume(tmp_path, capsys):
 
     assert main(["resume", path]) == 0
     (line,), _ = lines(capsys)
-    assert line == f"{path} is finished, at step {Run(path).steps()[-1]}; --total-steps N takes it further"
+    assert line == f"{path} finished at step {Run(path).steps()[-1]}; continue it with --total-steps N"
     assert main(["resume", path, "--total_steps", "800", "--quiet"]) == 0
     (line,), _ = lines(capsys)
     assert line.startswith(f"step {Run(path).steps()[-1]}: mean return ")
@@ -94,6 +94,35 @@ def test_every_kind_of_option(tmp_path):
     assert Run(path).finished
 
 
+def test_schedules(tmp_path, monkeypatch):
+    (tmp_path / "own_schedules.py").write_text("def half(progress):\n    return 0.5 * (1 - progress) + 0.1\n")
+    monkeypatch.chdir(tmp_path)
+    options = ["--learning-rate", "linear:3e-4:0", "--clip-coef", "own_schedules:half"]
+    assert main(["train", "ppo", "CartPole-v1", "--out", "run", *SMALL_PPO, *options]) == 0
+    config = Run("run").read_config()
+    assert (config.algorithm.learning_rate, config.algorithm.clip_coef) == ("linear:3e-4:0", "own_schedules:half")
+    flat = json.loads(Path("run/config.json").read_text())
+    assert (flat["learning_rate"], flat["clip_coef"]) == ("linear:3e-4:0", "own_schedules:half")
+    assert main(["resume", "run", "--total-steps", "800", "--quiet"]) == 0
+
+
+def test_schedule_of_a_module_that_is_out_of_range(tmp_path, monkeypatch, capsys):
+    (tmp_path / "bad_schedules.py").write_text("def negative(progress):\n    return 0.5 - progress\n")
+    monkeypatch.chdir(tmp_path)
+    given = ["--learning-rate", "bad_schedules:negative"]
+    assert main(["train", "ppo", "CartPole-v1", "--out", "run", *SMALL_PPO, *given]) == 2
+    line = "learning_rate must be above 0 throughout, got 'bad_schedules:negative'"
+    assert capsys.readouterr().err == f"rlzoo: {line}\n"
+    assert not Path("run").exists()
+
+
+def test_without_fast_implementations(tmp_path):
+    path = tmp_path / "run"
+    assert main(["train", "ppo", "CartPole-v1", "--out", str(path), "--no-fast", "--seed", "2", *SMALL_PPO]) == 0
+    assert Run(path).read_config().fast is False
+    assert main(["eval", str(path), "--episodes", "2"]) == 0
+
+
 def test_estimator_of_choice(tmp_path):
     arguments = ["train", "trpo", "CartPole-v1", "--estimator", "monte-carlo", "--gamma", "0.9", *SMALL]
     assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
@@ -102,7 +131,7 @@ def test_estimator_of_choice(tmp_path):
 
 
 def test_preset_gives_the_defaults_of_the_help_page(monkeypatch, capsys):
-    monkeypatch.setattr("rlzoo.runs.config.find_preset", lambda *pair: {"gamma": 0.123, "hidden": [7, 7]})
+    monkeypatch.setattr("rlzoo.runs.defaults.find_preset", lambda *pair: {"gamma": 0.123, "hidden": [7, 7]})
     assert main(["train", "ppo", "CartPole-v1", "--help"]) == 0
     page = capsys.readouterr().out
     assert "Discount factor, in [0, 1]. (default: 0.123)" in page
@@ -213,9 +242,10 @@ def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):
 # What does not
 
 
-FIRST = "an algorithm and an environment come first: rlzoo train ALGORITHM ENV [--option value ...]"
+FIRST = "algorithm and environment are missing: rlzoo train ALGORITHM ENV [--option value ...]"
+KNOWN = "(known: reinforce, npg, trpo, ppo-penalty, ppo-clip, ppo)"
 NO_SCREEN = "there is no screen to open a window on: give --video FILE.mp4"
-PER_PROMPT = "num_envs must be a multiple of responses_per_prompt = 4, got 6"
+PER_PROMPT = "responses_per_batch must be a multiple of responses_per_prompt = 4, got 6"
 SDPA = "attention: trpo differentiates twice, which fused attention (sdpa) cannot; use eager"
 ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of ('auto', 'eager', 'sdpa')."
 
@@ -226,14 +256,16 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("trian ppo CartPole-v1", "no command 'trian'; did you mean 'train'?"),
         ("bench", "no command 'bench'; did you mean 'benchmark'?"),
         ("benchmark smoky", "no suite 'smoky'; did you mean 'smoke'? (rlzoo list shows them; a file ends in .yaml)"),
-        ("report", "folders of results come first: rlzoo report DIR [DIR ...]"),
+        ("report", "the folders of results are missing: rlzoo report DIR [DIR ...]"),
         ("report nowhere", "nowhere holds no results (no suite.json)"),
         ("--hepl", "no option '--hepl'; did you mean '--help'?"),
         ("train", FIRST),
         ("train ppo", FIRST),
         ("train --seed 1 ppo CartPole-v1", FIRST),
-        ("train pppo CartPole-v1", "no algorithm 'pppo'; did you mean 'ppo'?"),
-        ("train trop CartPole-v1", "no algorithm 'trop'; did you mean 'trpo'?"),
+        ("train pppo CartPole-v1", f"no algorithm 'pppo'; did you mean 'ppo'? {KNOWN}"),
+        ("train trop CartPole-v1", f"no algorithm 'trop'; did you mean 'trpo'? {KNOWN}"),
+        ("train CartPole-v1 ppo-clip", "the algorithm comes before the environment: rlzoo train ppo-clip CartPole-v1"),
+        ("train CartPole-v1 --seed 1", f"no algorithm 'CartPole-v1' {KNOWN}"),
         ("train nowhere:X CartPole-v1", "cannot load algorithm 'nowhere:X': No module named 'nowhere'"),
         ("train ppo CartPol-v1", "no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ("train ppo RandomWalk", "no environment 'RandomWalk'; did you mean 'RandomWalks'?"),
@@ -241,20 +273,54 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo CartPole-v1 --gama 1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --gama=1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--target-kl'?"),
+        ("train ppo CartPole-v1 --lr 1", "no option '--lr'; did you mean '--learning-rate'?"),
+        (
+            "train ppo RandomWalks --minibatch-size 8",
+            "no option '--minibatch-size'; did you mean '--minibatch-responses'?",
+        ),
         ("train ppo CartPole-v1 --preset", "Missing value for argument '--preset'. Expected 1 values."),
         ("train ppo RandomWalks --preset x --no-preset", "--preset and --no-preset contradict each other"),
-        ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'; did you mean '--num-envs'?"),
-        ("train ppo RandomWalks --num-envs 6 --responses-per-prompt 4", PER_PROMPT),
+        ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'; did you mean '--total-steps'?"),
+        ("train ppo RandomWalks --responses-per-batch 6 --responses-per-prompt 4", PER_PROMPT),
         ("train trpo RandomWalks --attention sdpa", SDPA),
         ("train trpo RandomWalks --attention sdap", ATTENTION),
         ("train ppo Prompts", "model is missing: Prompts has none of its own"),
         ("train ppo CartPole-v1 extra", "unexpected argument 'extra'"),
         ("train ppo CartPole-v1 --gamma", "Missing value for argument '--gamma'. Expected 1 values."),
-        ("train ppo CartPole-v1 --gamma x", "--gamma: could not convert string to float: 'x'"),
+        ("train ppo CartPole-v1 --gamma x", "--gamma: 'x' is not a number"),
         ("train ppo CartPole-v1 --gamma 1.5", "gamma must be in [0, 1], got 1.5"),
         ("train ppo CartPole-v1 --gamma nan", "gamma must be in [0, 1], got nan"),
         ("train ppo CartPole-v1 --seed -1", "seed must be at least 0, got -1"),
         ("train ppo CartPole-v1 --seed 1.5", "--seed: '1.5' is not an integer"),
+        ("train ppo CartPole-v1 --total-steps 1e400", "--total-steps: '1e400' is not an integer"),
+        ("train ppo CartPole-v1 --num-envs 1e20", f"num_envs must be at most {2**31 - 1}, got {10**20}"),
+        ("train ppo CartPole-v1 --hidden 8 1e20", f"hidden must be at most {2**31 - 1}, got (8, {10**20})"),
+        ("train ppo CartPole-v1 --eval-episodes 1e20", f"eval_episodes must be at most {2**31 - 1}, got {10**20}"),
+        (
+            "train ppo CartPole-v1 --learning-rate 1e308",
+            "learning_rate must be at most 3.4e+38 in absolute value, got 1e+308",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate linear:1e308:0",
+            "learning_rate must be at most 3.4e+38 in absolute value, got linear:1e308:0",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate liner:1:0",
+            "learning_rate must be a number, linear:START:END or module:function, got 'liner:1:0': "
+            "cannot load 'liner:1:0': No module named 'liner'",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate linear:1",
+            "learning_rate must be above 0, or a schedule such as linear:1e-3:0, got 'linear:1'",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate linear:-1:0",
+            "learning_rate must be above 0 throughout, got 'linear:-1:0'",
+        ),
+        (
+            "train ppo CartPole-v1 --learning-rate fast",
+            "learning_rate must be above 0, or a schedule such as linear:1e-3:0, got 'fast'",
+        ),
         ("train ppo CartPole-v1 --total-steps 0", "total_steps must be at least 1, got 0"),
         ("train ppo CartPole-v1 --hidden 0", "hidden sizes must be at least 1, got (0,)"),
         ("train ppo CartPole-v1 --hidden 8 x", "--hidden: Could not find valid parse for arguments: ['8', 'x']"),
@@ -263,10 +329,29 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
             "invalid choice 'tan' for argument '--activation'. Expected one of ('tanh', 'relu').",
         ),
         ("train ppo CartPole-v1 --env-kwargs a", "--env-kwargs: 'a' is not of the form key=value"),
+        ("train ppo Pendulum-v1 --env-kwargs g=abc", "env_kwargs: g must be a finite number, got 'abc'"),
+        ("train ppo Pendulum-v1 --env-kwargs g=NaN", "env_kwargs: g must be a finite number, got nan"),
+        (
+            "train ppo CartPole-v1 --env-kwargs sutton_barto_reward=1",
+            "env_kwargs: sutton_barto_reward must be true or false, got 1",
+        ),
+        (
+            "train ppo CartPole-v1 --env-kwargs max_episode_steps=x",
+            "env_kwargs: max_episode_steps must be an integer, got 'x'",
+        ),
+        (
+            "train ppo CartPole-v1 --env-kwargs max_episode_steps=0",
+            "environment 'CartPole-v1' cannot be made: num_envs=8 and max_episode_steps=0 must be positive",
+        ),
         ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N, mps or the like, got 'abacus'"),
-        ("train ppo CartPole-v1 --estimator gea", "no estimator 'gea'; did you mean 'gae'?"),
+        (
+            "train ppo CartPole-v1 --estimator gea",
+            "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-norm)",
+        ),
         ("train ppo CartPole-v1 --threads 0", "threads must be at least 1, got 0"),
-        ("resume", "Missing from rlzoo resume: RUN The run directory. (required)"),
+        ("train ppo CartPole-v1 --threads 1e20", f"threads must be at most 1024, got {10**20}"),
+        ("eval RUN --threads 3e9", "threads must be at most 1024, got 3000000000"),
+        ("resume", "Missing from rlzoo resume: RUN Run directory. (required)"),
         ("resume RUN --total-steps", "Missing value for argument '--total-steps'. Expected 1 values."),
         ("train ppo CartPole-v1 --env Pendulum-v1", "no option '--env'; did you mean '--num-envs'?"),
         ("resume nowhere", "nowhere holds no run (no config.json)"),
@@ -274,12 +359,15 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("resume RUN --total-steps 0", "total_steps must be at least 1, got 0"),
         ("eval nowhere", "nowhere holds no run (no config.json)"),
         ("eval RUN --episodes 0", "episodes must be at least 1, got 0"),
-        ("eval RUN --episodes many", "--episodes: could not convert string to float: 'many'"),
+        ("eval RUN --episodes many", "--episodes: 'many' is not an integer"),
+        ("eval RUN --episodes 1e20", f"episodes must be at most {2**31 - 1}, got {10**20}"),
+        ("eval RUN --episodes 1e400", "--episodes: '1e400' is not an integer"),
+        ("eval RUN --checkpoint 1e400", "--checkpoint: expected none|INT|best, got '1e400'"),
         ("eval RUN --seed -1", "seed must be at least 0, got -1"),
         ("eval RUN --checkpoint 5", "RUN has no checkpoint 5; it has STEPS"),
         (
             "eval RUN --checkpoint bst",
-            "--checkpoint: no type matching none|INT|{best} could be instantiated from ['bst'].",
+            "--checkpoint: expected none|INT|best, got 'bst'",
         ),
         ("eval RUN --epsodes 3", "no option '--epsodes'; did you mean '--episodes'?"),
         ("play RUN", NO_SCREEN),
@@ -311,18 +399,18 @@ def test_number_that_is_not_finite_is_one_line_and_exit_code_1(run, monkeypatch,
 
 
 def test_directory_that_holds_a_run(run, capsys):
-    before = runs.outcome(run)
+    before = short_runs.outcome(run)
     assert main(["train", "ppo", "CartPole-v1", "--out", str(run.path)]) == 2
     _, (line,) = lines(capsys)
     assert (
-        line
-        == f"rlzoo: {run.path} holds a run already; go on with it: rlzoo resume {run.path}, or replace it: --overwrite"
+        line == f"rlzoo: {run.path} already holds a run: continue it with rlzoo resume {run.path}, "
+        "or replace it with --overwrite"
     )
-    assert runs.outcome(run) == before
+    assert short_runs.outcome(run) == before
 
 
 def test_overwrite(tmp_path):
-    run = runs.quick_run(tmp_path, seed=1)
+    run = short_runs.quick_run(tmp_path, seed=1)
     arguments = ["train", "ppo", "CartPole-v1", "--out", str(tmp_path), "--quiet", *SMALL_PPO]
     assert main([*arguments, "--overwrite"]) == 0
     assert run.read_config().seed == 0

@@ -1,7 +1,10 @@
-"""Who may import whom, read from the sources."""
+"""Who may import whom, read from the sources; and the public names."""
 
 import ast
 import graphlib
+import importlib
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,50 +19,35 @@ MODULES = {
     for path in ROOT.rglob("*.py")
 }
 
-# A room that is not listed lies outside: it may import any, and none that is listed may import it.
 MAY_IMPORT = {
-    "errors": set(),
-    "fields": {"errors"},
-    "distributions": set(),
-    "compilation": set(),
-    "buffer": {"distributions"},
-    "estimators": {"buffer", "fields", "errors"},
-    "models": {"buffer", "distributions", "errors"},
-    "networks": {"models", "distributions", "fields", "errors"},
-    "first_order": {"buffer", "compilation", "models", "networks", "errors"},
-    "second_order": {"buffer", "distributions", "models", "errors"},
-    "algorithms": {
-        "buffer", "distributions", "estimators", "models", "first_order", "second_order", "fields", "errors",
-    },
-    "presets": {"errors"},
-    "envs": {"errors"},
-    "actors": {"models", "networks", "fields", "errors"},
-    "collect": {"actors", "buffer", "envs", "models", "errors"},
-    "episodes": {"actors", "envs", "models", "errors"},
-    "task": {"algorithms", "buffer", "collect", "episodes", "models"},
-    "control": {"task", "lm", "actors", "collect", "episodes", "envs", "models", "networks", "fields", "errors"},
-    "lm": {
-        "task", "algorithms", "buffer", "collect", "compilation", "distributions", "episodes", "envs", "estimators",
-        "models", "fields", "errors",
-    },
-    "config": {"control", "lm", "task", "algorithms", "estimators", "networks", "presets", "fields", "errors"},
-    "checkpoint": set(),
-    "files": {"errors"},
-    "run": {"checkpoint", "config", "files", "errors"},
-    "evaluate": {"episodes", "models", "run", "task", "errors"},
-    "trainer": {"algorithms", "checkpoint", "collect", "config", "models", "task"},
-}  # fmt: skip
+    "core": set(),
+    "optim": {"core"},
+    "algorithms": {"core", "optim"},
+    "control": {"core", "optim", "algorithms"},
+    "lm": {"core", "optim", "algorithms"},
+    "runs": {"core", "optim", "algorithms", "control", "lm"},
+    "benchmark": {"core", "optim", "algorithms", "control", "lm", "runs"},
+    "cli": {"core", "optim", "algorithms", "control", "lm", "runs", "benchmark"},
+}
+"""The rooms, and those that each may import. `rlzoo/__init__.py` and `__main__.py` stand outside."""
 
-# What others may import of the room of language models when they are imported: settings and names.
-LIGHT = {"rlzoo.lm", "rlzoo.lm.tasks.settings"}
+LM_MAY_IMPORT = {
+    "model": set(),
+    "reward": {"model"},
+    "finetune": {"model", "reward"},
+    "tasks": {"model", "reward", "finetune"},
+}
+"""The same within `rlzoo.lm`."""
 
-
-def is_for_types_alone(node):
-    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+LM_SETTINGS = "rlzoo.lm.tasks.settings"
+"""Pure data."""
 
 
 def imports(node, at_import=False):
-    """Names of the modules that the code below `node` imports; with `at_import` only when it is itself imported."""
+    """Names of the modules that the code below `node` imports; with `at_import` only those at the import of the code.
+
+    Type hints are included, and so are names in functions, unless `at_import`.
+    """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
@@ -70,11 +58,15 @@ def imports(node, at_import=False):
             yield from found
             if len(found) < len(submodules):
                 yield child.module
-        elif is_for_types_alone(child):
+        elif at_import and is_for_types(child):
             for branch in child.orelse:
                 yield from imports(branch, at_import)
         elif not (at_import and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)):
             yield from imports(child, at_import)
+
+
+def is_for_types(node):
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def tree(module):
@@ -82,7 +74,11 @@ def tree(module):
 
 
 def room(module):
-    return module.split(".")[1] if "." in module else ""
+    return module.split(".")[1] if module.startswith("rlzoo.") else ""
+
+
+def lm_room(module):
+    return module.split(".")[2] if module.startswith("rlzoo.lm.") else ""
 
 
 @pytest.mark.parametrize("name", MAY_IMPORT)
@@ -90,8 +86,27 @@ def test_room_imports_only_what_it_may(name):
     mine = [module for module in MODULES if room(module) == name]
     assert mine
     for module in mine:
-        used = {room(other) for other in imports(tree(module)) if other.startswith("rlzoo.")}
+        used = {room(other) for other in imports(tree(module))} - {""}
         assert used <= MAY_IMPORT[name] | {name}, module
+
+
+@pytest.mark.parametrize("name", LM_MAY_IMPORT)
+def test_room_of_lm_imports_only_what_it_may(name):
+    mine = [module for module in MODULES if lm_room(module) == name]
+    assert mine
+    for module in mine:
+        used = {lm_room(other) for other in imports(tree(module))} - {""}
+        assert used <= LM_MAY_IMPORT[name] | {name}, module
+
+
+def test_every_module_is_in_a_room():
+    assert {room(module) for module in MODULES} - {"", "__main__"} == MAY_IMPORT.keys()
+    assert {lm_room(module) for module in MODULES} - {""} == LM_MAY_IMPORT.keys()
+
+
+def test_top_of_the_package_has_at_most_ten_entries():
+    entries = {path.name for path in ROOT.iterdir()} - {"__pycache__", "py.typed"}
+    assert len(entries) <= 10, entries
 
 
 def test_no_imports_go_round_in_a_circle():
@@ -100,25 +115,114 @@ def test_no_imports_go_round_in_a_circle():
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if room(m) != "lm"])
-def test_transformers_is_imported_in_the_language_model_room_alone(module):
-    at_import = set(imports(tree(module), at_import=True))
-    assert not {m for m in at_import if m.split(".")[0] == "transformers" or room(m) == "lm"} - LIGHT
+def test_transformers_is_imported_in_lm_alone(module):
+    found = {m for m in imports(tree(module), at_import=True) if m.split(".")[0] == "transformers" or room(m) == "lm"}
+    assert found <= {LM_SETTINGS}
 
 
-@pytest.mark.parametrize("module", ["rlzoo.runs.config", "rlzoo.control.task"])
-def test_rooms_within_know_of_language_models_their_settings_alone(module):
-    assert {m for m in imports(tree(module)) if room(m) == "lm"} <= LIGHT
+# Nothing but the registry knows a kind of task by name.
+
+
+def test_registry_names_tasks_by_strings_alone():
+    assert {room(m) for m in imports(tree("rlzoo.runs.registry"))} - {""} == {"core"}
+    modules = {entry.task.split(":")[0] for entry in importlib.import_module("rlzoo.runs.registry").TASKS.values()}
+    assert modules <= MODULES.keys()
+
+
+KNOWING = {"rlzoo", "rlzoo.runs.registry"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) != "lm" and m not in KNOWING])
+def test_no_other_module_knows_a_language_task(module):
+    source = MODULES[module].read_text()
+    assert not re.search(r"RandomWalks|Reviews|\bPrompts\b|LanguageTask|\bLanguage\(", source)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) in ("core", "optim", "algorithms", "runs")])
+def test_no_module_asks_for_a_kind_of_task(module):
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            assert not re.search(r"Control|Language|LMEnv|GymnasiumEnv", ast.unparse(node.args[1])), ast.unparse(node)
+
+
+# What an import costs
 
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import rlzoo, rlzoo.runs.train, rlzoo.runs.evaluate, rlzoo.runs.play", "transformers"),
-        ("from rlzoo.runs.config import make_config; make_config('ppo', 'RandomWalks')", "transformers"),
+        ("import rlzoo, rlzoo.runs.train, rlzoo.runs.evaluate, rlzoo.runs.loop", "transformers"),
+        ("from rlzoo.runs.config import make_config; make_config('ppo', 'CartPole-v1')", "transformers"),
+        ("import rlzoo", "torch"),
         ("import rlzoo.cli", "torch"),
+        ("import rlzoo.cli; rlzoo.cli.main(['--help'])", "torch"),
+        ("import rlzoo.runs.registry", "torch"),
         ("import rlzoo.lm", "torch"),
     ],
 )
 def test_import_leaves_the_heavy_library_alone(statement, absent):
     code = f"import sys; {statement}; sys.exit({absent!r} in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.slow
+def test_control_training_never_imports_transformers(tmp_path):
+    code = f"""
+import sys, rlzoo
+small = dict(total_steps=200, num_envs=2, num_steps=50, minibatch_size=50, hidden=(4,), eval_episodes=2)
+run = rlzoo.train("ppo-clip", "CartPole-v1", out={str(tmp_path / "run")!r}, preset=False, **small)
+rlzoo.evaluate(run, 2)
+sys.exit("transformers" in sys.modules)
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# The public names
+
+
+def served_to_type_checkers():
+    """name -> module, as the imports under TYPE_CHECKING have it."""
+    (guard,) = (node for node in tree("rlzoo").body if is_for_types(node))
+    return {alias.asname or alias.name: node.module for node in guard.body for alias in node.names}
+
+
+def test_public_names_are_what_is_served_and_what_type_checkers_see():
+    lazy = {name: f"rlzoo.{module}" for name, module in rlzoo._HOMES.items()}
+    assert served_to_type_checkers() == lazy
+    assert {*rlzoo.__all__} == {*lazy, "__version__"}
+    assert len(rlzoo.__all__) == len({*rlzoo.__all__})
+
+
+@pytest.mark.parametrize("name", rlzoo.__all__)
+def test_public_name_can_be_imported(name):
+    value = getattr(rlzoo, name)
+    assert name in dir(rlzoo)
+    if name != "__version__":
+        assert value is getattr(importlib.import_module(served_to_type_checkers()[name]), name)
+        assert value.__doc__, "it is documented"
+
+
+def test_functions_are_not_hidden_by_modules_of_the_same_name():
+    importlib.import_module("rlzoo.runs.train")
+    importlib.import_module("rlzoo.runs.evaluate")
+    assert inspect.isfunction(rlzoo.train)
+    assert inspect.isfunction(rlzoo.evaluate)
+    assert inspect.isfunction(rlzoo.play)
+
+
+def test_packages_are_plain_modules():
+    for name in (*MODULES, "rlzoo"):
+        if name != "rlzoo.__main__" and name in sys.modules:
+            assert type(sys.modules[name]) is type(sys), name
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
+        _ = rlzoo.trian
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if "\n__all__ = " in MODULES[m].read_text()])
+def test_every_name_of_all_exists(module):
+    package = importlib.import_module(module)
+    assert all(hasattr(package, name) for name in package.__all__)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-import runs
+import short_runs
 
 from rlzoo.cli import main
 from rlzoo.core.errors import TrainingError
@@ -53,12 +53,12 @@ class _Proxy:
 @pytest.mark.parametrize("room", [8_000, 14_000, 20_000, 26_000, 32_000])
 def test_full_disk_stops_the_run_and_spares_its_checkpoints(room, tmp_path):
     settings = {"checkpoint_interval": 100, "eval_interval": 100}
-    reference = runs.outcome(runs.quick_run(tmp_path / "whole", **settings))
+    reference = short_runs.outcome(short_runs.quick_run(tmp_path / "whole", **settings))
     path = tmp_path / "full"
     with pytest.MonkeyPatch.context() as patch:
         FullDisk(patch, room)
         with pytest.raises(TrainingError, match=r"step [\d,]+: cannot write .*: No space left on device; ") as error:
-            runs.quick_run(path, **settings)
+            short_runs.quick_run(path, **settings)
     run = Run(path)
     steps = run.steps()
     named = f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {path}" if steps else "there is no checkpoint"
@@ -67,7 +67,7 @@ def test_full_disk_stops_the_run_and_spares_its_checkpoints(room, tmp_path):
     assert not list(run.checkpoints.glob(".*.tmp"))
     for step in steps:
         run.load(step)
-    assert runs.outcome(resume(path)) == reference
+    assert short_runs.outcome(resume(path)) == reference
 
 
 def test_command_prints_one_line_and_exits_1(tmp_path, monkeypatch, capsys):

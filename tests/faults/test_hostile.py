@@ -7,7 +7,7 @@ import pickle
 import shutil
 
 import pytest
-import runs
+import short_runs
 import torch
 
 import rlzoo
@@ -19,7 +19,7 @@ from rlzoo.runs.train import resume
 
 @pytest.fixture(scope="module")
 def good_run(tmp_path_factory):
-    return runs.quick_run(tmp_path_factory.mktemp("good") / "run")
+    return short_runs.quick_run(tmp_path_factory.mktemp("good") / "run")
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_weights_of_another_network(run):
     with pytest.raises(RunError, match=r"does not fit config.json: RuntimeError: .* size mismatch"):
         resume(run)
     with pytest.raises(RunError, match=r"the weights do not fit the model: .* size mismatch"):
-        rlzoo.runs.evaluate(run)
+        rlzoo.evaluate(run)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "state.json", "manifest.json"])
@@ -154,7 +154,7 @@ def test_pickle_in_disguise_is_not_executed(run, name, writer, tmp_path):
     with pytest.raises(RunError):
         resume(run)
     with pytest.raises(RunError):
-        rlzoo.runs.evaluate(run)
+        rlzoo.evaluate(run)
     assert not (tmp_path / "executed").exists()
 
 
@@ -203,8 +203,8 @@ def test_only_plain_numbers_are_checkpoints(tmp_path, name):
 def test_best_that_names_nothing(run, text):
     (run.checkpoints / "best.json").write_text(text)
     with pytest.raises(RunError, match="has no best checkpoint"):
-        rlzoo.runs.evaluate(run, checkpoint="best")
-    assert rlzoo.runs.evaluate(run, 3).returns.size == 3
+        rlzoo.evaluate(run, checkpoint="best")
+    assert rlzoo.evaluate(run, 3).returns.size == 3
 
 
 @pytest.mark.parametrize("garbage", ["{", "\x00\x01", "[1]\n", '{"step": "x"}\n', '{"no": 1}\n', '{"step": 5}\n'])
@@ -225,13 +225,13 @@ def test_foreign_directory(tmp_path, capsys):
         assert main(arguments) == 2
         assert capsys.readouterr().err == f"rlzoo: {tmp_path} holds no run (no config.json)\n"
     assert main(["train", "ppo", "CartPole-v1", "--out", str(tmp_path), "--overwrite"]) == 2
-    assert capsys.readouterr().err == f"rlzoo: {tmp_path} holds something other than a run\n"
+    assert capsys.readouterr().err == f"rlzoo: {tmp_path} is not empty, and its files are not those of a run\n"
     assert (tmp_path / "thesis.tex").read_text() == "ten years of work"
 
 
 def test_overwriting_leaves_other_files_alone(run):
     (run.path / "notes.txt").write_text("mine")
-    runs.quick_run(run.path, overwrite=True)
+    short_runs.quick_run(run.path, overwrite=True)
     assert (run.path / "notes.txt").read_text() == "mine"
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-import runs
+import short_runs
 
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
@@ -16,7 +16,7 @@ from rlzoo.runs.train import resume, train
 
 @pytest.fixture(autouse=True)
 def few_final_episodes(monkeypatch):
-    monkeypatch.setattr(sys.modules["rlzoo.runs.train"], "FINAL_EPISODES", 5)
+    monkeypatch.setattr(sys.modules["rlzoo.runs.session"], "FINAL_EPISODES", 5)
 
 
 def go_on(path, settings):
@@ -28,17 +28,17 @@ def go_on(path, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [runs.PPO, runs.TRPO], ids=["ppo-clip", "trpo"])
+@pytest.mark.parametrize("settings", [short_runs.PPO, short_runs.TRPO], ids=["ppo-clip", "trpo"])
 def test_killed_at_ten_random_instants(settings, tmp_path):
     start = time.perf_counter()
-    reference = runs.outcome(train(**settings, out=tmp_path / "whole"))
+    reference = short_runs.outcome(train(**settings, out=tmp_path / "whole"))
     duration = time.perf_counter() - start
     rng = random.Random(0)
     path = tmp_path / "killed"
     for _ in range(10):
-        runs.in_child(lambda: go_on(path, settings), kill_after=rng.uniform(0, duration))
+        short_runs.in_child(lambda: go_on(path, settings), kill_after=rng.uniform(0, duration))
     go_on(path, settings)
-    assert runs.outcome(Run(path)) == reference
+    assert short_runs.outcome(Run(path)) == reference
 
 
 def killed_at_file_operation(number, path, settings):
@@ -58,31 +58,31 @@ def killed_at_file_operation(number, path, settings):
         sys.addaudithook(hook)
         go_on(path, settings)
 
-    return os.WIFSIGNALED(runs.in_child(work))
+    return os.WIFSIGNALED(short_runs.in_child(work))
 
 
 @pytest.mark.slow
 def test_killed_before_each_of_its_file_operations(tmp_path):
-    settings = {**runs.PPO, "total_steps": 400, "checkpoint_interval": 100, "eval_interval": 100}
-    reference = runs.outcome(train(**settings, out=tmp_path / "whole"))
+    settings = {**short_runs.PPO, "total_steps": 400, "checkpoint_interval": 100, "eval_interval": 100}
+    reference = short_runs.outcome(train(**settings, out=tmp_path / "whole"))
     number = 1
     while killed_at_file_operation(number, tmp_path / str(number), settings):
         go_on(tmp_path / str(number), settings)
-        assert runs.outcome(Run(tmp_path / str(number))) == reference, f"killed before operation {number}"
+        assert short_runs.outcome(Run(tmp_path / str(number))) == reference, f"killed before operation {number}"
         number += 1
     assert number > 60
 
 
 @pytest.mark.slow
 def test_killed_while_it_is_resumed(tmp_path):
-    settings = {**runs.PPO, "total_steps": 300, "checkpoint_interval": 100}
-    reference = runs.outcome(train(**settings, out=tmp_path / "whole"))
+    settings = {**short_runs.PPO, "total_steps": 300, "checkpoint_interval": 100}
+    reference = short_runs.outcome(train(**settings, out=tmp_path / "whole"))
     path = tmp_path / "killed"
     assert killed_at_file_operation(25, path, settings)
     for number in range(1, 12):
         assert killed_at_file_operation(number, path, settings)
     go_on(path, settings)
-    assert runs.outcome(Run(path)) == reference
+    assert short_runs.outcome(Run(path)) == reference
 
 
 @pytest.mark.slow
@@ -114,4 +114,4 @@ def test_command_killed_at_ten_random_instants(arguments, tmp_path):
         process.wait()
     if not Run(path).finished:
         subprocess.run(command("resume", str(path)), check=True)
-    assert runs.outcome(Run(path)) == runs.outcome(Run(tmp_path / "whole"))
+    assert short_runs.outcome(Run(path)) == short_runs.outcome(Run(tmp_path / "whole"))

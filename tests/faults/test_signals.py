@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-import runs
+import short_runs
 
 from rlzoo.control.evaluation import evaluate_model
 from rlzoo.core.errors import Interrupted
@@ -33,23 +33,23 @@ def sending(*signals, at=2):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_writes_a_checkpoint_and_names_the_command(number, tmp_path):
     handler = signal.getsignal(number)
-    reference = runs.outcome(runs.quick_run(tmp_path / "whole"))
+    reference = short_runs.outcome(short_runs.quick_run(tmp_path / "whole"))
     path = tmp_path / "run"
     with pytest.raises(Interrupted) as stop:
-        runs.quick_run(path, checkpoint_interval=10_000, eval_interval=10_000, on_iteration=sending(number))
+        short_runs.quick_run(path, checkpoint_interval=10_000, eval_interval=10_000, on_iteration=sending(number))
     (step,) = Run(path).steps()
-    assert str(stop.value) == f"stopped at step {step}; go on with: rlzoo resume {path}"
+    assert str(stop.value) == f"stopped at step {step}; continue with: rlzoo resume {path}"
     assert stop.value.signal == number
     assert isinstance(stop.value, KeyboardInterrupt)
     assert signal.getsignal(number) is handler
-    resumed = runs.outcome(resume(path))
+    resumed = short_runs.outcome(resume(path))
     assert resumed["model"] == reference["model"]
     assert resumed["metrics"] == reference["metrics"]
 
 
 def test_second_signal_acts_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt) as stop:
-        runs.quick_run(tmp_path, on_iteration=sending(signal.SIGINT, signal.SIGINT))
+        short_runs.quick_run(tmp_path, on_iteration=sending(signal.SIGINT, signal.SIGINT))
     assert not isinstance(stop.value, Interrupted)
 
 
@@ -58,16 +58,16 @@ def test_signal_in_the_final_evaluation(tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         return evaluate_model(*args, **kwargs)
 
-    reference = runs.outcome(runs.quick_run(tmp_path / "whole", eval_interval=10_000))
+    reference = short_runs.outcome(short_runs.quick_run(tmp_path / "whole", eval_interval=10_000))
     monkeypatch.setattr("rlzoo.control.task.evaluate_model", interrupted)
     with pytest.raises(Interrupted):
-        runs.quick_run(tmp_path / "run", eval_interval=10_000)
+        short_runs.quick_run(tmp_path / "run", eval_interval=10_000)
     monkeypatch.undo()
-    assert runs.outcome(resume(tmp_path / "run")) == reference
+    assert short_runs.outcome(resume(tmp_path / "run")) == reference
 
 
 def test_trains_in_another_thread(tmp_path):
-    thread = threading.Thread(target=runs.quick_run, args=(tmp_path,))
+    thread = threading.Thread(target=short_runs.quick_run, args=(tmp_path,))
     thread.start()
     thread.join()
     assert Run(tmp_path).finished
@@ -85,7 +85,7 @@ def test_command_exits_with_the_signals_code(number, code, tmp_path):
     process.send_signal(number)
     _, line = process.communicate(timeout=30)
     assert process.returncode == code
-    assert line == f"rlzoo: stopped at step {Run(path).steps()[-1]:,}; go on with: rlzoo resume {path}\n"
+    assert line == f"rlzoo: stopped at step {Run(path).steps()[-1]:,}; continue with: rlzoo resume {path}\n"
 
 
 @pytest.mark.slow

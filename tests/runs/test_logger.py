@@ -12,13 +12,14 @@ import time
 
 import numpy as np
 import pytest
-import runs
+import short_runs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 
-from rlzoo.core.collector import Episode
-from rlzoo.runs.evaluate import Evaluation
-from rlzoo.runs.logger import Display, LineDisplay, LiveDisplay, Logger, make_display
+from rlzoo.core.env import Episode
+from rlzoo.core.evaluation import Evaluation
+from rlzoo.runs.display import Display, LineDisplay, LiveDisplay, make_display
+from rlzoo.runs.logger import Logger
 from rlzoo.runs.train import resume
 
 
@@ -201,7 +202,8 @@ def test_tensorboard_waits_for_the_first_flush(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from rlzoo.runs.logger import Display, Logger
+from rlzoo.runs.display import Display
+from rlzoo.runs.logger import Logger
 logger = Logger(Path({str(tmp_path)!r}), 1, {{}}, Display())
 logger.iteration(1, 0.1, {{"kl": 0.5}}, [])
 assert "tensorboard" not in sys.modules
@@ -221,7 +223,7 @@ def test_events_that_cannot_be_written(tmp_path):
 
 
 def test_records_of_a_run(tmp_path):
-    run = runs.quick_run(tmp_path)
+    run = short_runs.quick_run(tmp_path)
     metrics = run.metrics()
     assert metrics[-1]["step"] == run.steps()[-1]
     assert all(a["step"] < b["step"] and a["seconds"] < b["seconds"] for a, b in itertools.pairwise(metrics))

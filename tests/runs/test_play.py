@@ -6,13 +6,12 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-import runs
+import short_runs
 from gymnasium import spaces
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.control.envs import EnvError
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import ConfigError, EnvError
 
 imageio = pytest.importorskip("imageio.v2")
 
@@ -59,14 +58,14 @@ def run(tmp_path):
 
 
 def screen_run(tmp_path, **env_kwargs):
-    return runs.quick_run(tmp_path / "run", env="Screen-v0", total_steps=100, env_kwargs=env_kwargs)
+    return short_runs.quick_run(tmp_path / "run", env="Screen-v0", total_steps=100, env_kwargs=env_kwargs)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pipes of imageio's ffmpeg
 @pytest.mark.parametrize("suffix", [".gif", ".mp4"])
 def test_video_shows_every_step(run, tmp_path, suffix):
     video = tmp_path / f"episodes{suffix}"
-    episodes = rlzoo.runs.play(run, 2, video=video)
+    episodes = rlzoo.play(run, 2, video=video)
     assert [episode.length for episode in episodes] == [4, 4]
     with imageio.get_reader(video) as reader:
         frames = [frame[..., 0].mean() for frame in reader]
@@ -75,18 +74,18 @@ def test_video_shows_every_step(run, tmp_path, suffix):
 
 def test_plays_what_evaluation_plays(run, tmp_path):
     def returns(**how):
-        return [episode.return_ for episode in rlzoo.runs.play(run, 3, video=tmp_path / "x.gif", **how)]
+        return [episode.return_ for episode in rlzoo.play(run, 3, video=tmp_path / "x.gif", **how)]
 
     assert returns() == returns(seed=0)
     assert len({tuple(returns(seed=seed)) for seed in range(4)}) > 1
     assert len(set(returns(deterministic=True))) == 1
-    assert returns(deterministic=True) == rlzoo.runs.evaluate(run, 3, deterministic=True).returns.tolist()
+    assert returns(deterministic=True) == rlzoo.evaluate(run, 3, deterministic=True).returns.tolist()
 
 
 def test_window(run, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":0")
     Screen.shown = 0
-    rlzoo.runs.play(run, 2)
+    rlzoo.play(run, 2)
     assert Screen.shown == 8
 
 
@@ -95,7 +94,7 @@ def test_no_window_without_a_screen(run, monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"no screen to open a window on: give --video FILE\.mp4"):
-        rlzoo.runs.play(run)
+        rlzoo.play(run)
 
 
 def test_command(run, tmp_path, capsys):
@@ -111,7 +110,7 @@ def test_json(run, tmp_path, capsys):
     video = tmp_path / "x.gif"
     assert main(["play", str(run.path), "--video", str(video), "--episodes", "2", "--deterministic", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    returns = rlzoo.runs.evaluate(run, 2, deterministic=True).returns.tolist()
+    returns = rlzoo.evaluate(run, 2, deterministic=True).returns.tolist()
     assert answer == {
         "run": str(run.path),
         "step": run.steps()[-1],
@@ -123,19 +122,19 @@ def test_json(run, tmp_path, capsys):
 def test_missing_packages_are_named(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio", None)
     with pytest.raises(ConfigError, match=r"recording a video needs the packages of rlzoo\[video\]: "):
-        rlzoo.runs.play(run, video=tmp_path / "x.gif")
+        rlzoo.play(run, video=tmp_path / "x.gif")
 
 
 def test_package_of_the_environment_is_named(tmp_path):
     run = screen_run(tmp_path, broken="package")
-    with pytest.raises(ConfigError, match=r"rendering needs a package that rlzoo\[video\] may bring: no box2d here"):
-        rlzoo.runs.play(run, video=tmp_path / "x.gif")
+    with pytest.raises(ConfigError, match=r"rendering needs a package that rlzoo\[video\] may install: no box2d here"):
+        rlzoo.play(run, video=tmp_path / "x.gif")
 
 
 def test_environment_that_cannot_be_drawn(tmp_path):
     run = screen_run(tmp_path, broken="yes")
     with pytest.raises(EnvError, match="ValueError: no picture"):
-        rlzoo.runs.play(run, video=tmp_path / "x.gif")
+        rlzoo.play(run, video=tmp_path / "x.gif")
 
 
 @pytest.mark.parametrize(
@@ -150,11 +149,11 @@ def test_environment_that_cannot_be_drawn(tmp_path):
 def test_wrong_arguments(run, tmp_path, monkeypatch, wrong, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
-        rlzoo.runs.play(run, **{"video": "x.gif", **wrong})
+        rlzoo.play(run, **{"video": "x.gif", **wrong})
 
 
 def test_built_in_environment_is_drawn_by_gymnasium(tmp_path):
     pytest.importorskip("pygame")
-    run = runs.quick_run(tmp_path / "run")
-    rlzoo.runs.play(run, video=tmp_path / "x.gif")
+    run = short_runs.quick_run(tmp_path / "run")
+    rlzoo.play(run, video=tmp_path / "x.gif")
     assert imageio.imread(tmp_path / "x.gif").shape == (400, 600, 3)

@@ -5,13 +5,13 @@ import multiprocessing
 
 import numpy as np
 import pytest
-import runs
+import short_runs
 import torch
 
 import rlzoo
+from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.config import make_config
-from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.runs.run import Run
 
 CONFIG = make_config("trpo", "CartPole-v1", gamma=0.9, hidden=(3, 4), env_kwargs={"sutton_barto_reward": True})
@@ -57,7 +57,7 @@ def test_a_new_run_replaces_nothing_unless_told_to(run):
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
     (run.path / "start").mkdir()
     (run.path / "notes").mkdir()
-    with pytest.raises(RunError, match=f"holds a run already; go on with it: rlzoo resume {run.path}"):
+    with pytest.raises(RunError, match=f"already holds a run: continue it with rlzoo resume {run.path}"):
         Run.create(run.path, CONFIG)
     Run.create(run.path, CONFIG, overwrite=True)
     assert run.steps() == run.metrics() == []
@@ -233,7 +233,7 @@ def test_a_run_that_reported_nothing(run):
 
 
 def test_whole_run(tmp_path):
-    run = runs.quick_run(tmp_path / "run", seed=3)
+    run = short_runs.quick_run(tmp_path / "run", seed=3)
     names = {"config.json", "metrics.jsonl", "evaluations.jsonl", "checkpoints", ".lock"}
     others = {p.name for p in run.path.iterdir()} - names
     assert len(others) == 1

@@ -1,32 +1,32 @@
 """Training from the start, from the middle, and to the end."""
 
-import ast
 import dataclasses
 import io
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import runs
+import short_runs
 import torch
 from gymnasium import spaces
 
 import rlzoo
-from rlzoo.algorithms import TRPO
-from rlzoo.runs.config import make_config
-from rlzoo.core.errors import ConfigError, RunError
-from rlzoo.runs.evaluate import describe
-from rlzoo.runs.logger import LineDisplay
-from rlzoo.core.models import ActorCritic
+from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
-from rlzoo.runs.run import Run
-from rlzoo.runs.train import default_directory, resume, train, with_presets
+from rlzoo.control.task import Control
+from rlzoo.core.errors import ConfigError, RunError, TrainingError
+from rlzoo.core.models import ActorCritic
+from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.runs.config import Config, make_config
+from rlzoo.runs.defaults import starting_from
+from rlzoo.runs.display import LineDisplay
+from rlzoo.runs.evaluate import describe
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import default_directory, resume, train
 
 
 def weights_of(trainer):
@@ -37,33 +37,33 @@ def weights_of(trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [runs.PPO, runs.TRPO, {**runs.QUICK, "algorithm": "reinforce"}])
+@pytest.mark.parametrize("settings", [short_runs.PPO, short_runs.TRPO, {**short_runs.QUICK, "algorithm": "reinforce"}])
 def test_same_seed_same_bytes(settings, tmp_path):
     first, second = (train(**settings, seed=5, out=tmp_path / name) for name in "ab")
-    assert runs.outcome(first) == runs.outcome(second)
+    assert short_runs.outcome(first) == short_runs.outcome(second)
     other = train(**settings, seed=6, out=tmp_path / "c")
-    assert runs.weights(other) != runs.weights(first)
+    assert short_runs.weights(other) != short_runs.weights(first)
 
 
 def test_evaluation_and_checkpoints_do_not_change_training(tmp_path):
-    often = runs.quick_run(tmp_path / "often", eval_interval=50, eval_episodes=7, checkpoint_interval=50)
-    seldom = runs.quick_run(tmp_path / "seldom", eval_interval=10_000, checkpoint_interval=10_000)
-    assert runs.weights(often) == runs.weights(seldom)
+    often = short_runs.quick_run(tmp_path / "often", eval_interval=50, eval_episodes=7, checkpoint_interval=50)
+    seldom = short_runs.quick_run(tmp_path / "seldom", eval_interval=10_000, checkpoint_interval=10_000)
+    assert short_runs.weights(often) == short_runs.weights(seldom)
     assert len(often.evaluations()) > len(seldom.evaluations()) == 2
 
 
 def test_global_random_state_plays_no_part(tmp_path):
-    first = runs.quick_run(tmp_path / "a")
+    first = short_runs.quick_run(tmp_path / "a")
     np.random.seed(1)
     torch.manual_seed(1)
-    assert runs.weights(runs.quick_run(tmp_path / "b")) == runs.weights(first)
+    assert short_runs.weights(short_runs.quick_run(tmp_path / "b")) == short_runs.weights(first)
 
 
 # What happens when
 
 
 def test_schedule(tmp_path):
-    run = runs.quick_run(tmp_path, total_steps=1000, eval_interval=300)
+    run = short_runs.quick_run(tmp_path, total_steps=1000, eval_interval=300)
     steps = [record["step"] for record in run.metrics()]
     crossed = [next(s for s in steps if s >= n) for n in (300, 600, 900)]
     *interim, sampled, modes = run.evaluations()
@@ -81,7 +81,7 @@ def test_schedule(tmp_path):
 
 
 def test_stops_when_the_return_is_reached(tmp_path):
-    run = runs.quick_run(tmp_path, stop_return=1.0, eval_interval=200)
+    run = short_runs.quick_run(tmp_path, stop_return=1.0, eval_interval=200)
     assert run.finished
     first = run.steps()[-1]
     assert 200 <= first < 300
@@ -93,23 +93,23 @@ def test_stops_when_the_return_is_reached(tmp_path):
 
 
 def test_killed_before_the_first_checkpoint_after_it_was_taken_further(tmp_path):
-    reference, run = (runs.quick_run(tmp_path / name, stop_return=1.0, eval_interval=200) for name in "ab")
+    reference, run = (short_runs.quick_run(tmp_path / name, stop_return=1.0, eval_interval=200) for name in "ab")
     resume(reference, total_steps=900)
 
     def kill(trainer, iteration):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    runs.in_child(lambda: resume(run, total_steps=900, on_iteration=kill))
+    short_runs.in_child(lambda: resume(run, total_steps=900, on_iteration=kill))
     assert not run.finished
-    assert runs.outcome(resume(run)) == runs.outcome(reference)
+    assert short_runs.outcome(resume(run)) == short_runs.outcome(reference)
 
 
 def test_killed_between_the_stop_and_the_final_evaluation(tmp_path):
-    run = runs.quick_run(tmp_path, stop_return=1.0, eval_interval=200)
-    reference = runs.outcome(run)
+    run = short_runs.quick_run(tmp_path, stop_return=1.0, eval_interval=200)
+    reference = short_runs.outcome(run)
     lines = (run.path / "evaluations.jsonl").read_text().splitlines(keepends=True)
     (run.path / "evaluations.jsonl").write_text("".join(lines[:1]))
-    assert runs.outcome(resume(run)) == reference
+    assert short_runs.outcome(resume(run)) == reference
 
 
 def test_callback_sees_every_iteration_and_may_stop_the_run(tmp_path):
@@ -119,7 +119,7 @@ def test_callback_sees_every_iteration_and_may_stop_the_run(tmp_path):
         seen.append(iteration.step)
         return trainer.step >= 300
 
-    run = runs.quick_run(tmp_path, on_iteration=stop_at_300)
+    run = short_runs.quick_run(tmp_path, on_iteration=stop_at_300)
     assert seen == [record["step"] for record in run.metrics()]
     assert run.steps()[-1] == seen[-1] < 600
     assert run.finished
@@ -127,14 +127,14 @@ def test_callback_sees_every_iteration_and_may_stop_the_run(tmp_path):
 
 def test_exception_of_a_callback_comes_through(tmp_path):
     with pytest.raises(ZeroDivisionError):
-        runs.quick_run(tmp_path, on_iteration=lambda trainer, iteration: 1 / 0)
+        short_runs.quick_run(tmp_path, on_iteration=lambda trainer, iteration: 1 / 0)
 
 
 # Resume
 
 
 def test_restored_trainer_goes_on_bit_by_bit():
-    config = make_config(**runs.PPO)
+    config = make_config(**short_runs.PPO)
     trainer, other = Trainer(config), Trainer(config)
     for _ in range(3):
         trainer.iterate()
@@ -147,19 +147,19 @@ def test_restored_trainer_goes_on_bit_by_bit():
 
 
 def test_resume_of_a_finished_run_leaves_it_alone(tmp_path, capsys):
-    run = runs.quick_run(tmp_path)
-    before = runs.outcome(run)
+    run = short_runs.quick_run(tmp_path)
+    before = short_runs.outcome(run)
     for total_steps in (None, 600, 100):
         resume(run, total_steps, progress=True)
         assert capsys.readouterr().out == (
-            f"{tmp_path} is finished, at step {run.steps()[-1]}; --total-steps N takes it further\n"
+            f"{tmp_path} finished at step {run.steps()[-1]}; continue it with --total-steps N\n"
         )
-        assert runs.outcome(run) == before
+        assert short_runs.outcome(run) == before
     assert run.read_config().total_steps == 600
 
 
 def test_resume_takes_a_run_further(tmp_path):
-    run = runs.quick_run(tmp_path)
+    run = short_runs.quick_run(tmp_path)
     first = run.metrics()
     resume(run, total_steps=1200)
     assert run.read_config().total_steps == 1200
@@ -169,22 +169,22 @@ def test_resume_takes_a_run_further(tmp_path):
 
 
 def test_resume_from_an_earlier_checkpoint_does_the_rest_again(tmp_path):
-    run = runs.quick_run(tmp_path, checkpoint_interval=100)
-    reference = runs.outcome(run)
+    run = short_runs.quick_run(tmp_path, checkpoint_interval=100)
+    reference = short_runs.outcome(run)
     earlier = run.steps()[-2]
     seen = []
     resume(run, checkpoint=earlier, on_iteration=lambda trainer, iteration: seen.append(iteration.step))
     assert seen == [record["step"] for record in run.metrics() if record["step"] > earlier]
-    assert runs.weights(run) == reference["model"]
-    assert runs.outcome(run)["metrics"] == reference["metrics"]
+    assert short_runs.weights(run) == reference["model"]
+    assert short_runs.outcome(run)["metrics"] == reference["metrics"]
 
 
 def test_resume_without_a_checkpoint_starts_again(tmp_path):
-    reference = runs.outcome(runs.quick_run(tmp_path / "whole"))
+    reference = short_runs.outcome(short_runs.quick_run(tmp_path / "whole"))
     config = Run.open(tmp_path / "whole").read_config()
     run = Run.create(tmp_path / "run", config)
     (run.path / "metrics.jsonl").write_text('{"step": 96}\n{"st')
-    assert runs.outcome(resume(run)) == reference
+    assert short_runs.outcome(resume(run)) == reference
     with pytest.raises(RunError, match="has no checkpoint 7"):
         resume(run, checkpoint=7)
 
@@ -193,15 +193,15 @@ def test_resume_without_a_checkpoint_starts_again(tmp_path):
 
 
 def test_settings_by_name_config_and_instance(tmp_path):
-    settings = {**runs.QUICK, "env": "CartPole-v1", "vf_minibatch_size": 50}
+    settings = {**short_runs.QUICK, "env": "CartPole-v1", "vf_minibatch_size": 50}
     by_name = train("trpo", out=tmp_path / "a", preset=False, max_kl=0.02, gamma=0.9, **settings)
     env = settings.pop("env")
     by_instance = train(TRPO(max_kl=0.02), env, out=tmp_path / "b", gamma=0.9, **settings)
     by_config = train(make_config("trpo", env, max_kl=0.02, gamma=0.9, **settings), out=tmp_path / "c")
-    assert runs.outcome(by_name) == runs.outcome(by_instance) == runs.outcome(by_config)
-    with pytest.raises(ConfigError, match="a Config leaves no room for further settings"):
+    assert short_runs.outcome(by_name) == short_runs.outcome(by_instance) == short_runs.outcome(by_config)
+    with pytest.raises(ConfigError, match="give either a Config or settings, not both"):
         train(by_config.read_config(), gamma=0.5)
-    with pytest.raises(ConfigError, match="a Config leaves no room for further settings"):
+    with pytest.raises(ConfigError, match="give either a Config or settings, not both"):
         train(by_config.read_config(), preset="gentle")
     with pytest.raises(ConfigError, match="no setting 'model'"):
         train("trpo", env, model="gpt2")
@@ -210,8 +210,8 @@ def test_settings_by_name_config_and_instance(tmp_path):
 
 
 def test_preset_is_the_default_and_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("rlzoo.runs.config.find_preset", lambda *pair: {"gamma": 0.9, "max_kl": 0.02, "hidden": [5]})
-    settings = {name: x for name, x in runs.TRPO.items() if name not in ("hidden", "algorithm")}
+    monkeypatch.setattr("rlzoo.runs.defaults.find_preset", lambda *pair: {"gamma": 0.9, "max_kl": 0.02, "hidden": [5]})
+    settings = {name: x for name, x in short_runs.TRPO.items() if name not in ("hidden", "algorithm")}
     config = train("trpo", out=tmp_path / "a", gamma=0.8, progress=True, **settings).read_config()
     assert (config.algorithm.max_kl, config.algorithm.estimator.gamma, config.task.network.hidden) == (0.02, 0.8, (5,))
     assert capsys.readouterr().out.startswith("preset trpo/CartPole-v1: max_kl=0.02, hidden=[5]\n")
@@ -222,40 +222,42 @@ def test_preset_is_the_default_and_said(tmp_path, monkeypatch, capsys):
 
 
 def test_recipe_and_preset_are_said(monkeypatch):
-    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"gentle": {"beta": 0.5, "num_envs": 32}})
+    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"gentle": {"beta": 0.5, "responses_per_batch": 32}})
     monkeypatch.setattr(
-        "rlzoo.runs.config.find_preset", lambda _, env: {"beta": 0.1, "epochs": 2} if env[0] == "R" else None
+        "rlzoo.runs.defaults.find_preset", lambda _, env: {"beta": 0.1, "epochs": 2} if env[0] == "R" else None
     )
-    said = with_presets("ppo", "Reviews", {"num_envs": 16}, "gentle")
+    said = starting_from("ppo", "Reviews", {"responses_per_batch": 16}, "gentle")
     assert said == (
-        {"epochs": 2, "beta": 0.5, "num_envs": 16},
+        {"epochs": 2, "beta": 0.5, "responses_per_batch": 16},
         ["preset ppo-clip/Reviews: epochs=2", "preset gentle: beta=0.5"],
     )
-    assert with_presets("ppo", "Prompts", {}, "gentle")[1] == ["preset gentle: beta=0.5, num_envs=32"]
-    assert with_presets("ppo", "Prompts", {}, True) == (
+    assert starting_from("ppo", "Prompts", {}, "gentle")[1] == ["preset gentle: beta=0.5, responses_per_batch=32"]
+    assert starting_from("ppo", "Prompts", {}, True) == (
         {},
         ["no preset for ppo-clip on Prompts: starting from the defaults"],
     )
-    assert with_presets("ppo", "Reviews", {}, False) == ({}, [])
-    assert with_presets(TRPO(), "Reviews", {}, True) == ({}, [])
+    assert starting_from("ppo", "Reviews", {}, False) == ({}, [])
+    assert starting_from(TRPO(), "Reviews", {}, True) == ({}, [])
 
 
 def test_five_lines(tmp_path):
-    run = rlzoo.runs.train("ppo", out=tmp_path, epochs=1, minibatch_size=50, **runs.QUICK)
-    evaluation = rlzoo.runs.evaluate(run, episodes=20)
-    assert evaluation.mean_return == rlzoo.runs.evaluate(str(tmp_path), episodes=20, seed=0).mean_return
-    assert rlzoo.runs.evaluate(run, 20, seed=1).returns.tolist() != evaluation.returns.tolist()
-    best, same = (rlzoo.runs.evaluate(run, 20, checkpoint=c, deterministic=True) for c in ("best", run.best_step()))
+    run = rlzoo.train("ppo", out=tmp_path, epochs=1, minibatch_size=50, **short_runs.QUICK)
+    evaluation = rlzoo.evaluate(run, episodes=20)
+    assert evaluation.mean_return == rlzoo.evaluate(str(tmp_path), episodes=20, seed=0).mean_return
+    assert rlzoo.evaluate(run, 20, seed=1).returns.tolist() != evaluation.returns.tolist()
+    best, same = (rlzoo.evaluate(run, 20, checkpoint=c, deterministic=True) for c in ("best", run.best_step()))
     assert best.returns.tolist() == same.returns.tolist()
     assert isinstance(rlzoo.load_model(run), ActorCritic)
     with pytest.raises(ConfigError, match="episodes must be at least 1"):
-        rlzoo.runs.evaluate(run, 0)
+        rlzoo.evaluate(run, 0)
 
 
 def test_evaluation_of_the_last_checkpoint_is_that_of_the_trained_model(tmp_path):
     trained = {}
     run = train(
-        **runs.PPO, out=tmp_path, on_iteration=lambda trainer, _: trained.update(weights_of(trainer)) or trainer.done
+        **short_runs.PPO,
+        out=tmp_path,
+        on_iteration=lambda trainer, _: trained.update(weights_of(trainer)) or trainer.done,
     )
     loaded = rlzoo.load_model(run).state_dict()
     assert loaded.keys() == trained.keys()
@@ -273,25 +275,25 @@ def own_model(seed=0):
 
 
 def test_model_of_ones_own(tmp_path):
-    run = runs.quick_run(tmp_path, model=own_model())
-    for use in (resume, rlzoo.runs.evaluate, rlzoo.load_model):
-        with pytest.raises(RunError, match=r"trains a model of its own, test_train:OwnModel; give it as model="):
+    run = short_runs.quick_run(tmp_path, model=own_model())
+    for use in (resume, rlzoo.evaluate, rlzoo.load_model):
+        with pytest.raises(RunError, match=r"was trained with your own model, test_train:OwnModel: pass it as model="):
             use(run)
     resume(run, total_steps=800, model=own_model(seed=1))
-    assert rlzoo.runs.evaluate(run, 3, model=own_model(seed=2)).returns.size == 3
+    assert rlzoo.evaluate(run, 3, model=own_model(seed=2)).returns.size == 3
     assert run.model_name == "test_train:OwnModel"
 
 
 def test_model_that_trained_with_scaled_rewards_is_loaded_into_again(tmp_path):
     model = own_model()
-    run = runs.quick_run(tmp_path, model=model, normalize_reward=True)
-    assert rlzoo.runs.evaluate(run, 3, model=model).returns.size == 3
-    assert rlzoo.runs.evaluate(run, 3, model=own_model()).returns.size == 3
+    run = short_runs.quick_run(tmp_path, model=model, normalize_reward=True)
+    assert rlzoo.evaluate(run, 3, model=model).returns.size == 3
+    assert rlzoo.evaluate(run, 3, model=own_model()).returns.size == 3
 
 
 def test_default_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = make_config("ppo", "some/module:Env-v0", seed=3)
+    config = Config("some/module:Env-v0", PPOClip(), Control(), seed=3)
     path = default_directory(config)
     assert re.fullmatch(r"ppo-clip-some-module-Env-v0-s3-\d{8}-\d{6}", path.name)
     assert path.parent == Path("runs")
@@ -302,13 +304,13 @@ def test_default_directory(tmp_path, monkeypatch):
 def test_nothing_is_left_of_a_run_that_cannot_start(tmp_path):
     for wrong in ({"env": "CartPol-v1"}, {"device": "cuda:99"}, {"device": "abacus"}, {"env_kwargs": {"gravity": 0}}):
         with pytest.raises((ConfigError, ValueError, RuntimeError)):
-            runs.quick_run(tmp_path / "run", **wrong)
+            short_runs.quick_run(tmp_path / "run", **wrong)
     assert not (tmp_path / "run").exists()
 
 
 def test_progress_on_a_display_of_ones_own(tmp_path):
     out = io.StringIO()
-    run = runs.quick_run(tmp_path, progress=LineDisplay(out), seed=1)
+    run = short_runs.quick_run(tmp_path, progress=LineDisplay(out), seed=1)
     lines = out.getvalue().splitlines()
     assert lines[1] == f"training in {tmp_path}"
     assert lines[-1] == describe(run.steps()[-1], *run.evaluations()[-2:])
@@ -326,41 +328,60 @@ def test_evaluation_in_words():
 
 
 def test_quiet_without_progress(tmp_path, capfd):
-    runs.quick_run(tmp_path)
+    short_runs.quick_run(tmp_path)
     assert capfd.readouterr() == ("", "")
 
 
-def test_public_names():
-    assert rlzoo.runs.train is train
-    assert rlzoo.resume is resume
-    for name in rlzoo.__all__:
-        assert getattr(rlzoo, name) is not None
-        assert name in dir(rlzoo)
-    with pytest.raises(AttributeError, match="has no attribute 'trian'"):
-        _ = rlzoo.trian
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 29.1 TiB"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("Storage size calculation overflowed with sizes=[2000000000, 2000000000]"),
+    ],
+    ids=["numpy", "torch", "overflow"],
+)
+def test_too_little_memory_names_the_largest_setting(error, tmp_path, monkeypatch):
+    def build(*_):
+        raise error
+
+    monkeypatch.setattr(Network, "build", build)
+    with pytest.raises(ConfigError, match="there is not enough memory; the largest setting is hidden = 1234567"):
+        short_runs.quick_run(tmp_path / "run", hidden=(8, 1234567), seed=2**40)
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_modules_do_not_hide_the_functions_of_the_same_name():
-    code = """
-import sys, rlzoo
-assert "torch" not in sys.modules
-from rlzoo.runs.loop import Trainer
-from rlzoo.runs.evaluate import Evaluation
-import rlzoo.runs.play
-assert all(callable(f) for f in (rlzoo.runs.train, rlzoo.runs.evaluate, rlzoo.runs.play))
-from rlzoo.runs import train, evaluate
-assert callable(train) and callable(evaluate)
-assert rlzoo.control.envs.make and "transformers" not in sys.modules and "tensorboard" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def test_too_little_memory_in_training_names_the_last_checkpoint(tmp_path, monkeypatch):
+    def collect(*_):
+        raise MemoryError("Unable to allocate 29.1 TiB")
+
+    monkeypatch.setattr("rlzoo.core.collector.Collector.collect", collect)
+    with pytest.raises(TrainingError, match=r"step 0: Unable to allocate 29\.1 TiB; there is no checkpoint yet"):
+        short_runs.quick_run(tmp_path)
 
 
-def test_lazy_names_are_those_that_type_checkers_see():
-    tree = ast.parse(Path(rlzoo.__file__).read_text())
-    guard = next(node for node in tree.body if isinstance(node, ast.If))
-    seen = {a.asname: f"{node.module}.{a.name}".split(".")[1] for node in guard.body for a in node.names}
-    assert seen == rlzoo._HOMES
+def test_programming_errors_in_training_keep_their_class(tmp_path, monkeypatch):
+    def collect(*_):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("rlzoo.core.collector.Collector.collect", collect)
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as error:
+        short_runs.quick_run(tmp_path)
+    assert type(error.value) is RuntimeError
+
+
+@pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip", "reinforce"])
+def test_without_fast_implementations(algorithm, tmp_path):
+    """Plain PyTorch takes the same steps but for rounding."""
+    settings = {**short_runs.QUICK, "algorithm": algorithm, "total_steps": 200}
+    settings |= {} if algorithm == "ppo-clip" else {"vf_minibatch_size": 50}
+    settings |= {"minibatch_size": 50} if algorithm == "ppo-clip" else {}
+    fast, plain = (Trainer(make_config(**settings, fast=fast)) for fast in (True, False))
+    for trainer in (fast, plain):
+        assert all(isinstance(x, FastAdam) == (trainer is fast) for x in trainer.state.optimizers.values())
+        trainer.iterate()
+    for a, b in zip(fast.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_config_dataclass_is_frozen():
@@ -368,14 +389,16 @@ def test_config_dataclass_is_frozen():
         make_config("ppo", "CartPole-v1").seed = 1
 
 
-def test_environment_without_state_starts_other_episodes_after_each_resume() -> None:
+def test_environment_without_state_starts_other_episodes_after_each_resume():
     config = make_config("ppo-clip", "CartPole-v1", num_envs=2, num_steps=16, minibatch_size=32, vectorized=False)
-    first = Trainer(config)
-    start = first.task.collector.state_dict()["obs"].copy()
+
+    def start(trainer):
+        return trainer.task.env.reset()[0].copy()
+
+    first, second, again = (Trainer(config) for _ in range(3))
     first.iterate()
-    second = Trainer(config)
-    second.restore(first.checkpoint())
-    assert not np.array_equal(second.task.collector.state_dict()["obs"], start)
-    again = Trainer(config)
-    again.restore(first.checkpoint())
-    np.testing.assert_array_equal(second.task.collector.state_dict()["obs"], again.task.collector.state_dict()["obs"])
+    for resumed in (second, again):
+        resumed.restore(first.checkpoint())
+    after_resume = start(second)
+    np.testing.assert_array_equal(after_resume, start(again))
+    assert not np.array_equal(after_resume, start(Trainer(config)))

@@ -1,4 +1,4 @@
-"""Presets: tuned settings as data. One TOML file for each algorithm, one table for each task; and recipes."""
+"""Presets, tuned settings in one TOML file for each algorithm with one table for each task; and recipes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RECIPES = "recipes.toml"
 
 
 def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
-    """Flat settings for `make_config`, or None if the pair has no preset."""
+    """Settings for `make_config`, or None if the pair has no preset."""
     file = resources.files(__name__) / f"{algorithm}.toml"
     if not file.is_file():
         return None
@@ -21,10 +21,10 @@ def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
 
 
 def find_recipe(name: str) -> dict[str, Any]:
-    """Flat settings of a recipe: those of a known system.
+    """Settings of a recipe, those of a known system.
 
     Raises:
-        ConfigError: there is none of that name; the nearest is suggested.
+        ConfigError: there is no such recipe; the nearest name is suggested.
     """
     known = recipes()
     if name not in known:
@@ -33,18 +33,17 @@ def find_recipe(name: str) -> dict[str, Any]:
 
 
 def recipes() -> dict[str, dict[str, Any]]:
-    """The recipes by name."""
+    """All recipes by name."""
     return _tables(resources.files(__name__) / _RECIPES)
 
 
 def _tables(file: Traversable) -> dict[str, dict[str, Any]]:
-    """Settings by table; "none" stands for None."""
-    tables = tomllib.loads(file.read_text())
-    return {name: {k: None if x == "none" else x for k, x in table.items()} for name, table in tables.items()}
+    """Settings by table. TOML cannot write None, so "none" stands for it where a setting can be None."""
+    return tomllib.loads(file.read_text())
 
 
 def environments() -> dict[str, list[str]]:
-    """Environments that have presets, with the algorithms of these presets."""
+    """Environments and tasks that have presets, with the algorithms of these presets."""
     found: dict[str, list[str]] = {}
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml") and file.name != _RECIPES:

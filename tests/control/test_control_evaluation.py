@@ -7,8 +7,9 @@ import torch
 from builders import make_model, parameters
 from gymnasium import spaces
 
-from rlzoo.runs.evaluate import Evaluation, evaluate_model
+from rlzoo.control.evaluation import evaluate_model
 from rlzoo.control.networks import Network
+from rlzoo.core.evaluation import Evaluation
 
 
 class Countdown(gymnasium.Env):
