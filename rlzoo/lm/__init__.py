@@ -1,1 +1,1 @@
-"""Language models: token generation as an environment, and what training one needs."""
+"""Language models: text generation as an environment, models, fine-tuning and tasks."""

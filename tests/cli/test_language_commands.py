@@ -11,15 +11,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import rlzoo
 from rlzoo.cli import main
 from rlzoo.core.errors import ConfigError
-from rlzoo.lm.finetune.reward_model import RewardModel
 from rlzoo.lm.model.pretrained import load_causal_lm
-from rlzoo.lm.tasks.language import Sample
-from rlzoo.runs.play import summary, transcript
+from rlzoo.lm.reward.reward_model import RewardModel
+from rlzoo.lm.tasks.language import Sample, summary, transcript
 from rlzoo.runs.run import Run
 
 PROMPTS = ["Say a", "Tell me", "Go on"]
 TASK = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:length"}
-SMALL = {"num_envs": 6, "max_new_tokens": 4, "minibatch_size": 12, "epochs": 1, "total_steps": 60}
+SMALL = {"responses_per_batch": 6, "max_new_tokens": 4, "minibatch_responses": 3, "epochs": 1, "total_steps": 60}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +36,7 @@ def folder(tmp_path_factory):
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(importlib.import_module("rlzoo.runs.train"), "FINAL_EPISODES", 5)
+        patch.setattr(importlib.import_module("rlzoo.runs.session"), "FINAL_EPISODES", 5)
         yield folder
 
 
@@ -106,7 +105,7 @@ def test_what_tensorboard_shows_of_a_run(run):
 
 
 def test_python_takes_the_settings_too(run, capsys):
-    same = rlzoo.runs.train("ppo", "Prompts", beta=0.1, out="same", **TASK, **SMALL)
+    same = rlzoo.train("ppo", "Prompts", beta=0.1, out="same", **TASK, **SMALL)
     assert same.read_config() == run.read_config()
     assert same.metrics()[-1]["score"] == run.metrics()[-1]["score"]
     assert capsys.readouterr().out == ""
@@ -130,7 +129,7 @@ def test_resume(run, capsys):
     capsys.readouterr()
     assert command("resume", "further", total_steps=step + 30) == 0
     said = out_of(capsys)
-    assert said.startswith(f"going on with further at step {step}\n")
+    assert said.startswith(f"resuming further at step {step}\n")
     assert Run("further").steps()[-1] >= step + 30
 
 
@@ -146,7 +145,7 @@ def test_recipe(run, monkeypatch, capsys):
     assert train(out="gruped", preset="gruped") == 2
     assert complaint(capsys) == "no preset 'gruped'; did you mean 'grouped'?"
     assert command("train", "ppo", "CartPole-v1", preset="grouped", out="none") == 2
-    assert complaint(capsys).endswith("is for language tasks, RandomWalks, Reviews, Prompts; CartPole-v1 is none")
+    assert complaint(capsys).endswith("sets beta, which ppo on CartPole-v1 does not have")
 
 
 def test_settings_are_on_the_help_page(capsys):
@@ -189,16 +188,16 @@ def test_play_prints_responses(run, capsys):
     text = out_of(capsys)
     assert command("play", "run", "--json", episodes=4, seed=2) == 0
     answer = json.loads(out_of(capsys))
-    played = rlzoo.runs.play(run, 4, seed=2)
+    played = rlzoo.play(run, 4, seed=2)
     assert text == transcript(played) + "\n"
     assert answer == json.loads(json.dumps({"run": "run", "step": run.steps()[-1], "video": None, **summary(played)}))
     assert [x.prompt for x in played] == [*PROMPTS, PROMPTS[0]]
     assert all(x.score == len(x.response) / 4 and x.kl > 0 for x in played)
-    assert rlzoo.runs.play(run, 4, seed=3) != played
+    assert rlzoo.play(run, 4, seed=3) != played
 
 
 def test_play_shows_modes_and_checkpoints(run, capsys):
-    first, again = (rlzoo.runs.play(run, 3, seed=seed, deterministic=True) for seed in (0, 1))
+    first, again = (rlzoo.play(run, 3, seed=seed, deterministic=True) for seed in (0, 1))
     assert [x.response for x in first] == [x.response for x in again]
     step = run.steps()[0]
     assert command("play", "run", "--json", "--deterministic", checkpoint=step) == 0
@@ -208,11 +207,11 @@ def test_play_shows_modes_and_checkpoints(run, capsys):
 
 
 def test_there_is_no_video_of_a_language_model(run, capsys):
-    message = "video: there is nothing to see of Prompts; play prints what the model says"
+    message = "video: Prompts cannot be recorded; play prints the responses"
     assert command("play", "run", video="x.gif") == 2
     assert complaint(capsys) == message
     with pytest.raises(ConfigError, match=message):
-        rlzoo.runs.play(run, video="x.gif")
+        rlzoo.play(run, video="x.gif")
 
 
 def test_transcript_is_readable_and_commands_no_terminal():
@@ -273,7 +272,7 @@ def test_fine_tuned_model_and_reward_model_make_a_run(folder):
     assert command("sft", "texts.txt", "--quiet", model="model", out="tuned", **small) == 0
     assert command("reward-model", "pairs.jsonl", "--quiet", model="tuned", out="judge", centring=0.01, **small) == 0
     assert train("--quiet", model="tuned", reward="judge", critic="reward-model", out="rlhf") == 0
-    (sample,) = rlzoo.runs.play("rlhf")
+    (sample,) = rlzoo.play("rlhf")
     (score,) = RewardModel.load("judge")([sample.prompt], [sample.response])
     assert sample.score == pytest.approx(score, abs=1e-5)
 
@@ -318,10 +317,10 @@ def test_help_of_a_fit(name, capsys):
 @pytest.mark.slow
 def test_random_walks_from_the_command_line(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path))
-    settings = {"total_steps": 500, "num_envs": 20, "minibatch_size": 90, "epochs": 1, "out": "walks"}
+    settings = {"total_steps": 500, "responses_per_batch": 20, "minibatch_responses": 10, "epochs": 1, "out": "walks"}
     assert command("train", "ppo", "RandomWalks", "--no-preset", **settings) == 0
     said = out_of(capsys)
-    assert said.startswith("RandomWalks: supervised start on ")
+    assert said.startswith("RandomWalks: SFT on ")
     assert command("eval", "walks", "--json", episodes=4) == 0
     answer = json.loads(out_of(capsys))
     assert answer["exact"] is True

@@ -1,13 +1,17 @@
 """A language run that is killed at any instant and resumed is the run that was never killed."""
 
+import dataclasses
+import os
 import random
+import signal
 import sys
 import time
 
 import pytest
-import runs
+import short_runs
 import tiny
 
+from rlzoo.lm.tasks.random_walks import RandomWalks
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 
@@ -19,7 +23,7 @@ def vowels(prompts, responses):
 
 @pytest.fixture(autouse=True)
 def few_final_episodes(monkeypatch):
-    monkeypatch.setattr(sys.modules["rlzoo.runs.train"], "FINAL_EPISODES", 5)
+    monkeypatch.setattr(sys.modules["rlzoo.runs.session"], "FINAL_EPISODES", 5)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def settings(data, algorithm, **more):
         "reward": f"{__file__}:vowels",
         "ptx": str(data / "texts.txt"),
         "ptx_rows": 2,
-        "num_envs": 6,
+        "responses_per_batch": 6,
         "max_new_tokens": 4,
         "total_steps": 140,
         "eval_episodes": 3,
@@ -53,8 +57,8 @@ def settings(data, algorithm, **more):
     }
 
 
-PPO = {"minibatch_size": 24, "epochs": 2, "learning_rate": 1e-3}
-TRPO = {"cg_iters": 2, "vf_epochs": 2, "vf_minibatch_size": 24, "score_normalization": "reference"}
+PPO = {"minibatch_responses": 3, "epochs": 2, "learning_rate": 1e-3}
+TRPO = {"cg_iters": 2, "vf_epochs": 2, "vf_minibatch_responses": 3, "score_normalization": "reference"}
 KINDS = [("ppo-clip", PPO), ("trpo", TRPO), ("ppo-clip", {**PPO, "lora_rank": 2, "critic": "actor"})]
 ALL = pytest.mark.parametrize(("algorithm", "more"), KINDS, ids=["ppo-clip", "trpo", "lora"])
 
@@ -69,12 +73,12 @@ def go_on(path, given):
 @ALL
 def test_stopped_and_resumed(algorithm, more, data, tmp_path):
     given = settings(data, algorithm, **more)
-    whole = runs.outcome(train(**given, out=tmp_path / "whole"))
+    whole = short_runs.outcome(train(**given, out=tmp_path / "whole"))
     path = tmp_path / "stopped"
     train(**given, out=path, on_iteration=lambda trainer, _: trainer.step > 60)
     assert Run(path).steps()[-1] < 140
     resume(path, checkpoint=Run(path).steps()[-2])
-    assert runs.outcome(Run(path)) == whole
+    assert short_runs.outcome(Run(path)) == whole
 
 
 @pytest.mark.slow
@@ -82,11 +86,40 @@ def test_stopped_and_resumed(algorithm, more, data, tmp_path):
 def test_killed_at_random_instants(algorithm, more, data, tmp_path):
     given = settings(data, algorithm, **more)
     start = time.perf_counter()
-    whole = runs.outcome(train(**given, out=tmp_path / "whole"))
+    whole = short_runs.outcome(train(**given, out=tmp_path / "whole"))
     duration = time.perf_counter() - start
     rng = random.Random(0)
     path = tmp_path / "killed"
     for _ in range(8):
-        runs.in_child(lambda: go_on(path, given), kill_after=rng.uniform(0, duration))
+        short_runs.in_child(lambda: go_on(path, given), kill_after=rng.uniform(0, duration))
     go_on(path, given)
-    assert runs.outcome(Run(path)) == whole
+    assert short_runs.outcome(Run(path)) == whole
+
+
+class Walks(RandomWalks):
+    """A task whose SFT checkpoint is quickly made."""
+
+    def own_sft(self):
+        given = super().own_sft()
+        return dataclasses.replace(given, texts=given.texts[:100], fit=dataclasses.replace(given.fit, epochs=1))
+
+
+@pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip"])
+def test_the_same_from_a_cold_cache_a_warm_cache_and_the_copy_in_a_run(algorithm, tmp_path, monkeypatch):
+    """Files differ in alignment; killed before the first checkpoint, a run starts anew from its own copy."""
+    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
+    small = {"responses_per_batch": 20, "total_steps": 300, "eval_episodes": 3, "epochs": 1, "vf_epochs": 1}
+    given = {name: x for name, x in small.items() if name not in {"trpo": ["epochs"]}.get(algorithm, ["vf_epochs"])}
+    given = {"algorithm": algorithm, "env": f"{__name__}:Walks", "critic": "actor", **given}
+    cold, warm = (short_runs.outcome(train(**given, out=tmp_path / name)) for name in ("cold", "warm"))
+    assert cold == warm
+
+    def kill(trainer, iteration):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    path = tmp_path / "killed"
+    short_runs.in_child(lambda: train(**given, out=path, on_iteration=kill))
+    assert (path / "start").is_dir()
+    assert not Run(path).steps()
+    resume(path)
+    assert short_runs.outcome(Run(path)) == cold

@@ -6,11 +6,12 @@ the test's seed is another one.
 
 import pytest
 
-from rlzoo.runs.config import make_config, with_preset
+from rlzoo.runs.config import make_config
+from rlzoo.runs.defaults import with_preset
 from rlzoo.runs.loop import Trainer
 
 START = 0.34
-"""About that of the supervised start, which differs by the rounding of the machine that made it: 0.32 to 0.36 seen."""
+"""Approximate expected optimality of the SFT checkpoint. It differs by rounding between machines: 0.32 to 0.36 seen."""
 
 
 @pytest.mark.slow

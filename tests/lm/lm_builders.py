@@ -1,19 +1,21 @@
-"""Language models as actor and critic, rows of tokens in every layout, and experience of them."""
+"""Language models as actor-critics, rows of tokens in every layout, and experience with them."""
 
 import torch
 from tiny import CONFIGS, EOS, PAD, make_tokenizer
 
-from rlzoo.core.collector import evaluate
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.collector import Collector, evaluate
+from rlzoo.core.env import Experience
+from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, Rows, with_adapter
 from rlzoo.lm.model.pretrained import new_causal_lm
 from rlzoo.lm.reward.env import LMEnv
-from rlzoo.lm.reward.rollout import buffer_of, rollout
 
 KINDS = tuple(CONFIGS)
 LETTERS = 52
 """Tokens 0 … 51 are letters."""
 STOPS = frozenset({EOS, *range(12)})
-"""Stop tokens that a model of random weights soon says."""
+"""Stop tokens that a model with random weights soon samples."""
 
 
 def make_actor(kind="gpt2", *, vocabulary=PAD + 1, seed=0, attention="sdpa", dtype=torch.float32, **config):
@@ -75,6 +77,14 @@ def single(rows, i):
     return Rows(*(x[i : i + 1, rows.attention[i]] for x in rows))
 
 
+def buffer_of(rows):
+    """Step t observes token t and all before it, and acts with token t + 1; a response's last token terminates."""
+    mask = rows.acts[:, :-1]
+    last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+    action, none = rows.token[:, 1:], torch.zeros_like(mask)
+    return Buffer(rows.obs, action, torch.zeros(mask.shape), terminated=last, truncated=none, mask=mask)
+
+
 def make_buffer(model, rows, seed=0):
     """An evaluated buffer of these rows, with random rewards."""
     buffer = buffer_of(rows)
@@ -84,16 +94,34 @@ def make_buffer(model, rows, seed=0):
 
 
 def letters(prompts, responses):
-    """A score: how many of the first half of the alphabet a response has, less a half."""
+    """A score: the number of letters from the first half of the alphabet in a response, minus a half."""
     return [sum(x in "abcdefghijklm" for x in response) - 0.5 for response in responses]
 
 
 def make_env(model, prompts=("ab", "cdefg", "h"), score=letters, tokenizer=None, **settings):
-    settings = {"max_new_tokens": 6, "stop_tokens": STOPS, **settings}
+    settings = {"rows": 6, "max_new_tokens": 6, "stop_tokens": STOPS, **settings}
     return LMEnv(model, tokenizer or make_tokenizer(), prompts, score, **settings)
 
 
-def experience(env, rows=6, seed=0):
-    """A buffer as training has it: sampled, evaluated and settled."""
-    buffer = rollout(env, env.next_prompts(rows), torch.Generator().manual_seed(seed))
-    return env.settle(evaluate(env.model, buffer))
+def collect(env, seed=0, deterministic=False, fast=True):
+    """A buffer of sampled responses, without log-probabilities and rewards."""
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return Collector(env, whole_episodes=True).collect(TokenActor(env.model, generator, deterministic, fast)).buffer
+
+
+def experience(env, seed=0):
+    """Experience as in training: sampled, evaluated and scored."""
+    return env.score(Experience(evaluate(env.model, collect(env, seed)), [], {}))
+
+
+def scored(env, rows):
+    """The experience of given rows. Their prompts are those of the environment, in its order."""
+    env = env.over(env.prompts)
+    env.reset()
+    return env.score(Experience(evaluate(env.model, buffer_of(rows)), [], {}))
+
+
+def collected(task):
+    """The next experience of a task as training has it: sampled, evaluated and scored."""
+    experience = task.collector.collect(task.actor())
+    return task.env.score(experience._replace(buffer=evaluate(task.model, experience.buffer)))

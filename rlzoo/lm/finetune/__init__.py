@@ -1,1 +1,1 @@
-"""Supervised fine-tuning and reward-model training."""
+"""SFT, reward-model training, the pretraining loss, and their data."""

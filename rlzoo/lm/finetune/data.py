@@ -1,4 +1,4 @@
-"""Prompts, texts and preference pairs, from files and into them. What is wrong is told with file and line."""
+"""Reading and writing files of prompts, texts and preference pairs. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _PROMPT = ("prompt", "question")
 
 
 class Pair(NamedTuple):
-    """Two responses to a prompt, the first of which was preferred."""
+    """Two responses to a prompt, one of which was preferred."""
 
     prompt: str
     chosen: str
     rejected: str
     margin: float = 0.0
-    """By how much the score of the chosen one should be the higher, at least 0."""
+    """By how much the score of the chosen response should exceed the other's; at least 0."""
 
 
 def read_prompts(path: Path | str) -> list[str]:
-    """Prompts: one a line of a .txt file, or "prompt" (or "question") in each line of a .jsonl file.
+    """Prompts: the lines of a .txt file, or "prompt" (or "question") in each line of a .jsonl file.
 
     Raises:
         ConfigError: names the file, the line and what is wrong with it.
@@ -38,7 +38,7 @@ def read_prompts(path: Path | str) -> list[str]:
 
 
 def read_texts(path: Path | str) -> list[str]:
-    """Texts: one a line of a .txt file, or "text" in each line of a .jsonl file.
+    """Texts: the lines of a .txt file, or "text" in each line of a .jsonl file.
 
     Raises:
         ConfigError: names the file, the line and what is wrong with it.
@@ -47,7 +47,7 @@ def read_texts(path: Path | str) -> list[str]:
 
 
 def read_pairs(path: Path | str) -> list[Pair]:
-    """Pairs from a .jsonl file: "prompt" (or "question"), "chosen", "rejected", and "margin" where there is one.
+    """Pairs from a .jsonl file: "prompt" (or "question"), "chosen", "rejected" and optionally "margin" in each line.
 
     Raises:
         ConfigError: names the file, the line and what is wrong with it.
@@ -57,13 +57,13 @@ def read_pairs(path: Path | str) -> list[Pair]:
 
 
 def held_out(keys: Sequence[str], share: float, seed: int) -> list[bool]:
-    """Which entries to hold out, so that all of equal key are on the same side.
+    """Which entries to hold out. Entries with equal keys are all held out or all kept.
 
     Args:
-        share: of the different keys, rounded, but at least one if above 0.
+        share: share of the different keys to hold out, rounded; at least one key if above 0.
 
     Raises:
-        ConfigError: that leaves nothing to train on.
+        ConfigError: nothing is left to train on.
     """
     different = sorted(set(keys))
     count = max(1, round(share * len(different))) if share > 0 else 0
@@ -75,30 +75,8 @@ def held_out(keys: Sequence[str], share: float, seed: int) -> list[bool]:
     return [key in out for key in keys]
 
 
-def check_output(folder: Path | str, overwrite: bool = False) -> None:
-    """Holds a folder to be one that a model may be saved in: new, empty, or with `overwrite` that of a model.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    folder = Path(folder)
-    require(folder.is_dir() or not folder.exists(), f"{folder} is a file")
-    if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
-        return
-    require(_holds_model(folder), f"{folder} holds something other than a model")
-    require(overwrite, f"{folder} holds a model already; choose another folder, or replace it: --overwrite")
-
-
-def _holds_model(folder: Path) -> bool:
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and "model_type" in config
-
-
 def _read(path: Path | str, kind: str, entry: Callable[[dict[str, Any]], T | str]) -> list[Any]:
-    """`entry` of each line's JSON object, or the lines of a text file themselves."""
+    """`entry` of each line's JSON object, or the lines of a text file unchanged."""
     path = Path(path)
     require(path.suffix in (".txt", ".jsonl"), f"{path}: the name must end in .txt or .jsonl")
     entries: list[T | str] = []
@@ -146,7 +124,7 @@ def _pair(record: dict[str, Any]) -> Pair:
 
 
 def _text(record: dict[str, Any], *names: str) -> str:
-    """The first of the fields that there is."""
+    """The first of the named fields that is present."""
     name = next((name for name in names if name in record), None)
     if name is None:
         wanted = " or ".join(f'"{name}"' for name in names)
@@ -163,7 +141,7 @@ def _text(record: dict[str, Any], *names: str) -> str:
 
 
 def write_lines(folder: Path | str, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Writes new files, UTF-8, and returns how many lines each has.
+    """Writes new files in UTF-8, and returns the number of lines of each.
 
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written.
@@ -183,10 +161,10 @@ def write_lines(folder: Path | str, files: Mapping[str, Sequence[str]]) -> dict[
 def write_command(
     module: str, description: str, write: Callable[[Path, int], dict[str, int]], argv: Sequence[str] | None
 ) -> int:
-    """`python -m MODULE FOLDER [--seed N]`: `write(folder, seed)`, and a line for each file; the exit code."""
+    """The command `python -m MODULE FOLDER [--seed N]`, which calls `write(folder, seed)`. Returns the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("folder", type=Path, help="where to write; made if there is none")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other data (default: 0)")
+    parser.add_argument("folder", type=Path, help="folder to write to; it is created if it does not exist")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data (default: 0)")
     arguments = parser.parse_args(argv)
     try:
         counts = write(arguments.folder, arguments.seed)

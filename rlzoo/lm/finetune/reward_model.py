@@ -1,4 +1,4 @@
-"""Training a reward model on pairs of responses, one of which was preferred."""
+"""Training of reward models on pairs of responses, one of which was preferred."""
 
 from __future__ import annotations
 
@@ -14,31 +14,26 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from rlzoo.core.fields import Count, NonNegative, Positive, Range
-from rlzoo.lm.finetune.data import Pair, check_output, held_out, read_pairs
+from rlzoo.lm.finetune.data import Pair, held_out, read_pairs
 from rlzoo.lm.finetune.sft import FitSettings, Metrics, describe, fit, mean_of
 from rlzoo.lm.model.padding import pad
-from rlzoo.lm.model.pretrained import (
-    encode,
-    load_reward_model,
-    load_tokenizer,
-    max_positions,
-    use_tokens,
-)
+from rlzoo.lm.model.pretrained import encode, load_reward_model, load_tokenizer, max_positions
+from rlzoo.lm.model.saving import check_output, use_tokens
 from rlzoo.lm.reward.reward_model import RewardModel, last_scores
 
 
 @dataclass(frozen=True)
 class RewardModelSettings(FitSettings):
-    """`reward-model`: −log σ(r_chosen − r_rejected − margin) + centring·(r_chosen + r_rejected)²."""
+    """Settings of `rlzoo reward-model`. The loss is −log σ(r_c − r_r − margin) + centring·(r_c + r_r)²."""
 
     epochs: Count = 1
     """Passes over the training pairs."""
     learning_rate: Positive = 1e-5
-    """Highest step size. Small models do well with 1e-3."""
+    """Peak learning rate. 1e-3 suits small models."""
     centring: NonNegative = 0.0
-    """Weight of (r_chosen + r_rejected)², which keeps scores about 0 (Eisenstein et al. 2023 use 0.01)."""
+    """Weight of (r_chosen + r_rejected)², which keeps scores near 0 (Eisenstein et al. 2023 use 0.01)."""
     held_out: Annotated[float, Range(0, 1, below=True)] = 0.1
-    """Share of the prompts to measure accuracy on, with all their pairs, instead of training on them."""
+    """Share of the prompts that are held out, with all their pairs, to measure accuracy."""
 
 
 def preference_loss(
@@ -54,21 +49,22 @@ def train_reward_model(
     model: RewardModel,
     on_epoch: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
-    """Fits `model` to the pairs by `preference_loss`, averaged over the pairs of a batch, and calibrates it.
+    """Trains `model` on pairs by `preference_loss`, averaged over the pairs of a batch, and calibrates it.
 
-    No prompt is both trained on and held out. Gain and bias are those of the texts held out, or of all if none is.
+    No prompt is both trained on and held out. Gain and bias are calibrated on the held-out pairs, or on all pairs if
+    none are held out.
 
     Args:
-        on_epoch: is given the metrics after each epoch.
+        on_epoch: called with the metrics after each epoch.
 
     Returns:
-        The last epoch's metrics: `loss` (over the epoch, while it was falling), and of the pairs held out
-        `held_out_loss` and `held_out_accuracy`, the share of those whose chosen response has the higher score.
-        Then `gain`, `bias` and how many texts were `cut`.
+        The last epoch's metrics: `loss` (mean over the epoch), `held_out_loss` and `held_out_accuracy` of the held-out
+        pairs (accuracy is the share whose chosen response has the higher score), `gain`, `bias`, and `cut`, the number
+        of texts that were too long.
 
     Raises:
         ConfigError: there are too few prompts, or all scores are equal.
-        NonFiniteError: loss or gradient became NaN or infinite; the weights are those of the step before.
+        NonFiniteError: the loss or gradient is not finite; the weights are those of the step before.
     """
     out = held_out([pair.prompt for pair in pairs], settings.held_out, settings.seed)
     train, measured = ([i for i, held in enumerate(out) if held is side] for side in (False, True))
@@ -81,16 +77,16 @@ def train_reward_model(
     widths = [2 * max(map(len, both)) for both in rows]
     margins = torch.tensor([pair.margin for pair in pairs], device=net.device)
 
-    def both_scores(part: Sequence[int]) -> tuple[Tensor, Tensor]:
-        ids, attention = pad([rows[i][k] for k in (0, 1) for i in part], int(tokenizer.pad_token_id or 0), "right")
+    def both_scores(batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+        ids, attention = pad([rows[i][k] for k in (0, 1) for i in batch], int(tokenizer.pad_token_id or 0), "right")
         chosen, rejected = last_scores(net, ids.to(net.device), attention.to(net.device)).chunk(2)
         return chosen, rejected
 
-    def loss(part: Sequence[int]) -> Tensor:
-        return preference_loss(*both_scores(part), margins[part], settings.centring).sum()
+    def loss(batch: Sequence[int]) -> Tensor:
+        return preference_loss(*both_scores(batch), margins[batch], settings.centring).sum()
 
-    def right(part: Sequence[int]) -> Tensor:
-        chosen, rejected = both_scores(part)
+    def right(batch: Sequence[int]) -> Tensor:
+        chosen, rejected = both_scores(batch)
         return (chosen > rejected).sum()
 
     metrics: Metrics = {}
@@ -117,21 +113,21 @@ def run_reward_model(
     say: Callable[[str], Any] = print,
     overwrite: bool = False,
 ) -> Metrics:
-    """Loads, trains with `train_reward_model`, and saves model and tokenizer in `out`.
+    """The command `rlzoo reward-model`: loads, trains with `train_reward_model`, and saves model and tokenizer.
 
     Args:
         pairs_path: see `read_pairs`.
-        model: directory or hub name of a causal language model, whose transformer is taken over under a new head; or
-            of a reward model to go on with.
-        say: is given a line of text now and then.
-        overwrite: replace the model that is in `out`.
+        model: directory or Hub name of a causal language model, which gets a new head, or of a reward model.
+        out: folder to save in.
+        say: progress callback.
+        overwrite: replace the model in `out`.
 
     Returns:
         The metrics, and `seconds`.
 
     Raises:
-        ConfigError: anything that the user can mend; one line says what.
-        NonFiniteError: see `train_reward_model`; nothing was saved.
+        ConfigError: a setting or a file is wrong.
+        NonFiniteError: see `train_reward_model`; nothing is saved.
     """
     check_output(out, overwrite)
     pairs = read_pairs(pairs_path)
@@ -140,10 +136,10 @@ def run_reward_model(
     net = load_reward_model(model, head_seed=settings.seed)
     nn.Module.to(net, settings.device)
     use_tokens(net, tokenizer)
-    rewards = RewardModel(net, tokenizer)
+    reward_model = RewardModel(net, tokenizer)
     size = sum(p.numel() for p in net.parameters())
     say(f"{len(pairs):,} pairs; {type(net).__name__} of {size:,} parameters")
-    metrics = train_reward_model(pairs, settings, rewards, lambda metrics: say(describe(metrics, settings.epochs)))
-    rewards.save(out)
+    metrics = train_reward_model(pairs, settings, reward_model, lambda metrics: say(describe(metrics, settings.epochs)))
+    reward_model.save(out)
     say(f"saved in {out}" + (f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else ""))
     return {**metrics, "seconds": time.perf_counter() - start}

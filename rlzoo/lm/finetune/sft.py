@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: raising the likelihood of texts, and the fitting loop that reward models share."""
+"""Supervised fine-tuning (SFT), and the training loop that it shares with reward models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from rlzoo.core.errors import NonFiniteError, require
 from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive, Range, UnitInterval, check_fields
-from rlzoo.lm.finetune.data import check_output, held_out, read_texts
+from rlzoo.lm.finetune.data import held_out, read_texts
 from rlzoo.lm.model.padding import micro_batches, pad, summed_nll
 from rlzoo.lm.model.pretrained import (
     check_vocabulary,
@@ -26,41 +26,40 @@ from rlzoo.lm.model.pretrained import (
     is_config,
     load_tokenizer,
     max_positions,
-    save,
-    use_tokens,
 )
+from rlzoo.lm.model.saving import check_output, save, use_tokens
 
 Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """AdamW over batches of rows, its step size raised linearly at first and then lowered linearly to 0."""
+    """Settings of AdamW over batches of rows, with linear warm-up and linear decay of the learning rate to 0."""
 
     epochs: Count = 3
     """Passes over the training rows."""
     batch_size: Count = 32
     """Rows of a gradient step."""
     learning_rate: Positive = 5e-5
-    """Highest step size. Small models of random weights do well with 1e-3."""
+    """Peak learning rate. 1e-3 suits small models with random weights."""
     warmup: UnitInterval = 0.05
-    """Share of the steps over which the step size rises to that."""
+    """Share of the steps over which the learning rate rises to its peak."""
     weight_decay: NonNegative = 0.01
-    """AdamW's decay of weight matrices; biases and normalisations do not decay."""
+    """Weight decay of AdamW for weight matrices. Biases and normalisation layers are not decayed."""
     max_grad_norm: Positive | None = 1.0
-    """Clip the global norm of gradients."""
+    """Bound on the global norm of the gradient."""
     max_tokens: Annotated[int, Range(2)] | None = None
-    """Tokens of a row at most, longer ones are cut; none for as many as the model takes."""
+    """Largest number of tokens in a row, longer ones are cut; none for the model's context."""
     micro_batch_tokens: Count = 2048
-    """Tokens that a gradient may hold in memory at once. Changes speed and memory, not results."""
+    """Tokens of a micro-batch, which changes speed and memory but not results."""
     held_out: Annotated[float, Range(0, 1, below=True)] = 0.1
-    """Share of the data to measure on instead of training on it."""
+    """Share of the data that is held out to measure the loss."""
     tokenizer: str | None = None
-    """Directory or hub name of the tokenizer; none for the model's own."""
+    """Directory or Hub name of the tokenizer; none for the model's own."""
     device: str = "cpu"
     """PyTorch device of the model."""
     seed: NonNegativeInt = 0
-    """Of the split, the order of rows, and random weights."""
+    """Seed of the split, the order of rows and random weights."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,10 +67,10 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class SFTSettings(FitSettings):
-    """`sft`: next-token loss on texts."""
+    """Settings of `rlzoo sft`. The loss is the negative log-likelihood of each next token."""
 
     vocab_size: Annotated[int, Range(258)] = 1024
-    """Tokens at most of a tokenizer trained on the texts, for random weights that bring none."""
+    """Largest vocabulary of a tokenizer trained on the texts, for a configuration without a tokenizer."""
 
 
 def sft(
@@ -81,21 +80,21 @@ def sft(
     tokenizer: PreTrainedTokenizerBase,
     on_epoch: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
-    """Trains `model` to predict each next token of the texts, and the end of sequence after the last.
+    """Trains `model` to predict each next token of the texts, and the end of sequence after each text.
 
-    The loss of a batch is the mean over its predicted tokens, whatever rows they are in; padding never counts. A
-    text that is cut has no end to predict. The first token of a row has nothing to be predicted from.
+    The loss of a batch is the mean over all its predicted tokens, without padding. The first token of a row is not
+    predicted, and a text that is cut has no end of sequence.
 
     Args:
-        on_epoch: is given the metrics after each epoch.
+        on_epoch: called with the metrics after each epoch.
 
     Returns:
-        The last epoch's metrics: `loss` (over the epoch, while it was falling), of the texts held out
-        `held_out_loss` and `held_out_perplexity` = e^loss, all per token, and how many texts were `cut`.
+        The last epoch's metrics: `loss` (mean over the epoch), `held_out_loss` and `held_out_perplexity` = e^loss of
+        the held-out texts, all per token, and `cut`, the number of texts that were too long.
 
     Raises:
         ConfigError: the tokenizer has no end of sequence or does not fit the model, or there are too few texts.
-        NonFiniteError: loss or gradient became NaN or infinite; the weights are those of the step before.
+        NonFiniteError: the loss or gradient is not finite; the weights are those of the step before.
     """
     require(tokenizer.eos_token_id is not None, "the tokenizer has no end-of-sequence token to end a text with")
     check_vocabulary(model, len(tokenizer), "to train")
@@ -108,8 +107,8 @@ def sft(
     terms = [len(row) - 1 for row in rows]
     train, measured = ([i for i, held in enumerate(out) if held is side] for side in (False, True))
 
-    def loss(part: Sequence[int]) -> Tensor:
-        ids, attention = pad([rows[i] for i in part], int(tokenizer.pad_token_id or 0), "right")
+    def loss(batch: Sequence[int]) -> Tensor:
+        ids, attention = pad([rows[i] for i in batch], int(tokenizer.pad_token_id or 0), "right")
         return summed_nll(model, ids.to(model.device), attention.to(model.device))
 
     metrics: Metrics = {"cut": cut}
@@ -126,7 +125,7 @@ def sft(
 
 
 def _rows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Tokens of each text and the end of sequence."""
+    """Tokens of each text, with end of sequence."""
     end = int(tokenizer.eos_token_id)
     return [row if row[-1:] == [end] else [*row, end] for row in encode(tokenizer, texts)]
 
@@ -140,16 +139,17 @@ def fit(
     settings: FitSettings,
     on_epoch: Callable[[int, float], None],
 ) -> None:
-    """Minimises the mean loss of `rows`, which are numbers that `widths`, `terms` and `loss` know the rows by.
+    """Minimises the mean loss of rows by AdamW.
 
     Args:
-        widths: tokens of each row, padding apart.
-        terms: addends of each row in the loss; the loss of a batch is its sum over their number.
-        loss: the sum of the loss over a few rows.
-        on_epoch: is given the number of the epoch, from 1, and the mean loss over it.
+        rows: indices into `widths` and `terms`, and what `loss` takes.
+        widths: tokens of each row, without padding.
+        terms: number of terms that each row adds to the loss. The loss of a batch is its sum divided by its terms.
+        loss: the sum of the loss over some rows.
+        on_epoch: called with the number of the epoch, from 1, and its mean loss.
 
     Raises:
-        NonFiniteError: a loss or gradient is not finite; it has changed nothing.
+        NonFiniteError: a loss or gradient is not finite; the step was not taken.
     """
     rng = np.random.default_rng(settings.seed)
     optimizer = _adamw(model, settings)
@@ -160,10 +160,10 @@ def fit(
         total = torch.zeros((), dtype=torch.float64)
         for batch in batches_by_length(rows, widths, settings.batch_size, rng):
             count = max(1, sum(terms[i] for i in batch))
-            for part in micro_batches(batch, widths, settings.micro_batch_tokens):
-                part_loss = loss(part)
-                (part_loss / count).backward()  # type: ignore[no-untyped-call]
-                total += part_loss.detach().cpu()
+            for micro_batch in micro_batches(batch, widths, settings.micro_batch_tokens):
+                summed = loss(micro_batch)
+                (summed / count).backward()  # type: ignore[no-untyped-call]
+                total += summed.detach().cpu()
             norm = nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm or math.inf)
             for name, x in (("loss", total), ("gradient of the loss", norm)):
                 if not bool(x.isfinite()):
@@ -186,7 +186,7 @@ def _adamw(model: nn.Module, settings: FitSettings) -> torch.optim.AdamW:
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
-    """Factor of the step size at one of `steps` steps: up to 1 over the first `warmup` of them, then down towards 0."""
+    """Factor of the learning rate at a step: rises to 1 over the share `warmup` of the steps, then falls towards 0."""
     rising = math.ceil(warmup * steps)
     return (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
 
@@ -194,13 +194,13 @@ def schedule(step: int, steps: int, warmup: float) -> float:
 def batches_by_length(
     rows: Sequence[int], widths: Sequence[int], batch_size: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """All rows once, in batches of similar width, so that little is padding.
+    """One epoch of rows in batches of similar width, which need little padding.
 
-    Rows are shuffled, sorted within runs of 50 batches and cut; then the batches are shuffled.
+    Rows are shuffled, sorted by width within groups of 50 batches, and cut into batches, which are shuffled.
     """
     order = [rows[i] for i in rng.permutation(len(rows))]
-    run = 50 * batch_size
-    order = [i for k in range(0, len(order), run) for i in sorted(order[k : k + run], key=lambda i: widths[i])]
+    group = 50 * batch_size
+    order = [i for k in range(0, len(order), group) for i in sorted(order[k : k + group], key=lambda i: widths[i])]
     batches = [order[k : k + batch_size] for k in range(0, len(order), batch_size)]
     return [batches[k] for k in rng.permutation(len(batches))]
 
@@ -213,16 +213,16 @@ def mean_of(
     terms: Sequence[int],
     tokens: int,
 ) -> float:
-    """Σ loss over the rows, by their number of terms."""
-    total = sum(float(loss(part)) for part in micro_batches(rows, widths, tokens))
+    """The sum of the loss over the rows, divided by their terms, in micro-batches of `tokens` tokens."""
+    total = sum(float(loss(batch)) for batch in micro_batches(rows, widths, tokens))
     return total / max(1, sum(terms[i] for i in rows))
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
-    """Byte-level BPE (Radford et al. 2019) of the texts, with "<eos>" and "<pad>"; it gives back any string.
+    """A byte-level BPE tokenizer (Radford et al. 2019) of the texts, with "<eos>" and "<pad>". It encodes any string.
 
     Args:
-        vocab_size: at most; 256 are the bytes.
+        vocab_size: largest number of tokens, of which 256 are the bytes.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -246,21 +246,22 @@ def run_sft(
     say: Callable[[str], Any] = print,
     overwrite: bool = False,
 ) -> Metrics:
-    """Loads, trains with `sft`, and saves model and tokenizer in `out`.
+    """The command `rlzoo sft`: loads, trains with `sft`, and saves model and tokenizer.
 
     Args:
         texts_path: see `read_texts`.
-        model: a directory with weights, a hub name, or a configuration to draw random weights for; in the last
-            case there is a tokenizer trained on the texts, unless settings or directory have one.
-        say: is given a line of text now and then.
-        overwrite: replace the model that is in `out`.
+        model: directory or Hub name of a model, or a configuration, which gets random weights. A configuration without
+            a tokenizer in its directory or in the settings gets one that is trained on the texts.
+        out: folder to save in.
+        say: progress callback.
+        overwrite: replace the model in `out`.
 
     Returns:
         The last epoch's metrics, and `seconds`.
 
     Raises:
-        ConfigError: anything that the user can mend; one line says what.
-        NonFiniteError: see `sft`; nothing was saved.
+        ConfigError: a setting or a file is wrong.
+        NonFiniteError: see `sft`; nothing is saved.
     """
     check_output(out, overwrite)
     texts = read_texts(texts_path)

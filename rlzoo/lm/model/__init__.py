@@ -1,1 +1,1 @@
-"""Language models: loading, acting, distributions of tokens."""
+"""Language models as actor-critics: loading, saving, acting, distributions over tokens."""

@@ -15,11 +15,11 @@ from rlzoo.lm.model.packed import Packed
 class TokenActor:
     """Chooses the next token of each row, for one episode of every row.
 
-    Tokens are sampled from the model's own distribution, at its temperature and without any truncation. Columns in
-    which no row acts are only noted: the model reads them together with the next column, so a prompt is one forward.
+    Tokens are sampled from the model's own distribution, at its temperature and without any truncation. A column in
+    which no row acts is stored and read together with the next column that acts, so a prompt takes one forward.
 
     Args:
-        model: must not change while the actor is used.
+        model: its weights must not change while the actor is used.
         generator: source of randomness.
         deterministic: take the most probable token instead of a sample.
         fast: use packed weights where they are faster.

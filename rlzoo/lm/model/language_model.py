@@ -1,4 +1,4 @@
-"""A causal language model as an `ActorCritic`: a step observes a token and all before it, and acts with the next."""
+"""Causal language models as actor-critics: the state is a token and all before it, the action is the next token."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,41 +20,53 @@ from transformers.pytorch_utils import Conv1D
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic, Policy, Value
-from rlzoo.lm.model.padding import position_ids
-from rlzoo.lm.model.pretrained import save, without_dropout
+from rlzoo.lm.model.padding import pad, position_ids
+from rlzoo.lm.model.pretrained import without_dropout
+from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Head, TokenDistribution, autocast
 
 _NO_GRAD_TOKENS = 4096
-"""Tokens of a forward where no gradient is asked for."""
+"""Tokens of a micro-batch in forwards without gradient."""
 
 
 class Rows(NamedTuple):
-    """What an observation (R, T, 3) of integers is made of."""
+    """The three parts of an observation (R, T, 3)."""
 
     token: Int[Tensor, "R T"]
     attention: Bool[Tensor, "R T"]
     """False at padding."""
     acts: Bool[Tensor, "R T"]
-    """True where the next token is an action, or a demonstration of one."""
+    """True where the next token is an action, or a target of the pretraining loss."""
 
     @classmethod
     def of(cls, obs: Int[Tensor, "R T 3"]) -> Rows:
         return cls(obs[..., 0], obs[..., 1].bool(), obs[..., 2].bool())
 
+    @classmethod
+    def of_texts(cls, texts: Sequence[Sequence[int]], pad_token: int) -> Rows:
+        """Texts padded on the right, in which every token but the first is an action."""
+        token, attention = pad(texts, pad_token, side="right")
+        return cls(token, attention, nn.functional.pad(attention[:, 1:], (0, 1)))
+
     @property
     def obs(self) -> Int[Tensor, "R T 3"]:
         return torch.stack([self.token, self.attention.long(), self.acts.long()], -1)
 
+    @property
+    def action(self) -> Int[Tensor, "R T"]:
+        """The next token at each step; 0 in the last column."""
+        return nn.functional.pad(self.token[:, 1:], (0, 1))
+
 
 class Trunk(nn.Module):
-    """A transformer without its head: obs (R, T, 3) -> hidden states (R, T, H), 0 where nothing acts."""
+    """A transformer without its head: obs (R, T, 3) -> hidden states (R, T, H), 0 at steps that do not act."""
 
-    def __init__(self, base: Any, precision: torch.dtype | None = None, checkpointing: bool = False) -> None:
+    def __init__(self, base: Any, precision: torch.dtype | None = None, gradient_checkpointing: bool = False) -> None:
         super().__init__()
         self.base: Any = base
         self.precision = precision
-        self.checkpointing = checkpointing
-        if checkpointing:
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
         self._pad = getattr(base.config, "pad_token_id", None)
@@ -64,10 +76,10 @@ class Trunk(nn.Module):
         rows = max(1, _NO_GRAD_TOKENS // obs.shape[1])
         if torch.is_grad_enabled() or rows >= len(obs):
             return self._states(Rows.of(obs))
-        return torch.cat([self._states(Rows.of(part)) for part in torch.split(obs, rows)])
+        return torch.cat([self._states(Rows.of(batch)) for batch in torch.split(obs, rows)])
 
     def _states(self, rows: Rows) -> Float[Tensor, "R T H"]:
-        """Columns where no row has a token yet, and those after the last acting step, are left out."""
+        """Leaves out the columns before the first token of any row and after the last acting step."""
         started, acting = rows.attention.any(0), rows.acts.any(0)
         first = int(started.long().argmax())
         last = max(len(acting) - int(acting.flip(0).long().argmax()), first + 1) if bool(acting.any()) else first + 1
@@ -76,20 +88,20 @@ class Trunk(nn.Module):
         return nn.functional.pad(hidden, (0, 0, first, len(acting) - last))
 
     def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
-        """The transformer's own output for the last T of C tokens, the others being in a cache."""
+        """The transformer's output for the last T of C tokens. The others are in a cache."""
         if self._takes_positions:
             more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
-        if self.checkpointing:  # Hugging Face heeds it in training mode, and has no cache then
+        if self.gradient_checkpointing:  # works in training mode only, where Hugging Face turns the cache off
             self.base.train(torch.is_grad_enabled())
-        mask = None if bool(attention.all()) else attention.long()  # attention is faster without
+        mask = None if bool(attention.all()) else attention.long()  # faster without a mask
         if mask is None and self._pad is not None and bool((token == self._pad).any()):
-            mask = attention.long()  # where it would warn without
+            mask = attention.long()  # Hugging Face warns without one
         with autocast(token.device, self.precision):
             return self.base(input_ids=token, attention_mask=mask, **more)
 
 
 class TokenHead(Policy):
-    """The output embedding of a language model; logits are divided by the temperature."""
+    """The output embedding of a language model, whose logits are divided by the temperature."""
 
     def __init__(self, head: nn.Module, temperature: float = 1.0, precision: torch.dtype | None = None) -> None:
         super().__init__()
@@ -98,24 +110,24 @@ class TokenHead(Policy):
         self.precision = precision
 
     def forward(self, hidden: Tensor, acts: Tensor) -> TokenDistribution:  # type: ignore[override]
-        return TokenDistribution(hidden, acts, self.now)
+        return TokenDistribution(hidden, acts, self.functional)
 
     def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Through the module itself, which acting may have replaced by a faster one."""
+        """Logits computed by the module itself, for which acting uses packed weights."""
         with autocast(hidden.device, self.precision):
             logits = self.head(hidden)
         return (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
 
     @property
-    def now(self) -> Head:
-        """The head with its present weights."""
+    def functional(self) -> Head:
+        """The head as a function that holds the current weights."""
         weight, bias = self.head.weight, getattr(self.head, "bias", None)
         assert isinstance(weight, Tensor)
         return Head(weight, bias, self.temperature, self.precision)
 
 
 class TokenValue(Value):
-    """A linear head that starts at zero: on the actor's hidden states, or on a transformer of its own."""
+    """A linear head, initially zero, on the hidden states of the actor or of a separate transformer."""
 
     def __init__(self, hidden_size: int, trunk: Trunk | None = None) -> None:
         super().__init__()
@@ -125,24 +137,27 @@ class TokenValue(Value):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, features: Tensor) -> Float[Tensor, "R T"]:
-        """From hidden states (R, T, H), or from observations (R, T, 3) with a transformer of its own."""
+        """Values of hidden states (R, T, H), or of observations (R, T, 3) with a separate transformer."""
         hidden = features if self.trunk is None else self.trunk(features)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 
 class LanguageModel(ActorCritic):
-    """Actor and critic over rows of tokens, observed as (R, T, 3) integers (see `Rows`).
+    """Actor and critic over rows of tokens, observed as integers (R, T, 3) (see `Rows`).
 
-    Any Hugging Face causal language model whose logits are its output embedding applied to its last hidden
-    states, as they are in GPT-2, Llama and most others.
+    The actor may be any Hugging Face causal language model whose logits are its output embedding applied to its last
+    hidden states, as in GPT-2, Llama and most others.
 
     Args:
         actor: the language model, in float32 or float64. With a PEFT adapter only the adapter is trained.
-        critic: a transformer for the value to have to itself; None puts the value on the actor's.
+        critic: a separate transformer for the value; None puts the value head on the actor's hidden states.
         temperature: divides the logits, in sampling and in log-probabilities alike.
-        precision: of matrix products; None for the parameters' own.
-        part_steps: tokens that a gradient may hold in memory at once.
-        checkpointing: recompute activations in the backward pass instead of keeping them.
+        precision: dtype of matrix products; None for that of the parameters.
+        micro_batch_tokens: tokens of a micro-batch; None for any number.
+        gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+
+    Raises:
+        ConfigError: the actor's architecture is not supported.
     """
 
     context = 0
@@ -156,58 +171,58 @@ class LanguageModel(ActorCritic):
         critic: nn.Module | None = None,
         temperature: float = 1.0,
         precision: torch.dtype | None = None,
-        part_steps: int | None = None,
-        checkpointing: bool = False,
+        micro_batch_tokens: int | None = None,
+        gradient_checkpointing: bool = False,
     ) -> None:
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
             _fuse_gelu(transformer)
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
-        trunk = Trunk(causal_lm(actor).base_model, precision, checkpointing)
-        own = None if critic is None else Trunk(critic, precision, checkpointing)
-        value = TokenValue(int(head.weight.shape[1]), own)
+        trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)
+        separate = None if critic is None else Trunk(critic, precision, gradient_checkpointing)
+        value = TokenValue(int(head.weight.shape[1]), separate)
         super().__init__(TokenHead(head, temperature, precision), value.to(head.weight.dtype), trunk)
-        self.part_steps = part_steps
+        self.part_steps = micro_batch_tokens
         self._actor = (actor,)  # in a tuple, so that its parameters are not registered a second time
         self._check()
 
     @property
     def actor(self) -> Any:
-        """The Hugging Face model that is trained; with an adapter, the PEFT model."""
+        """The Hugging Face model that is trained, or the PEFT model around it."""
         return self._actor[0]
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Raises `ConfigError` if hidden states, output embedding and cache do not make up the model's own logits."""
+        """Raises `ConfigError` unless hidden states, output embedding and cache reproduce the model's own logits."""
         name = type(causal_lm(self.actor)).__name__
         token = torch.arange(2, device=next(self.parameters()).device).unsqueeze(0)
         seen = Rows(token, torch.ones_like(token).bool(), torch.ones_like(token).bool()).obs
         logits = causal_lm(self.actor)(token, attention_mask=torch.ones_like(token)).logits
         hidden = self.trunk.run(token, seen[..., 1].bool(), use_cache=False).last_hidden_state
-        ours = self.policy.now._replace(temperature=1.0, autocast=None)(hidden[0].to(logits.dtype))
+        ours = self.policy.functional._replace(temperature=1.0, autocast=None)(hidden[0].to(logits.dtype))
         exact = self.trunk.precision is None
         require(
             not exact or torch.allclose(ours, logits[0], rtol=1e-5, atol=1e-6),
-            f"{name} does more to its logits than an output embedding does; it is not supported",
+            f"{name} is not supported: its logits are more than an output embedding of its hidden states",
         )
         try:
             _, memory = LanguageModel.act(self, seen[:, :1])
             policy, _ = LanguageModel.act(self, seen[:, 1:], memory)
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"{name} cannot go on from a cache of keys and values; it is not supported") from error
+            raise ConfigError(f"{name} is not supported: it cannot continue from a key-value cache") from error
         cached = policy.logits * self.policy.temperature
         require(
             not exact or torch.allclose(cached, logits[:, -1], rtol=1e-3, atol=1e-3),
-            f"{name} does not go on from a cache of keys and values; it is not supported",
+            f"{name} is not supported: it cannot continue from a key-value cache",
         )
 
     def train(self, mode: bool = True) -> LanguageModel:
-        """Stays in evaluation mode: dropout is off in rollouts and in training alike."""
+        """Stays in evaluation mode: dropout is off in sampling and in training alike."""
         return super().train(False)
 
     def forward(self, obs: Int[Tensor, "R T 3"]) -> tuple[TokenDistribution, Float[Tensor, "R T"]]:
-        """π(·|s) and V(s), both over the acting steps of (R, T)."""
+        """π(·|s) and V(s) at the acting steps of (R, T)."""
         hidden, acts = self.trunk(obs), Rows.of(obs).acts
         return self.policy(hidden, acts), self.value(hidden if self.value.trunk is None else obs) * acts
 
@@ -218,7 +233,7 @@ class LanguageModel(ActorCritic):
         return self.trunk(obs) if self.value.trunk is None else obs
 
     def act(self, obs: Int[Tensor, "N T 3"], memory: Memory | None = None) -> tuple[Categorical, Memory]:
-        """π(·|s) after the last of T further tokens, as (N,); T is the prompt's length at first and then 1."""
+        """π(·|s) (N,) after T more tokens. T is the length of the prompt at first, and then 1."""
         rows = Rows.of(obs)
         if memory is None:
             memory = Memory(DynamicCache(), rows.attention)
@@ -229,25 +244,25 @@ class LanguageModel(ActorCritic):
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """The model that the adapter started from."""
+        """Context in which the adapter is off."""
         with self.actor.disable_adapter():
             yield
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All that π depends on and that is trained; an embedding tied to the head counts once."""
+        """The trained parameters that π depends on. An embedding tied to the head counts once."""
         parameters = dict.fromkeys([*self.trunk.parameters(), *self.policy.parameters()])
         return [p for p in parameters if p.requires_grad]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The parameters that are trained, each once; the others are where the model came from."""
+        """The trained parameters, each once. The others do not change."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Takes over what `state_dict` gave.
+        """Restores a `state_dict`.
 
         Raises:
-            RuntimeError: it came from another kind of model.
+            RuntimeError: it belongs to another kind of model.
         """
         mine = self.state_dict()
         if mine.keys() != state_dict.keys() or any(p.shape != state_dict[name].shape for name, p in mine.items()):
@@ -256,14 +271,14 @@ class LanguageModel(ActorCritic):
             p.copy_(state_dict[name])
 
     def save_pretrained(self, tokenizer: PreTrainedTokenizerBase, folder: Path | str) -> None:
-        """Writes the actor as a Hugging Face model; an adapter is merged into a copy of it."""
+        """Saves the actor as a Hugging Face model, with an adapter merged into its weights."""
         actor: Any = self.actor
         plain = copy.deepcopy(actor).merge_and_unload() if hasattr(actor, "merge_and_unload") else actor
         save(plain, tokenizer, folder)
 
 
 def with_adapter(actor: Any, rank: int, seed: int) -> Any:
-    """The actor with a LoRA adapter (Hu et al. 2021) of that rank on its linear layers, which alone is trained.
+    """The actor with a LoRA adapter (Hu et al. 2021) on its linear layers. Only the adapter is trained.
 
     Raises:
         ConfigError: PEFT is not installed.
@@ -279,7 +294,7 @@ def with_adapter(actor: Any, rank: int, seed: int) -> Any:
 
 
 def _fuse_gelu(model: nn.Module) -> None:
-    """GPT-2's GELU in one operation instead of eight; the function is the same."""
+    """Replaces GPT-2's GELU of eight operations by one operation with the same result."""
     for module in model.modules():
         for name, child in module.named_children():
             if type(child) is NewGELUActivation:
@@ -287,26 +302,26 @@ def _fuse_gelu(model: nn.Module) -> None:
 
 
 class Memory(NamedTuple):
-    """What acting carries from token to token."""
+    """The key-value cache, and which of its columns are tokens."""
 
     cache: DynamicCache
     attention: Bool[Tensor, "N C"]
 
 
 def causal_lm(actor: Any) -> Any:
-    """The language model itself, without what PEFT puts around it."""
+    """The Hugging Face language model of an actor, without the PEFT wrapper."""
     return actor.get_base_model() if hasattr(actor, "get_base_model") else actor
 
 
 class Reference:
-    """π_ref, which the actor is held to: a frozen copy of what it started from, or itself without its adapter."""
+    """The reference policy π_ref: a frozen copy of the actor, or the actor without its adapter."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._adapted = model if hasattr(model.actor, "disable_adapter") else None
         if self._adapted is None:
             actor, precision = copy.deepcopy(model.actor).requires_grad_(False), model.trunk.precision
             head = actor.get_output_embeddings()
-            if precision is not None:  # what autocast would do in every forward
+            if precision is not None:  # saves the casts of autocast in every forward
                 head = copy.deepcopy(head)
                 for module in (*actor.base_model.modules(), head):
                     if isinstance(module, (nn.Linear, Conv1D)):
@@ -316,7 +331,7 @@ class Reference:
 
     @torch.no_grad()
     def distribution(self, obs: Int[Tensor, "R T 3"]) -> TokenDistribution:
-        """π_ref(·|s) over the acting steps of (R, T)."""
+        """π_ref(·|s) at the acting steps of (R, T)."""
         if self._adapted is not None:
             with self._adapted.without_adapter():
                 return self._adapted.distribution(obs)

@@ -1,4 +1,4 @@
-"""Linear layers with weights laid out for products of few rows, as in sampling tokens."""
+"""Linear layers with a memory layout of the weights for products of few rows, as in sampling."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WORTH = 2**18
 
 
 class Packed:
-    """Inside `with packed:`, linear layers on the CPU use packed copies of their weights: up to three times as fast.
+    """Inside `with packed:`, linear layers on the CPU use packed copies of their weights, up to three times as fast.
 
-    Only without gradients, and only while the weights do not change. Results differ by rounding. Other layers are left
-    as they are.
+    Valid without gradients, and as long as the weights do not change. Results differ by rounding. Other layers are not
+    changed.
 
     Args:
         roots: modules whose linear layers are packed.
-        rows: rows of the coming products.
+        rows: rows of the products.
         precision: precision of the products; None for that of the weights.
         fast: False packs nothing.
     """

@@ -1,4 +1,4 @@
-"""Rows of unequal length as one tensor, and what follows from that: positions, and the likelihood of a text."""
+"""Rows of unequal length in one tensor: padding, positions, likelihood, micro-batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 def pad(
     rows: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"] = "left"
 ) -> tuple[Int[Tensor, "N T"], Bool[Tensor, "N T"]]:
-    """Rows of tokens as one tensor, and where it holds tokens rather than padding."""
+    """Pads rows of tokens. Returns the ids, and a mask that is False at padding."""
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.long).unsqueeze(1)
     longest = int(lengths.max()) if len(rows) else 0
     column = torch.arange(longest)
@@ -27,21 +27,21 @@ def pad(
 def pack_right(
     ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]
 ) -> tuple[Int[Tensor, "N L"], Bool[Tensor, "N L"]]:
-    """The same rows with all padding on the right, cut to the longest of them.
+    """Moves all padding to the right, and cuts the rows to the longest of them.
 
-    So every architecture gives each token its position, whether or not it accepts position ids.
+    So positions are right in every architecture, whether or not it takes position ids.
     """
     order = torch.argsort(~attention, dim=1, stable=True)[:, : int(attention.sum(1).max())]
     return ids.gather(1, order), attention.gather(1, order)
 
 
 def position_ids(attention: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
-    """Position of each token among those of its row that are not padding; 0 in padding before the first."""
+    """Position of each token in its row, padding not counted; 0 in padding before the first token."""
     return (attention.long().cumsum(1) - 1).clamp(min=0)
 
 
 def summed_nll(model: nn.Module, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:
-    """−Σ log π(x_t | x_<t) over all tokens but the first of each row, padding left out, on either side."""
+    """−Σ log π(x_t | x_<t) over all tokens but the first of each row. Padding, on either side, does not count."""
     ids, attention = pack_right(ids, attention)
     logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
     targets = torch.full_like(ids, -100)
@@ -50,12 +50,12 @@ def summed_nll(model: nn.Module, ids: Int[Tensor, "N T"], attention: Bool[Tensor
 
 
 def micro_batches(rows: Sequence[int], widths: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """The rows, widest first, in micro-batches of at most `tokens` with padding (at least one row)."""
-    part: list[int] = []
+    """The rows, widest first, in micro-batches of at most `tokens` tokens with padding, or of a single row."""
+    batch: list[int] = []
     for i in sorted(rows, key=lambda i: -widths[i]):
-        if part and (len(part) + 1) * widths[part[0]] > tokens:
-            yield part
-            part = []
-        part.append(i)
-    if part:
-        yield part
+        if batch and (len(batch) + 1) * widths[batch[0]] > tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -1,22 +1,15 @@
-"""Hugging Face models and tokenizers: loading, random weights, saving; rows of tokens of unequal length."""
+"""Hugging Face models and tokenizers: loading, and models with random weights."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
-import logging
-import os
-import shutil
-import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import huggingface_hub
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -28,32 +21,30 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils import logging as transformers_logging
 
 from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.lm.finetune.data import check_output
+from rlzoo.lm.model.hugging_face import loading, location, quiet
+from rlzoo.lm.model.saving import SPECIAL_TOKENS
 
 Attention = Literal["auto", "sdpa", "eager"]
-"""Fused attention (sdpa), or attention in plain operations, which has a second derivative; `auto` is the fused one
-where the architecture has it."""
+"""Implementation of attention: fused (sdpa), or in plain operations (eager), which has a second derivative. `auto` is
+the fused one where the architecture has it."""
 
-_hub: Any = huggingface_hub.utils
-_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 HEAD = "score"
-"""Name of a reward model's head: Linear, from the hidden state of the last token to the score."""
+"""Name of a reward model's head, a linear map from the hidden state of the last token to the score."""
 
 
 def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a directory or of a model on the Hub. Where it has no padding, end of sequence serves as such.
+    """The tokenizer of a directory or of a model on the Hub. Without a padding token it pads with end of sequence.
 
     Raises:
-        ConfigError: there is none, or it has neither of the two.
+        ConfigError: there is none, or it has neither of the two tokens.
     """
     name = str(name)
-    with _loading(name, "tokenizer"):
-        hub = _where(name, "tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **hub)
+    with loading(name, "tokenizer"):
+        where = location(name, "tokenizer")
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     files = tokenizer.vocab_files_names.values()
     found = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
     require(found, f"{name} holds no tokenizer: there is no tokenizer.json")
@@ -71,24 +62,24 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
 def load_causal_lm(name: Path | str, attention: Attention = "auto") -> PreTrainedModel:
     """A causal language model, from a directory or from the Hub.
 
-    It is in float32, in evaluation mode, and has no dropout left that training mode could turn on. What it brings
-    of a generation configuration is forgotten.
+    It is in float32 and in evaluation mode, and its dropout is removed. Its generation configuration is kept for
+    saving; rlzoo's own sampling does not use it.
 
     Raises:
-        ConfigError: there is none, it is damaged, or it is of another kind; one line says which.
+        ConfigError: there is none, it is damaged, or it is of another kind.
     """
     return _load(AutoModelForCausalLM, str(name), attention)
 
 
 def load_reward_model(name: Path | str, attention: Attention = "auto", head_seed: int | None = None) -> PreTrainedModel:
-    """A sequence classifier of one label, with a head called `score`, else as `load_causal_lm`.
+    """A sequence classifier with one label and a head called `score`; otherwise like `load_causal_lm`.
 
     Args:
-        head_seed: where there is no head yet, as in a causal language model, make one: weights normal with
-            standard deviation 1/√(H + 1) (Stiennon et al. 2020), bias 0. None makes that an error.
+        head_seed: seed of a new head for a model without one, such as a causal language model. Weights are normal with
+            standard deviation 1/√(H + 1) (Stiennon et al. 2020), the bias is 0. With None a missing head is an error.
 
     Raises:
-        ConfigError: there is none, it is damaged, or it is of another kind; one line says which.
+        ConfigError: there is none, it is damaged, or it is of another kind.
     """
     return _load(AutoModelForSequenceClassification, str(name), attention, head_seed)
 
@@ -99,11 +90,13 @@ def new_causal_lm(
     seed: int = 0,
     attention: Attention = "auto",
 ) -> PreTrainedModel:
-    """A causal language model of random weights, the same for the same seed; the global generators stay as they are.
+    """A causal language model with random weights, which are the same for the same seed.
+
+    The global generators are not changed.
 
     Args:
-        config: a config.json, a directory that holds one, or what it would hold: "model_type" and its settings.
-        vocab_size: in place of the configuration's.
+        config: a config.json, a directory that holds one, or its content: "model_type" and settings.
+        vocab_size: replaces that of the configuration.
 
     Raises:
         ConfigError: no such architecture or setting, or the settings do not go together.
@@ -119,7 +112,7 @@ def new_causal_lm(
         given.pop(foreign, None)
     if vocab_size is not None:
         given["vocab_size"] = vocab_size
-    with _loading(name, "model"):
+    with loading(name, "model"):
         plain = AutoConfig.for_model(kind)
         _check_settings(kind, given, {*vars(plain), *plain.attribute_map})
         made = AutoConfig.for_model(kind, **given)
@@ -134,7 +127,7 @@ def new_causal_lm(
 
 
 def is_config(source: Path | str) -> bool:
-    """Whether it describes a model without weights: a .json file, or a directory with no more than a config.json."""
+    """Whether `source` is a configuration without weights: a .json file, or a directory with a config.json only."""
     path = Path(source)
     return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file() and not _weights(path))
 
@@ -142,14 +135,15 @@ def is_config(source: Path | str) -> bool:
 def initialise_from(
     source: Path | str, vocab_size: int | None = None, seed: int = 0, attention: Attention = "auto"
 ) -> PreTrainedModel:
-    """`new_causal_lm` of a configuration, else `load_causal_lm`.
+    """`new_causal_lm` for a configuration, otherwise `load_causal_lm`.
 
     Args:
-        vocab_size: that of the tokenizer; random weights get as many, others must have at least as many.
-        seed: of random weights.
+        vocab_size: size of the tokenizer's vocabulary. A new model gets this many embeddings, a loaded one must have
+            at least as many.
+        seed: seed of random weights.
 
     Raises:
-        ConfigError: see both; or the vocabulary is too small.
+        ConfigError: see both functions; or the vocabulary is too small.
     """
     if is_config(source):
         return new_causal_lm(source, vocab_size, seed, attention)
@@ -160,134 +154,21 @@ def initialise_from(
 
 
 def check_vocabulary(model: Any, vocab_size: int, name: str) -> None:
-    """Raises `ConfigError` if there are more tokens than the Hugging Face model has embeddings for."""
+    """Raises `ConfigError` if the Hugging Face model has fewer embeddings than `vocab_size`."""
     has = len(model.get_input_embeddings().weight)
     require(vocab_size <= has, f"the tokenizer has {vocab_size} tokens, but the model {name} only {has}")
 
 
-def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes the tokenizer's padding, beginning and end of sequence into the model's configuration.
-
-    A sequence classifier needs the first to find the last token that is not padding.
-    """
-    for config in {id(x): x for x in (model.config, model.config.get_text_config())}.values():
-        for name in _TOKENS:
-            setattr(config, name, getattr(tokenizer, name))
-    if model.can_generate():
-        for name in _TOKENS:
-            setattr(model.generation_config, name, getattr(tokenizer, name))
-
-
 def max_positions(model: PreTrainedModel) -> int | None:
-    """The longest row that the model takes; None if it does not say."""
+    """Length of the model's context; None if its configuration does not say."""
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return longest if isinstance(longest, int) and longest > 0 else None
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path | str) -> None:
-    """Writes both as Hugging Face does, weights as safetensors; a model that is there already is replaced.
-
-    All is written and flushed under a temporary name and then renamed: what has its final name is complete.
-
-    Raises:
-        ConfigError: the folder holds something other than a model.
-        OSError: it cannot be written.
-    """
-    check_output(folder, overwrite=True)
-    folder = Path(folder).resolve()
-    new, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
-    if old.exists() and not folder.exists():  # killed between the two renames
-        old.rename(folder)
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    try:
-        with quiet():
-            model.save_pretrained(new)
-            tokenizer.save_pretrained(new)
-        mode = (new / "config.json").stat().st_mode  # that of weights is for the owner alone
-        for path in new.iterdir():
-            path.chmod(mode)
-            _sync(path)
-        _sync(new)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-        _sync(folder.parent)
-    except SafetensorError as error:
-        raise OSError(f"{folder} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text, with those that the tokenizer itself puts around it."""
+    """Tokens of each text, with the special tokens that the tokenizer adds by default."""
     with quiet():
         return tokenizer(list(texts))["input_ids"] if texts else []
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps transformers' progress bars, log lines and warnings off the terminal."""
-    bars: Any = transformers_logging
-    levels = [(library, library.get_verbosity()) for library in (transformers_logging, huggingface_hub.logging)]
-    shown, hub_shown = bars.is_progress_bar_enabled(), not _hub.are_progress_bars_disabled()
-    bars.disable_progress_bar()
-    _hub.disable_progress_bars()
-    for library, _ in levels:
-        library.set_verbosity(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        for library, level in levels:
-            library.set_verbosity(level)
-        if hub_shown:
-            _hub.enable_progress_bars()
-        if shown:
-            bars.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _loading(name: str, what: str) -> Iterator[None]:
-    """In silence, with the generators restored, and any error as a `ConfigError` of one line.
-
-    Files from anywhere make the libraries raise nearly anything.
-    """
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"the {what} of {name} cannot be loaded: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _where(name: str, what: str) -> dict[str, Any]:
-    """Arguments for `from_pretrained`: the Hub is asked once, shortly, as transformers itself tries for a minute.
-
-    Raises:
-        ConfigError: neither a directory nor on the Hub nor in its cache.
-    """
-    if Path(name).is_dir():
-        return {"local_files_only": True}
-    require(not Path(name).exists(), f"{name} is a file; a {what} is a directory")
-    try:
-        _hub.validate_repo_id(name)
-    except ValueError:
-        raise ConfigError(f"no such directory: {name}") from None
-    try:
-        huggingface_hub.HfApi().model_info(name, timeout=10)
-    except Exception as error:
-        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
-            return {"local_files_only": True}
-        reason = _first_line(error)
-        raise ConfigError(f"no such directory: {name}; nor can it be had from the Hugging Face Hub: {reason}") from None
-    return {}
 
 
 def _weights(folder: Path) -> bool:
@@ -300,8 +181,8 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
     if folder.is_dir():
         require((folder / "config.json").is_file(), f"{name} holds no model: there is no config.json")
         require(_weights(folder), f"{name} holds no weights: there is no model.safetensors")
-    with _loading(name, "model"):
-        where = _where(name, "model")
+    with loading(name, "model"):
+        where = location(name, "model")
         labels = {"num_labels": 1} if classifier else {}
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
         _zero_dropout(config)
@@ -310,7 +191,7 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
             config=config,
             attn_implementation=None if attention == "auto" else attention,
             trust_remote_code=False,
-            ignore_mismatched_sizes=True,  # told below, in one line
+            ignore_mismatched_sizes=True,  # reported below, in one line
             output_loading_info=True,
             **{_DTYPE: torch.float32},
             **where,
@@ -324,12 +205,22 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         )
     missing = sorted(info["missing_keys"])
     if classifier and missing and all(key.startswith(f"{HEAD}.") for key in missing):
-        require(head_seed is not None, f"{name} is no reward model; make one of it: rlzoo reward-model")
+        require(head_seed is not None, f"{name} is no reward model; train one from it: rlzoo reward-model")
         _start_head(model.get_submodule(HEAD), int(head_seed or 0))
         missing = []
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     require(not missing, f"{name} lacks weights that its config.json asks for: {', '.join(missing[:1])}{more}")
+    _own_memory(model)
     return _ready(model, name)
+
+
+def _own_memory(model: nn.Module) -> None:
+    """Copies parameters out of the memory-mapped file.
+
+    There they have the file's alignment, and products would round differently from file to file.
+    """
+    for x in (*model.parameters(), *model.buffers()):
+        x.data = x.data.clone()
 
 
 def _start_head(head: nn.Module, seed: int) -> None:
@@ -343,21 +234,19 @@ def _start_head(head: nn.Module, seed: int) -> None:
 
 
 def _ready(model: Any, name: str) -> PreTrainedModel:
-    """In evaluation mode for good, with its weights and its causality checked."""
+    """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
-    if model.can_generate():
-        model.generation_config = type(model.generation_config)()
     spoiled = next((key for key, p in model.named_parameters() if not bool(p.isfinite().all())), None)
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")
     model.eval()
-    with torch.no_grad(), _loading(name, "model"):
+    with torch.no_grad(), loading(name, "model"):
         first, second = model.base_model(torch.tensor([[0, 0], [0, 1]]), use_cache=False)[0][:, 0]
     require(torch.allclose(first, second, atol=1e-4), f"{name} looks ahead: it is no causal language model")
     return model
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Turns dropout off for good, in modules and in what attention reads as a number."""
+    """Sets every dropout probability to 0, in modules and in the attributes that attention reads."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -367,7 +256,7 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def _zero_dropout(config: PretrainedConfig) -> None:
-    """Sets all that a configuration says of dropout, or of noise in training, to 0."""
+    """Sets the dropout and noise settings of a configuration to 0."""
     for name, x in vars(config).items():
         if isinstance(x, PretrainedConfig):
             _zero_dropout(x)
@@ -376,7 +265,7 @@ def _zero_dropout(config: PretrainedConfig) -> None:
 
 
 def _read_config(config: Path | str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """What to call a configuration in messages, and its settings."""
+    """Name of a configuration for messages, and its settings."""
     if isinstance(config, Mapping):
         return "the configuration", dict(config)
     path = Path(config)
@@ -392,23 +281,15 @@ def _read_config(config: Path | str | Mapping[str, Any]) -> tuple[str, dict[str,
 
 
 def _check_settings(kind: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Configurations may hold settings that are not known, so only those that look like a slip are refused."""
+    """Refuses settings that look like a misspelling. Other unknown settings are legal in a configuration."""
     for name in set(given) - set(known):
         near = [x for x in difflib.get_close_matches(name, known, cutoff=0.85) if x not in given]
         require(not near, no_such(f"setting of {kind}", name, near))
 
 
 def _forget_tokens(config: PretrainedConfig) -> None:
-    """Takes out special tokens that are not in the vocabulary: defaults, made for another one."""
-    for name in _TOKENS:
+    """Removes special tokens that are not in the vocabulary: defaults for another one."""
+    for name in SPECIAL_TOKENS:
         token = getattr(config, name, None)
         if isinstance(token, int) and token >= config.vocab_size:
             setattr(config, name, None)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,4 +1,4 @@
-"""An endless order in which everything comes once before anything comes again."""
+"""A random order without end, in which every index comes once before any comes again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Shuffled(Iterator[int]):
-    """0 … n − 1 in random order, again and again."""
+    """0 … n − 1 in random order, shuffled anew after every pass."""
 
     def __init__(self, n: int, rng: np.random.Generator) -> None:
         self._n = n

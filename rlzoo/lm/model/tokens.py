@@ -1,4 +1,4 @@
-"""The distribution of the next token, held as hidden states: logits exist for acting steps, and few at a time."""
+"""The distribution of the next token. It holds hidden states; logits are computed for acting steps only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch import Tensor
 from rlzoo.core.distributions import Categorical, Distribution
 
 _CHUNK = 2**24
-"""Logits that exist at a time where no gradient is asked for."""
+"""Number of logits that are computed at a time without gradient."""
 
 
 class Head(NamedTuple):
-    """logits = hidden · weightᵀ + bias, divided by the temperature."""
+    """logits = (hidden · weightᵀ + bias) / temperature."""
 
     weight: Float[Tensor, "V H"]
     bias: Float[Tensor, "V"] | None
@@ -28,7 +28,7 @@ class Head(NamedTuple):
     """Precision of the product; None for that of the weights."""
 
     def __call__(self, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
-        """A view of (V, S), the order in which this product of few rows and many columns is fastest on a CPU."""
+        """Computed as (V, S), which is the faster order on a CPU for few rows and many columns."""
         with autocast(hidden.device, self.autocast):
             logits = (self.weight @ (hidden / self.temperature if self.temperature != 1 else hidden).t()).t()
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -36,16 +36,16 @@ class Head(NamedTuple):
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
-    """Matrix products in `dtype`, or nothing."""
+    """Context in which matrix products are computed in `dtype`; None changes nothing."""
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 @dataclass(frozen=True)
 class TokenDistribution(Distribution):
-    """A categorical over the vocabulary at every acting step of (R, T); elsewhere whatever is asked for is 0.
+    """A categorical over the vocabulary at every acting step of (R, T). Every result is 0 at the other steps.
 
-    Without gradients, results are computed a few steps at a time and nothing of the size of the vocabulary is
-    kept. With gradients, `Buffer.parts` bounds how many steps there are.
+    Without gradients, results are computed in chunks of steps, and no tensor of the size of the vocabulary is kept.
+    With gradients, micro-batches bound the number of steps.
     """
 
     hidden: Float[Tensor, "R T H"]
@@ -65,18 +65,18 @@ class TokenDistribution(Distribution):
         return self._logits.log_softmax(-1)
 
     def _per_step(self, fn: Callable[..., Shaped[Tensor, "S"]], *others: TokenDistribution) -> Shaped[Tensor, "R T"]:
-        """`fn(distributions, steps)` of the acting steps: in one piece with gradients, else in chunks."""
+        """`fn(distributions, steps)` at the acting steps: at once with gradients, otherwise in chunks."""
         given = self, *others
         if torch.is_grad_enabled() and any(x.hidden.requires_grad or x.head.weight.requires_grad for x in given):
             found = fn(given, slice(None))
         else:
             chunk = max(1, _CHUNK // len(self.head.weight))
             cuts = [slice(i, i + chunk) for i in range(0, max(len(self._steps), 1), chunk)]
-            found = torch.cat([fn([x._part(cut) for x in given], cut) for cut in cuts])
+            found = torch.cat([fn([x._chunk(cut) for x in given], cut) for cut in cuts])
         out = torch.zeros(self.acts.shape, dtype=found.dtype, device=found.device)
         return out.masked_scatter(self.acts, found)
 
-    def _part(self, cut: slice) -> TokenDistribution:
+    def _chunk(self, cut: slice) -> TokenDistribution:
         steps = self._steps[cut].unsqueeze(0)
         return replace(self, hidden=steps, acts=torch.ones(steps.shape[:2], dtype=torch.bool, device=steps.device))
 
@@ -94,7 +94,7 @@ class TokenDistribution(Distribution):
 
     def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
         taken = action[self.acts]
-        return self._per_step(lambda given, cut: _Chosen.apply(given[0]._logits, taken[cut]))  # type: ignore[no-untyped-call]
+        return self._per_step(lambda given, cut: _LogProb.apply(given[0]._logits, taken[cut]))  # type: ignore[no-untyped-call]
 
     def entropy(self) -> Float[Tensor, "R T"]:
         return self._per_step(lambda given, _: -(given[0]._log_probs.exp() * given[0]._log_probs).sum(-1))
@@ -110,17 +110,17 @@ class TokenDistribution(Distribution):
         return replace(self, hidden=fn(self.hidden), acts=fn(self.acts))
 
     def detach(self) -> TokenDistribution:
-        """With a copy of the head, which training goes on to change."""
+        """Also copies the head, whose weights training changes in place."""
         bias = None if self.head.bias is None else self.head.bias.detach().clone()
         head = self.head._replace(weight=self.head.weight.detach().clone(), bias=bias)
         return replace(self, hidden=self.hidden.detach(), head=head)
 
 
-class _Chosen(torch.autograd.Function):
-    """log softmax(logits)[a] of each row; its gradient is g·(1[a] − softmax).
+class _LogProb(torch.autograd.Function):
+    """log softmax(logits)[a] of each row. Its gradient is g·(1[a] − softmax).
 
-    The gradient takes the place of the log-probabilities, so it can be had once; autograd says so to whoever asks
-    again.
+    The gradient overwrites the log-probabilities, so the backward pass can run once. Autograd raises an error for a
+    second one.
     """
 
     @staticmethod

@@ -1,1 +1,1 @@
-"""Rewards of tokens: the environment, KL shaping, score functions."""
+"""Per-token rewards: the environment, KL shaping, score functions, reward models."""

@@ -1,4 +1,4 @@
-"""Token generation as an environment: rewards shaped by the KL to a reference, and a score at the end."""
+"""Text generation as an environment: a KL penalty for each token, and a score for each response."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from rlzoo.lm.reward.shaping import (
 
 
 class LMEnv(VectorEnv):
-    """N responses that are written together. A prompt begins an episode, the next token is the action.
+    """N responses that are generated together. An episode starts with a prompt, an action is the next token.
 
     r_t = −β·kl_t + [t = last]·score (Ziegler et al. 2019, eq. 2), where kl_t comes from the log-probabilities of the
-    policy and of the frozen reference. `step` gives reward 0; `score` adds the rewards of complete rows in one batch.
+    policy and of the frozen reference. `step` returns reward 0; `score` adds the rewards of complete rows in one batch.
     A stop token or the token limit terminates an episode: the limit is part of the task.
 
     An observation (N, 3) is one column of `Rows`: the last token, whether it is a token rather than padding, and
-    whether the next token is an action. Prompts are padded on the left, and their tokens come one column after the
-    other as forced steps. Rows that have ended are forced until the next `reset`.
+    whether the next token is an action. Prompts are padded on the left, and each of their tokens is a forced step.
+    Rows that have ended are forced until the next `reset`.
 
     Args:
-        model: the policy whose KL to the reference enters the reward.
+        model: the policy.
         prompts: non-empty texts that fit into the model's context.
-        score: `(prompts, responses) -> one number each`.
-        rows: N, responses in a buffer.
-        reference: π_ref; by default the model as it is now.
+        score: `(prompts, responses) -> scores`, one number for each response.
+        rows: N, the number of responses in a buffer.
+        reference: π_ref; by default a copy of the model.
         stop_tokens: ids that end a response; by default the tokenizer's end of sequence.
         responses_per_prompt: consecutive rows that share a prompt; N must be a multiple of it.
         kl_estimator: k1, k2, k3 or full (see `rlzoo.lm.reward.shaping`).
         control: the rule for β.
         treatment: normalisation and clipping of scores, starting from `moments`.
-        seed: of the order of the prompts.
+        seed: seed of the order of prompts.
 
     Raises:
         ConfigError: a prompt is empty or too long, or no token can end a response.
@@ -88,12 +88,12 @@ class LMEnv(VectorEnv):
         self.stop = stop_ids(tokenizer) if stop_tokens is None else frozenset(stop_tokens)
         self.pad_token = int(tokenizer.pad_token_id)
         self.responses_per_prompt = responses_per_prompt
-        self.kl_of_logp = KL_ESTIMATORS[kl_estimator]
+        self.kl_estimator = KL_ESTIMATORS[kl_estimator]
         self.control = control or FixedKL()
         self.treatment = treatment or ScoreTreatment()
         self.beta = self.control.beta
         self.moments = moments or Moments()
-        self.vocabulary = len(model.policy.now.weight)
+        self.vocabulary = len(model.policy.functional.weight)
         self._stops = np.isin(np.arange(self.vocabulary), sorted(self.stop))
         self._room = _room_for_prompts(model, max_new_tokens, max_prompt_tokens)
         self.prompts = list(prompts)
@@ -106,7 +106,7 @@ class LMEnv(VectorEnv):
         return max(map(len, self.prompt_ids))
 
     def encode(self, prompts: Sequence[str], name: str = "prompts") -> list[list[int]]:
-        """Tokens of each prompt, as the tokenizer begins a text.
+        """Token ids of each prompt.
 
         Raises:
             ConfigError: there are no prompts, or one is empty or too long.
@@ -120,14 +120,14 @@ class LMEnv(VectorEnv):
         return encoded
 
     def over(self, prompts: Sequence[str]) -> LMEnv:
-        """The same environment with one row for each of these prompts, in their order."""
+        """A copy of the environment with one row for each of these prompts, in their order."""
         env = copy.copy(self)
         env.prompts, env.prompt_ids = list(prompts), self.encode(prompts)
         env.num_envs, env.responses_per_prompt, env._order = len(prompts), 1, None
         return env
 
     def reset(self) -> tuple[Array, Bools]:
-        """The first column of the next prompts. Every prompt is used once before any is used again."""
+        """Starts an episode with the next prompts. Every prompt is used once before any is used again."""
         if self._order is None:
             self.asked = list(range(self.num_envs))
         else:
@@ -141,23 +141,23 @@ class LMEnv(VectorEnv):
         return self._observe(self._prompt[:, 0], self._attention[:, 0])
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
-        """Appends a token to each row: the action, the next token of a prompt, or padding."""
+        """Appends a token to each row: the action, the next token of the prompt, or padding."""
         self._column += 1
         none = np.zeros(self.num_envs, np.bool_)
         reward = np.zeros(self.num_envs, np.float32)
         if self._column < self._prompt.shape[1]:
             obs, forced = self._observe(self._prompt[:, self._column], self._attention[:, self._column])
             return obs, reward, none, none, forced
-        written = self._alive
-        token = np.where(written, action, self.pad_token)
-        self._lengths += written
-        ended = written & (self._stops[token] | (self._lengths == self.max_new_tokens))
-        self._alive = written & ~ended
-        obs, forced = self._observe(token, written)
+        acted = self._alive
+        token = np.where(acted, action, self.pad_token)
+        self._lengths += acted
+        ended = acted & (self._stops[token] | (self._lengths == self.max_new_tokens))
+        self._alive = acted & ~ended
+        obs, forced = self._observe(token, acted)
         return obs, reward, ended, none, forced
 
     def _observe(self, token: Array, attention: Bools) -> tuple[Array, Bools]:
-        """The last column, and which rows do not act next."""
+        """The observation of the last column, and which rows do not act next."""
         acts = self._alive & (self._column >= self._prompt.shape[1] - 1)
         return np.stack([token, attention, acts], 1).astype(np.int64), ~acts
 
@@ -165,7 +165,7 @@ class LMEnv(VectorEnv):
     def score(self, experience: Experience) -> Experience:
         """Adds the rewards: one forward of the reference over all rows, and the score of every response.
 
-        An adaptive β and running statistics of scores advance by one batch.
+        Advances an adaptive β and the running moments of scores by one batch.
         """
         buffer = experience.buffer
         obs = buffer.obs[:, : buffer.mask.shape[1]]
@@ -191,8 +191,8 @@ class LMEnv(VectorEnv):
     def kl(self, obs: Tensor, action: Tensor, logp: Tensor) -> Float[Tensor, "N T"]:
         """The estimate of KL(π ‖ π_ref) at each acting step."""
         reference = self.reference.distribution(obs)
-        if self.kl_of_logp is not None:
-            return self.kl_of_logp(logp, reference.log_prob(action))
+        if self.kl_estimator is not None:
+            return self.kl_estimator(logp, reference.log_prob(action))
         return self.model.distribution(obs).kl(reference)
 
     def ended(self, buffer: Buffer) -> Bool[Tensor, "N"]:
@@ -201,18 +201,18 @@ class LMEnv(VectorEnv):
         return (torch.isin(buffer.action, stop) & buffer.terminated).any(1)
 
     def texts(self, buffer: Buffer) -> tuple[list[str], list[str]]:
-        """The prompts of the last reset as they were given, and the responses as text (see `decode`)."""
+        """The prompts of the last reset and the responses, as text."""
         responses = [row[keep].tolist() for row, keep in zip(buffer.action, buffer.mask, strict=True)]
         return [self.prompts[i] for i in self.asked], self.decode(responses)
 
     def decode(self, responses: list[list[int]]) -> list[str]:
-        """As text, without the special token that ended a response; special tokens elsewhere stay visible."""
+        """Responses as text, without the special token that ended them. Other special tokens are kept."""
         special = self.stop & set(self.tokenizer.all_special_ids)
         kept = [row[:-1] if row and row[-1] in special else row for row in responses]
         return self.tokenizer.batch_decode(kept, clean_up_tokenization_spaces=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later rewards and prompts depend on except the models."""
+        """Everything that later rewards and prompts depend on, except the models."""
         assert self._order is not None
         moments = {"count": self.moments.count, "mean": self.moments.mean, "m2": self.moments.m2}
         return {"beta": self.beta, "moments": moments, "order": self._order.state_dict()}
@@ -228,11 +228,11 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = ()
     """Ids of the tokens that end a response; by default the tokenizer's end of sequence.
 
     Raises:
-        ConfigError: there are none, or one is not a single token.
+        ConfigError: there is none, or a text is not a single token.
     """
     if not stop_tokens:
         found = tokenizer.eos_token_id
-        require(found is not None, "the tokenizer has no end-of-sequence token: name what ends a response, stop_tokens")
+        require(found is not None, "the tokenizer has no end-of-sequence token; set stop_tokens")
         return frozenset([int(found)])
     vocabulary = tokenizer.get_vocab()
     ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in stop_tokens}
@@ -243,7 +243,7 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = ()
 
 
 def _room_for_prompts(model: LanguageModel, max_new_tokens: int, max_prompt_tokens: int | None) -> int | None:
-    """Tokens that a prompt may have; None for any number."""
+    """Largest number of tokens in a prompt; None for any number."""
     positions = max_positions(model.actor)
     if positions is None:
         return max_prompt_tokens

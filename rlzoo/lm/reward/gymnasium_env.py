@@ -18,13 +18,13 @@ Obs = dict[str, Array]
 
 
 class ResponseEnv(gymnasium.Env[Obs, int]):
-    """One row of an `LMEnv`: `step` takes a token and gives its reward at once.
+    """One response at a time: `step` takes a token and returns its reward at once.
 
     Observations are `tokens` (C,), padded on the right, and their `attention_mask` (C,). The rewards are those that
-    `LMEnv.score` gives whole buffers. Scores are not normalised by running statistics.
+    `LMEnv.score` computes for whole buffers, but running moments of scores are not updated.
 
     Args:
-        env: of one or more rows; only its prompts, rewards and models are used.
+        env: its prompts, rewards and models are used; it is not stepped.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012
@@ -37,42 +37,40 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
             attention_mask=spaces.Box(0, 1, (self._length,), np.int8),
         )
         self.action_space = spaces.Discrete(env.vocabulary)  # type: ignore[assignment]
-        self._row: list[int] = []
+        self._done = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """A random prompt."""
+        """Starts an episode with a random prompt."""
         super().reset(seed=seed)
-        self._prompt = self.env.prompts[int(self.np_random.integers(len(self.env.prompts)))]
-        self._one = self.env.over([self._prompt])
-        self._one.reset()
-        self._row = list(self._one.prompt_ids[0])
-        for _ in self._row[1:]:
-            self._one.step(np.zeros(1, np.int64))
+        i = int(self.np_random.integers(len(self.env.prompts)))
+        self._prompt, self._tokens = self.env.prompts[i], list(self.env.prompt_ids[i])
+        self._response: list[int] = []
+        self._done = False
         return self._observe(), {"prompt": self._prompt}
 
     @torch.no_grad()
     def step(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
-        """Appends a token. `info` holds the token's `kl`, and at the end the `response` and its raw `score`."""
-        if not self._row:
+        """Appends a token. `info` has the token's `kl`, and at the end the `response` and its raw `score`."""
+        if self._done:
             raise gymnasium.error.ResetNeeded("call reset before step")
-        _, _, terminated, _, _ = self._one.step(np.array([action]))
-        kl = self._kl(int(action))
-        reward, info = -self.env.beta * kl, dict[str, Any](kl=kl)
-        self._row.append(int(action))
-        if terminated[0]:
-            (text,) = self.env.decode([self._row[len(self._one.prompt_ids[0]) :]])
-            raw = call_score(self.env.score_function, self.env.score_name, [self._prompt], [text])
-            score, _ = self.env.treatment(raw, torch.tensor([int(action) in self.env.stop]), self.env.moments)
+        env, action = self.env, int(action)
+        kl = self._kl(action)
+        reward, info = -env.beta * kl, dict[str, Any](kl=kl)
+        self._tokens.append(action)
+        self._response.append(action)
+        stopped = action in env.stop
+        self._done = stopped or len(self._response) == env.max_new_tokens
+        if self._done:
+            (text,) = env.decode([self._response])
+            raw = call_score(env.score_function, env.score_name, [self._prompt], [text])
+            score, _ = env.treatment(raw, torch.tensor([stopped]), env.moments)
             reward += float(score)
             info |= {"response": text, "score": float(raw)}
-        observation = self._observe()
-        if terminated[0]:
-            self._row = []
-        return observation, reward, bool(terminated[0]), False, info
+        return self._observe(), reward, self._done, False, info
 
     def _kl(self, action: int) -> float:
         """The KL of the next token, as `LMEnv.score` estimates it."""
-        token = torch.tensor([self._row], device=next(self.env.model.parameters()).device)
+        token = torch.tensor([self._tokens], device=next(self.env.model.parameters()).device)
         acts = torch.zeros_like(token).bool()
         acts[:, -1] = True
         obs, taken = Rows(token, torch.ones_like(acts), acts).obs, torch.full_like(token, action)
@@ -81,5 +79,5 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
 
     def _observe(self) -> Obs:
         tokens = np.full(self._length, self.env.pad_token, np.int64)
-        tokens[: len(self._row)] = self._row
-        return {"tokens": tokens, "attention_mask": (np.arange(self._length) < len(self._row)).astype(np.int8)}
+        tokens[: len(self._tokens)] = self._tokens
+        return {"tokens": tokens, "attention_mask": (np.arange(self._length) < len(self._tokens)).astype(np.int8)}

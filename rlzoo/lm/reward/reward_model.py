@@ -1,4 +1,4 @@
-"""Reward models: a learned score for a response."""
+"""Reward models: learned scores of responses."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rlzoo.lm.model.pretrained import (
     load_reward_model,
     load_tokenizer,
     max_positions,
-    save,
 )
+from rlzoo.lm.model.saving import save
 from rlzoo.lm.reward.shaping import gain_and_bias
 
 
 class RewardModel:
-    """Scores of responses, gain·r + bias, where r is the head's output at the last token that is not padding.
+    """Scores responses by gain·r + bias, where r is the head's output at the last token that is not padding.
 
-    Gain and bias are in the model's configuration as `rlzoo_gain` and `rlzoo_bias`, see `calibrate`; a model without
-    them has 1 and 0. A text is scored as the tokens of prompt and response in one string, without an end of sequence;
-    one that is too long for the model loses its beginning.
+    Gain and bias are stored in the model's configuration as `rlzoo_gain` and `rlzoo_bias` (see `calibrate`). Their
+    defaults are 1 and 0. Prompt and response are joined to one text and scored without end of sequence. The beginning
+    of a text that is too long for the model is cut off.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RewardModel:
 
     @classmethod
     def load(cls, folder: Path | str, attention: Attention = "auto", device: str = "cpu") -> RewardModel:
-        """What `reward-model` saved, or any sequence classifier of one label with a head called `score`.
+        """Loads what `rlzoo reward-model` saved, or any sequence classifier with one label and a head called `score`.
 
         Raises:
             ConfigError: there is none, or it is damaged.
@@ -64,7 +64,7 @@ class RewardModel:
         """One score for each prompt and response.
 
         Raises:
-            ConfigError: a prompt and its response are both empty.
+            ConfigError: both a prompt and its response are empty.
         """
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         return self.score_ids(*self._pad(texts)).tolist()
@@ -74,19 +74,19 @@ class RewardModel:
         """One score for each row of tokens, padded on either side.
 
         Raises:
-            ConfigError: a row is nothing but padding.
+            ConfigError: a row is all padding.
         """
         widths = attention.sum(1).tolist()
         if 0 in widths:
             raise ConfigError(f"row {widths.index(0)} has no token to score")
         scores = torch.empty(len(ids), device=ids.device)
-        for part in micro_batches(range(len(ids)), widths, self.micro_batch_tokens):
-            rows = ids[part].to(self.model.device), attention[part].to(self.model.device)
-            scores[part] = last_scores(self.model, *rows).to(scores)
+        for batch in micro_batches(range(len(ids)), widths, self.micro_batch_tokens):
+            rows = ids[batch].to(self.model.device), attention[batch].to(self.model.device)
+            scores[batch] = last_scores(self.model, *rows).to(scores)
         return self.gain * scores + self.bias
 
     def calibrate(self, texts: Sequence[str]) -> tuple[float, float]:
-        """Sets gain and bias so that the scores of `texts`, each a prompt and its response, have mean 0 and std 1.
+        """Sets gain and bias so that the scores of `texts` (prompt and response joined) have mean 0 and std 1.
 
         Returns:
             The new gain and bias.
@@ -97,12 +97,12 @@ class RewardModel:
         self._set(1.0, 0.0)
         scores = self.score_ids(*self._pad(texts))
         differ = len(scores) > 1 and float(scores.max() - scores.min()) > 1e-5 * max(1.0, float(scores.abs().max()))
-        require(differ, f"the reward model gives one score to all {len(scores)} texts that it is to be calibrated on")
+        require(differ, f"the reward model gives the same score to all {len(scores)} texts of its calibration")
         self._set(*gain_and_bias(scores))
         return self.gain, self.bias
 
     def save(self, folder: Path | str) -> None:
-        """See `rlzoo.lm.model.pretrained.save`."""
+        """See `rlzoo.lm.model.saving.save`."""
         save(self.model, self.tokenizer, folder)
 
     def _set(self, gain: float, bias: float) -> None:
@@ -116,7 +116,7 @@ class RewardModel:
 
 
 def last_scores(model: PreTrainedModel, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
-    """The head's output at the last token of each row that is not padding, whatever its id."""
+    """The head's output at the last token of each row that is not padding. Token ids do not matter."""
     ids, attention = pack_right(ids, attention)
     hidden = model.base_model(input_ids=ids, attention_mask=attention.long(), use_cache=False)[0]
     last = hidden[torch.arange(len(ids), device=ids.device), attention.sum(1) - 1]

@@ -1,7 +1,4 @@
-"""Scores of responses: how the function that gives them is found and called.
-
-Nothing here knows what a score means; see `rlzoo.lm.reward.shaping` for what is made of it.
-"""
+"""Score functions: loading them by name, calling them, and errors that point at the user's code."""
 
 from __future__ import annotations
 
@@ -29,41 +26,41 @@ if TYPE_CHECKING:
 
 
 class Score(Protocol):
-    """One number a response, higher being better. The two lists are of one length."""
+    """A function that returns one number for each response; higher is better. The two lists have equal lengths."""
 
     def __call__(self, prompts: list[str], responses: list[str], /) -> list[float]: ...
 
 
 def load_score(spec: str) -> Score:
-    """The function that `module:function` or `path/file.py:function` names.
+    """The function named `module:function` or `path/file.py:function`.
 
-    A module may lie in the current directory. While it or a file is imported, so may be the modules beside it.
+    A module may be in the current directory. A file may import the modules in its own directory.
 
     Raises:
-        ConfigError: no such module, file or function (the nearest name is suggested), it cannot be imported, or
-            it cannot be called with prompts and responses.
+        ConfigError: there is no such module, file or function (the nearest name is suggested), it cannot be imported,
+            or it cannot be called with prompts and responses.
     """
     source, _, name = spec.rpartition(":")
     require(
         bool(source and name),
-        f"reward {spec!r} is no directory of a reward model, and no function as module:function or file.py:function",
+        f"reward {spec!r} is neither the directory of a reward model nor module:function nor file.py:function",
     )
     module = _import_file(spec, Path(source)) if source.endswith(".py") else _import_module(spec, source)
     if not hasattr(module, name):
         functions = [key for key, x in vars(module).items() if callable(x)]
         raise ConfigError(f"reward {spec!r}: {no_such('function', name, functions)}")
     score = getattr(module, name)
-    require(callable(score), f"reward {spec!r}: {name} is of type {type(score).__name__}, no function")
+    require(callable(score), f"reward {spec!r}: {name} is not a function but of type {type(score).__name__}")
     _check_signature(spec, score)
     return score
 
 
 def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
-    """Scores of `responses`, (N,) float32. A tensor, array or generator of N numbers does as well as a list.
+    """Scores of `responses`, (N,) float32. `score` may also return a tensor, array or generator of N numbers.
 
     Raises:
-        EnvError: `score` raised, or gave something other than N finite numbers. Its message begins with `name`, and
-            says where in the code, or at which response.
+        EnvError: `score` raised, or did not return N finite numbers. The message starts with `name` and gives the line
+            of code, or the response.
     """
     import torch
 
@@ -79,10 +76,10 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         return EnvError(f"reward {name}: {at}{fault}")
 
     if items is None:
-        raise fail(f"must give {count} numbers, one for each response, gave {_brief(result)}")
+        raise fail(f"must return {count} numbers, one for each response, returned {_brief(result)}")
     if len(items) != count:
         given = len(items) if len(items) < count or isinstance(result, Sized) else f"more than {count}"
-        raise fail(f"must give {count} numbers, one for each response, gave {given}")
+        raise fail(f"must return {count} numbers, one for each response, returned {given}")
     scores = [_number(item) for item in items]
     if None in scores:
         index = scores.index(None)
@@ -91,7 +88,7 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
     finite = tensor.isfinite()
     if not finite.all():
         index = int(finite.int().argmin())
-        raise fail(f"is {scores[index]:g}, not a finite number of 32 bits", index)
+        raise fail(f"is {scores[index]:g}, not a finite 32-bit number", index)
     return tensor
 
 
@@ -113,7 +110,7 @@ def _import_file(spec: str, path: Path) -> ModuleType:
         known = [str(other) for other in path.parent.glob("*.py")]
         raise ConfigError(f"reward {spec!r}: {no_such('file', str(path), known)}")
     path = path.resolve()
-    # Its own name could be that of a module which is there already.
+    # A prefix, because its own name could be that of another module.
     name = f"_reward_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None
@@ -131,7 +128,7 @@ def _import_file(spec: str, path: Path) -> ModuleType:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Modules in `folder` are found, before all others."""
+    """Context in which modules in `folder` can be imported, before all others."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -141,7 +138,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _modules_beside(name: str) -> list[str]:
-    """Full names of the modules in the package that `name` would belong to, or of all outside packages."""
+    """Full names of the modules in the package of `name`; without a package, of all top-level modules."""
     package = name.rpartition(".")[0]
     if not package:
         return [module.name for module in pkgutil.iter_modules()]
@@ -161,7 +158,7 @@ def _check_signature(spec: str, score: Score) -> None:
 
 
 def _items(result: Any, count: int) -> list[Any] | None:
-    """The items of a list, tensor, array or generator (at most one too many); None if it has none in order."""
+    """The items of a list, tensor, array or generator (at most one too many); None for other types."""
     if hasattr(result, "tolist"):
         result = result.tolist()
     if isinstance(result, str | bytes | Mapping | Set) or not isinstance(result, Iterable):
@@ -170,7 +167,7 @@ def _items(result: Any, count: int) -> list[Any] | None:
 
 
 def _number(x: Any) -> float | None:
-    """`x` as a float, if it is a number, or an array or tensor of one."""
+    """`x` as a float if it is a number, or an array or tensor of one number; otherwise None."""
     if hasattr(x, "item"):
         with suppress(RuntimeError, ValueError):
             x = x.item()
@@ -186,7 +183,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 def _place(error: BaseException, score: Score | None = None) -> str:
-    """' (file:line)' of the user's code that the error came through last, or else of the function; '' if unknown."""
+    """' (file:line)' of the last line of user code in the traceback, or of the function; '' if unknown."""
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         return f" ({error.filename}:{error.lineno})"
     places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]

@@ -1,7 +1,6 @@
-"""Rewards of a language model's tokens: KL to the reference, its coefficient β, and the score of a response.
+"""Per-token rewards: KL to the reference, its coefficient β, and the score of a response.
 
-A row is one response; its unmasked steps are the tokens that the policy chose, the last of them the one that
-ended it. π is the policy that sampled them, π_ref the frozen reference.
+A row is one response. Its unmasked steps are the tokens that the policy π sampled. π_ref is the frozen reference.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from rlzoo.core.fields import NonNegative, Positive, check_fields
 from rlzoo.core.kl import k1, k2, k3
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor] | None] = {"k1": k1, "k2": k2, "k3": k3, "full": None}
-"""(log π(a), log π_ref(a)) -> kl; None for Σ_a π(a)·(log π(a) − log π_ref(a)), which takes the distributions."""
+"""(log π(a), log π_ref(a)) -> kl. None stands for Σ_a π(a)·(log π(a) − log π_ref(a)), which needs the distributions."""
 
 
 def shaped_reward(
     kl: Float[Tensor, "N T"], score: Float[Tensor, "N"], beta: float, mask: Bool[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """r_t = −β·kl_t + [t = last]·score (Ziegler et al. 2019, eq. 2), `last` being the row's last unmasked step.
+    """r_t = −β·kl_t + [t = last]·score (Ziegler et al. 2019, eq. 2), where `last` is the row's last unmasked step.
 
-    Masked steps get 0, whatever kl holds there. A row without an unmasked step gets no score.
+    Masked steps get 0, whatever `kl` is there. A row without unmasked steps gets no score.
     """
     last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     return torch.where(mask, -beta * kl, 0.0) + torch.where(last, score.unsqueeze(1), 0.0)
 
 
 def sequence_kl(kl: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
-    """Σ_t kl_t over each row's unmasked steps."""
+    """Σ_t kl_t over the unmasked steps of each row."""
     return torch.where(mask, kl, 0.0).sum(1)
 
 
 class KLController(abc.ABC):
-    """The rule for β. The β in use is no part of it: who uses the rule keeps it, and saves it with a run."""
+    """The rule for β. It is stateless: the caller keeps the current β."""
 
     beta: float
 
@@ -50,12 +49,12 @@ class KLController(abc.ABC):
 
     @abc.abstractmethod
     def update(self, beta: float, kl: float, n: int) -> float:
-        """The next β after one batch of `n` rows whose mean `sequence_kl` was `kl`."""
+        """The next β, after a batch of `n` rows with mean `sequence_kl` `kl`."""
 
 
 @dataclass(frozen=True)
 class FixedKL(KLController):
-    """β stays what it is."""
+    """A constant β."""
 
     beta: NonNegative = 0.05
     """Coefficient of the KL to the reference."""
@@ -66,22 +65,22 @@ class FixedKL(KLController):
 
 @dataclass(frozen=True)
 class AdaptiveKL(KLController):
-    """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon) (Ziegler et al. 2019), once a batch of n rows.
+    """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon) (Ziegler et al. 2019), after each batch of n rows.
 
     KL is summed over each response and averaged over the rows.
     """
 
     beta: Positive = 0.2
-    """First coefficient of the KL to the reference."""
+    """Initial coefficient of the KL to the reference."""
     target: Positive = 6.0
-    """KL of a whole response, in nats, that β steers towards."""
+    """KL of a whole response, in nats, that β adapts to."""
     horizon: Positive = 10_000.0
-    """Responses over which β can change by a fifth."""
+    """Responses over which β changes by at most a fifth."""
 
     def update(self, beta: float, kl: float, n: int) -> float:
         """
         Raises:
-            ConfigError: a batch is so large against the horizon that β could become 0 or negative.
+            ConfigError: the batch is so large, relative to the horizon, that β could become 0 or negative.
             NonFiniteError: `kl` is not finite.
         """
         require(
@@ -95,7 +94,7 @@ class AdaptiveKL(KLController):
 
 @dataclass(frozen=True)
 class Moments:
-    """Number, mean and sum of squared deviations of scores, in double precision: all JSON values."""
+    """Number, mean and sum of squared deviations of scores."""
 
     count: int = 0
     mean: float = 0.0
@@ -110,7 +109,7 @@ class Moments:
         return cls(len(x), float(mean), float((x - mean).square().sum()))
 
     def merge(self, other: Moments) -> Moments:
-        """Of both sets of scores together (Chan et al. 1979)."""
+        """Moments of both sets of scores together (Chan et al. 1979)."""
         count = self.count + other.count
         if not count:
             return self
@@ -120,7 +119,7 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Biased standard deviation (divided by count); 0 without scores."""
+        """Biased standard deviation; 0 without scores."""
         return math.sqrt(self.m2 / self.count) if self.count else 0.0
 
     def gain_and_bias(self) -> tuple[float, float]:
@@ -130,7 +129,7 @@ class Moments:
             ConfigError: there are no scores, or all are equal.
         """
         what = f"all {self.count} are {self.mean:g}" if self.count else "there are none"
-        require(self.std > 0, f"reference scores must differ to be brought to mean 0 and std 1, but {what}")
+        require(self.std > 0, f"reference scores must differ to be scaled to mean 0 and std 1, but {what}")
         return 1 / self.std, -self.mean / self.std
 
 
@@ -144,25 +143,24 @@ def gain_and_bias(score: Float[Tensor, "N"]) -> tuple[float, float]:
 
 
 def penalize_missing_eos(score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], penalty: float) -> Float[Tensor, "N"]:
-    """`score` less `penalty` where the response did not end itself.
+    """`score` minus `penalty` where the response has no stop token.
 
-    Subtracted, so that such responses still differ by what they say; Ziegler et al. (2019) give all of them one
-    low score instead.
+    Ziegler et al. (2019) give all such responses the same low score instead. With a subtraction they still differ.
     """
     return torch.where(ended, score, score - penalty)
 
 
 @dataclass(frozen=True)
 class ScoreTreatment:
-    """What becomes of raw scores: normalised, then clipped, then less the penalty for a missing end."""
+    """Processing of raw scores: normalisation, then clipping, then the penalty for a missing EOS."""
 
     normalization: Literal["none", "running", "reference"] = "none"
-    """`running`: by mean and standard deviation of all scores so far. `reference`: by those of the reference's own
-    responses, fixed, as in Ziegler et al. (2019)."""
+    """`running`: by mean and std of all scores so far. `reference`: by the fixed mean and std of the reference's own
+    responses, as in Ziegler et al. (2019)."""
     clip: Positive | None = None
-    """Bound on the absolute normalised score; none if not given."""
+    """Bound on the absolute normalised score; None for no bound."""
     missing_eos_penalty: NonNegative = 0.0
-    """Taken off the score of a response that reached the token limit."""
+    """Subtracted from the score of a response without a stop token."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -170,14 +168,13 @@ class ScoreTreatment:
     def __call__(
         self, score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], moments: Moments
     ) -> tuple[Float[Tensor, "N"], Moments]:
-        """Treated scores, and the moments to give with the next batch.
+        """Processed scores, and the moments to pass with the next batch.
 
-        `moments` are those of all scores before (`running`), which this batch joins before they are used, or those
-        of the reference's responses (`reference`), which do not change. Deviations below 1e-8 count as none under
-        `running`, so that equal scores give 0.
+        For `running`, `moments` are those of all earlier scores; this batch is added before they are used, and 1e-8 is
+        added to the std. For `reference`, they are those of the reference's responses, and do not change.
 
         Raises:
-            ConfigError: the reference's scores are missing or all equal.
+            ConfigError: the scores of the reference are missing or all equal.
         """
         x = score.double()
         if self.normalization == "running":

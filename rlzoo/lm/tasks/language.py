@@ -1,4 +1,4 @@
-"""A language task: actor, critic, reference and score around the environment."""
+"""Language tasks: an environment of prompts and a score, a language model, and how to evaluate it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from rlzoo.core.streams import stream, torch_generator
 from rlzoo.core.task import Setup, Task, TaskSettings
 from rlzoo.lm.finetune.data import read_prompts, read_texts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss
-from rlzoo.lm.finetune.start import SupervisedStart
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, with_adapter
+from rlzoo.lm.model.saving import save
 from rlzoo.lm.reward.env import LMEnv, stop_ids
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import Score, call_score, load_score
@@ -35,16 +36,16 @@ START, ACTOR = "start", "actor"
 _ROWS = 64
 """Responses that are sampled together in evaluations."""
 _CALIBRATION = 256
-"""Responses of the reference whose scores set the normalisation."""
+"""Responses of the reference whose scores give the fixed normalisation."""
 
 
 class LanguageTask(Task):
-    """Trains a language model by the score of its responses, and evaluates it by the score alone.
+    """Trains a language model by the scores of its responses, and evaluates it by the scores alone.
 
-    A run directory has the actor's initial weights, which are the reference too, in `start/`, and its final weights in
-    `actor/`, both as Hugging Face models with their tokenizer.
+    A run directory holds the actor's initial weights, which are also the reference, in `start/`, and its final weights
+    in `actor/`. Both are Hugging Face models with their tokenizer.
 
-    A subclass may bring its own prompts, score and SFT checkpoint. What it does not bring must be a setting.
+    A subclass may have its own prompts, score and SFT checkpoint. What it does not have must be a setting.
     """
 
     Settings: ClassVar[type[TaskSettings]] = Language
@@ -55,8 +56,8 @@ class LanguageTask(Task):
 
     def __init__(self, settings: Language, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings, self.setup = settings, setup
-        self._start = self._find_start()
-        self.tokenizer = pretrained.load_tokenizer(self._start)
+        self._source = self._find_source()
+        self.tokenizer = pretrained.load_tokenizer(self._source)
         self.score, self.score_name = self._find_score()
         self.model = (self._build() if model is None else self._given(model)).to(setup.device)
         self.env = self._environment()
@@ -67,7 +68,7 @@ class LanguageTask(Task):
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
 
     def own_prompts(self) -> Sequence[str]:
-        """Prompts of the task, for training."""
+        """Prompts of the task for training."""
         raise ConfigError(f"prompts is missing: {self.setup.env} has none of its own")
 
     def own_eval_prompts(self) -> Sequence[str]:
@@ -78,8 +79,8 @@ class LanguageTask(Task):
         """Score of the task; None if it has none."""
         return None
 
-    def own_start(self) -> SupervisedStart | None:
-        """How to make the task's SFT checkpoint; None if it has none."""
+    def own_sft(self) -> SFTCheckpoint | None:
+        """Recipe of the task's SFT checkpoint; None if it has none."""
         return None
 
     @classmethod
@@ -92,11 +93,11 @@ class LanguageTask(Task):
         )
         require(
             not (settings.attention == "sdpa" and setup.second_order),
-            f"attention: {algorithm} differentiates twice, which fused attention (sdpa) cannot; use eager",
+            f"attention: {algorithm} needs second derivatives, which fused attention (sdpa) does not have; use eager",
         )
         require(
             not (settings.gradient_checkpointing and setup.second_order),
-            f"gradient_checkpointing: {algorithm} differentiates twice, which it cannot; use micro_batch_tokens",
+            f"gradient_checkpointing has no second derivatives, which {algorithm} needs; use micro_batch_tokens",
         )
         require(
             settings.beta_target is None or 0.2 * rows < settings.beta_horizon,
@@ -108,22 +109,20 @@ class LanguageTask(Task):
             settings.critic != "reward-model" or settings.reward_model is not None,
             "critic: to start from the reward model, reward must be the directory of one",
         )
-        for name, own in (("model", "own_start"), ("prompts", "own_prompts"), ("reward", "own_score")):
-            brings = getattr(cls, own) is not getattr(LanguageTask, own)
-            require(
-                brings or getattr(settings, name) is not None, f"{name} is missing: {setup.env} has none of its own"
-            )
+        for name, own in (("model", "own_sft"), ("prompts", "own_prompts"), ("reward", "own_score")):
+            given = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
+            require(given, f"{name} is missing: {setup.env} has none of its own")
 
-    def _find_start(self) -> str:
-        """The actor's initial weights: the run's own copy, the model that the settings name, or the SFT checkpoint."""
+    def _find_source(self) -> str:
+        """Directory or Hub name of the initial weights: the run's own copy, the setting, or the SFT checkpoint."""
         folder = self.setup.folder
         if folder is not None and (folder / START).is_dir():
             return str(folder / START)
         if self.settings.model is not None:
             return self.settings.model
-        start = self.own_start()
-        assert start is not None
-        return str(start.path(self.setup.env, self.setup.say))
+        sft = self.own_sft()
+        assert sft is not None
+        return str(sft.path(self.setup.env, self.setup.say))
 
     def _find_score(self) -> tuple[Score, str]:
         spec = self.settings.reward
@@ -137,7 +136,7 @@ class LanguageTask(Task):
 
     def _given(self, model: ActorCritic) -> LanguageModel:
         if not isinstance(model, LanguageModel):
-            raise ConfigError(f"model: {self.setup.env} trains a LanguageModel, not a {type(model).__name__}")
+            raise ConfigError(f"model: {self.setup.env} needs a LanguageModel, got a {type(model).__name__}")
         return model
 
     def _build(self) -> LanguageModel:
@@ -145,8 +144,8 @@ class LanguageTask(Task):
         attention = settings.attention
         if attention == "auto" and self.setup.second_order:
             attention = "eager"
-        actor = pretrained.load_causal_lm(self._start, attention)
-        pretrained.check_vocabulary(actor, len(self.tokenizer), self._start)
+        actor = pretrained.load_causal_lm(self._source, attention)
+        pretrained.check_vocabulary(actor, len(self.tokenizer), self._source)
         critic = None
         if settings.critic == "actor":
             critic = copy.deepcopy(actor.base_model)
@@ -197,7 +196,7 @@ class LanguageTask(Task):
         texts = [ids + ([] if end is None else [end]) for ids in pretrained.encode(self.tokenizer, read_texts(path))]
         pieces = [text[i : i + longest] for text in texts for i in range(0, len(text), longest)]
         pieces = [piece for piece in pieces if len(piece) > 1]
-        require(bool(pieces), f"ptx: {path} holds no text of two tokens")
+        require(bool(pieces), f"ptx: {path} has no text of two tokens")
         seed = stream(self.setup.seed, "env", 1)
         return PretrainingLoss(
             pieces, settings.ptx_coef, settings.ptx_rows, self.env.pad_token, settings.micro_batch_tokens, seed
@@ -214,23 +213,23 @@ class LanguageTask(Task):
     def respond(
         self, prompts: Sequence[str], generator: torch.Generator | None, deterministic: bool = False
     ) -> tuple[Buffer, list[str]]:
-        """One response to each prompt, as a buffer without rewards and as text."""
+        """One response to each prompt, as a buffer without rewards, and as text."""
         env = self.env.over(prompts)
         buffer = Collector(env, whole_episodes=True).collect(self._actor(generator, deterministic)).buffer
         return buffer.map(lambda x: x.to(self.setup.device)), env.texts(buffer)[1]
 
     def _moments_of_reference(self) -> Moments:
-        """Moments of the scores of the model's responses before training."""
+        """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
         prompts = list(itertools.islice(itertools.cycle(self.env.prompts), _CALIBRATION))
-        parts = [prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS)]
-        scores = [call_score(self.score, self.score_name, part, self.respond(part, generator)[1]) for part in parts]
+        batches = [prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS)]
+        scores = [call_score(self.score, self.score_name, some, self.respond(some, generator)[1]) for some in batches]
         return Moments.of(torch.cat(scores))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        """Responses to the evaluation prompts in turn. Returns are raw scores, without the KL.
+        """Samples responses to the evaluation prompts in turn. Returns are raw scores, without the KL.
 
-        If a task with a score of its own is trained on another score, `true_score` is the mean of its own.
+        If the task has its own score but is trained on another one, `true_score` is the mean of its own.
         """
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
         further: dict[str, Any] = {
@@ -247,7 +246,7 @@ class LanguageTask(Task):
 
     @torch.no_grad()
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
-        """Responses to the evaluation prompts in turn, with score and KL to the reference."""
+        """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
         generator = torch.Generator(self.setup.device).manual_seed(seed)
         texts = list(itertools.islice(itertools.cycle(self.eval_texts), responses))
         samples = []
@@ -266,15 +265,10 @@ class LanguageTask(Task):
         return samples
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
-        """Responses to the evaluation prompts in turn, as text."""
+        """Samples responses to the evaluation prompts in turn, as text."""
         require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
-        summary = {
-            "mean_score": float(np.mean([x.score for x in samples])),
-            "mean_kl": float(np.mean([x.kl for x in samples])),
-            "responses": [x._asdict() for x in samples],
-        }
-        return Played(samples, transcript(samples), summary)
+        return Played(samples, transcript(samples), summary(samples))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -290,9 +284,9 @@ class LanguageTask(Task):
             self.pretraining.load_state_dict(state["pretraining"])
 
     def begin(self, folder: Path) -> None:
-        """Copies the actor's initial weights, so that the run depends on no other directory."""
+        """Saves the actor's initial weights, so that the run depends on no other directory."""
         if not (folder / START).is_dir():
-            pretrained.save(pretrained.load_causal_lm(self._start), self.tokenizer, folder / START)
+            save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START)
 
     def end(self, folder: Path) -> None:
         """Saves the actor as a Hugging Face model, with its adapter merged."""
@@ -300,21 +294,21 @@ class LanguageTask(Task):
 
 
 class Sample(NamedTuple):
-    """A response and its figures."""
+    """A response and its measures."""
 
     prompt: str
     response: str
     score: float
     kl: float
-    """KL(π ‖ π_ref) summed over the response's tokens, exact over the vocabulary at each, in nats."""
+    """KL(π ‖ π_ref) in nats, exact over the vocabulary at each token and summed over the response."""
     length: int
-    """Tokens."""
+    """Number of tokens."""
     ended: bool
-    """Whether it ended with a stop token rather than at the limit."""
+    """Whether the response has a stop token, rather than reaching the limit."""
 
 
 def transcript(samples: Sequence[Sample]) -> str:
-    """Responses as text: a few lines for each, and one line for all."""
+    """Responses as text: some lines for each, and one line with the means."""
     lines = []
     for number, x in enumerate(samples, 1):
         end = "" if x.ended else ", cut at the limit"
@@ -324,7 +318,16 @@ def transcript(samples: Sequence[Sample]) -> str:
     return "\n".join([*lines, f"mean score {score:.4g}, mean KL {kl:.4g} nats over {len(samples)} responses"])
 
 
+def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Responses as JSON values, and their means."""
+    return {
+        "mean_score": float(np.mean([x.score for x in samples])),
+        "mean_kl": float(np.mean([x.kl for x in samples])),
+        "responses": [x._asdict() for x in samples],
+    }
+
+
 def _quoted(name: str, text: str) -> str:
-    """Indented under its name, with control characters escaped as Python does."""
+    """Text indented beside its name, with control characters escaped as in Python."""
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
     return f"  {name:10}" + shown.replace("\n", "\n" + 12 * " ")

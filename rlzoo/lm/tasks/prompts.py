@@ -1,4 +1,4 @@
-"""Prompts: a task whose model, prompts and score are all settings."""
+"""The task whose model, prompts and score are all settings."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from rlzoo.lm.tasks.language import LanguageTask
 
 
 class Prompts(LanguageTask):
-    """Any language model, prompts and score: the settings `model`, `prompts` and `reward`."""
+    """Any language model, prompts and score, given by the settings `model`, `prompts` and `reward`."""

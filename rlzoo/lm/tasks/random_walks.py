@@ -1,7 +1,7 @@
-"""Random walks to a goal: the smallest language task, and one whose optimum is known.
+"""The RandomWalks benchmark of trlX (Havrilla et al. 2023, after Chen et al. 2021), the smallest language task.
 
-The RandomWalks benchmark of trlX (Havrilla et al. 2023, after Chen et al. 2021): a policy is first taught the
-walks of a random graph, and then to reach the goal from each start in as few nodes as it can.
+The policy is first fine-tuned on random walks in a graph. Then it learns to reach the goal from each start in as few
+nodes as possible. The optimum is known, and the expected optimality of a policy is computed exactly.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from rlzoo.core.fields import Count
 from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.data import write_command, write_lines
 from rlzoo.lm.finetune.sft import SFTSettings
-from rlzoo.lm.finetune.start import SupervisedStart, small_gpt2
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, small_gpt2
 from rlzoo.lm.model.language_model import LanguageModel, Rows
-from rlzoo.lm.model.padding import pad
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
 from rlzoo.lm.tasks.settings import Language
 
 NODES = 21
 MAX_NODES = 10
-"""Nodes that a walk may have, start and goal counted."""
+"""Largest number of nodes in a walk, start and goal included."""
 WALKS = 1000
 PAIRS = 5000
 GOAL = 0
@@ -50,25 +49,25 @@ _LETTERS = string.ascii_lowercase
 
 @dataclass(frozen=True, eq=False)
 class WalkGraph:
-    """A graph, and walks along it. Node i is the i-th letter of the alphabet; `a` is the goal.
+    """A graph, and random walks in it. Node i is the i-th letter of the alphabet, and `a` is the goal.
 
-    A prompt is a start other than `a`, a response the letters that follow it. A policy π that stops at `a` has
-    the expected optimality Σ π(walk | start)·optimality(walk) over those of `solutions` with that start, exactly.
+    A prompt is a start node other than `a`. A response is the letters of the following nodes. A policy π that stops at
+    `a` has the exact expected optimality Σ π(walk | start)·optimality(walk) over the `solutions` with that start.
     """
 
     adjacency: NDArray[np.bool_]
     """(nodes, nodes): whether an edge leads from the row's node to the column's."""
     shortest: NDArray[np.int64]
-    """L*, nodes on the shortest path from each node to the goal, both counted; at most `MAX_NODES`."""
+    """L*, the number of nodes on the shortest path from each node to the goal, both included; at most `MAX_NODES`."""
     walks: tuple[str, ...] = ()
-    """Uniform walks, which end at the goal or after `MAX_NODES` nodes: texts to begin with."""
+    """Uniform random walks, which end at the goal or after `MAX_NODES` nodes: the texts for SFT."""
 
     @classmethod
     def make(cls, seed: int = 1000) -> WalkGraph:
-        """The benchmark's graph and walks, drawn from one stream of NumPy's old generator as trlX draws them.
+        """The graph and walks of the benchmark, drawn from NumPy's legacy generator as in trlX.
 
-        With the default seed the goal is at most five nodes away from every start. Other seeds may leave starts
-        that cannot reach it in fewer than `MAX_NODES` nodes: these are no prompts.
+        With the default seed every shortest path has at most five nodes. With other seeds there may be starts that
+        cannot reach the goal in fewer than `MAX_NODES` nodes; these are not used as prompts.
 
         Raises:
             ConfigError: no start can reach the goal.
@@ -83,7 +82,7 @@ class WalkGraph:
         walks = tuple(_uniform_walk(adjacency, rng) for _ in range(WALKS))
         graph = cls(adjacency, nodes_to_goal(adjacency), walks)
         require(
-            bool(graph.prompts), f"seed {seed} draws a graph without a way to {_LETTERS[GOAL]!r}: take another seed"
+            bool(graph.prompts), f"seed {seed} gives a graph without a path to {_LETTERS[GOAL]!r}; use another seed"
         )
         return graph
 
@@ -93,31 +92,31 @@ class WalkGraph:
         return [_LETTERS[i] for i in np.flatnonzero(self.shortest < MAX_NODES) if i != GOAL]
 
     def optimality(self, prompts: list[str], responses: list[str]) -> list[float]:
-        """(10 − L) / (10 − L*) of each walk, prompt and response joined: 1 for a shortest one.
+        """(10 − L) / (10 − L*) of each walk (prompt and response joined), which is 1 for a shortest path.
 
-        L counts the nodes up to and including the first `a`; what follows has no say. It is 10, for an optimality
-        of 0, if an edge or letter before that is foreign or ten nodes do not reach `a`.
+        L is the number of nodes up to the first `a`, included. What follows is ignored. L is 10 and the optimality 0
+        if a letter or an edge before that is not in the graph, or if ten nodes do not reach `a`.
         """
         return [self._optimality(prompt + response) for prompt, response in zip(prompts, responses, strict=True)]
 
     def solutions(self) -> list[str]:
         """Every walk of at most `MAX_NODES` nodes from a start other than `a` whose only `a` is its last letter.
 
-        Sorted; 4,736 of them with the default seed.
+        They are sorted. The default seed has 4,736.
         """
         starts = range(GOAL + 1, len(self.adjacency))
         return ["".join(_LETTERS[i] for i in path) for start in starts for path in self._paths_to_goal((start,))]
 
     def pairs(self, n: int, seed: int) -> list[dict[str, str]]:
-        """`n` comparisons `{prompt, chosen, rejected}` of two of `walks` with one start, the better one chosen.
+        """`n` preference pairs `{prompt, chosen, rejected}` of two `walks` with the same start, the better one chosen.
 
-        Drawn without replacement, all being equally likely. Walks of equal optimality are not compared.
+        They are drawn uniformly without replacement. Walks of equal optimality are not compared.
 
         Raises:
-            ConfigError: there are fewer than `n`.
+            ConfigError: there are fewer than `n` pairs.
         """
         known = self._comparisons()
-        require(0 <= n <= len(known), f"n must be in [0, {len(known)}], the comparisons that the walks allow; got {n}")
+        require(0 <= n <= len(known), f"n must be in [0, {len(known)}], the number of pairs of the walks; got {n}")
         drawn = np.random.default_rng(seed).choice(len(known), size=n, replace=False)
         return [
             {"prompt": better[0], "chosen": better[1:], "rejected": worse[1:]}
@@ -125,7 +124,7 @@ class WalkGraph:
         ]
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """A tokenizer with a token for each node's letter, `<eos>` and `<pad>`; a foreign letter is an error."""
+        """A tokenizer with one token for each node, `<eos>` and `<pad>`. Any other letter is an error."""
         tokens = [*_LETTERS[: len(self.adjacency)], END, PAD]
         letters = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
         letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -152,7 +151,7 @@ class WalkGraph:
                 yield from self._paths_to_goal((*path, int(node)))
 
     def _comparisons(self) -> list[tuple[str, str]]:
-        """All (better, worse) of the distinct walks that share a start."""
+        """All pairs (better, worse) of distinct walks with the same start."""
         optimality = {walk: self._optimality(walk) for walk in sorted(set(self.walks))}
         by_start = [list(walks) for _, walks in itertools.groupby(optimality, key=lambda walk: walk[0])]
         couples = (couple for walks in by_start for couple in itertools.permutations(walks, 2))
@@ -161,7 +160,7 @@ class WalkGraph:
 
 @dataclass(frozen=True)
 class RandomWalksSettings(Language):
-    """The settings of `Language`, with the benchmark's limits."""
+    """The settings of `Language`, with the limits of the benchmark."""
 
     max_new_tokens: Count = 9
     """Largest number of tokens in a response; reaching it ends the response."""
@@ -170,7 +169,7 @@ class RandomWalksSettings(Language):
 
 
 class RandomWalks(LanguageTask):
-    """Walks to the goal of the benchmark's graph. Evaluations compute the expected optimality exactly."""
+    """Walks to the goal in the graph of the benchmark. Evaluations compute the expected optimality exactly."""
 
     Settings: ClassVar[type[TaskSettings]] = RandomWalksSettings
 
@@ -187,13 +186,13 @@ class RandomWalks(LanguageTask):
     def own_score(self) -> Score:
         return self.graph.optimality
 
-    def own_start(self) -> SupervisedStart:
+    def own_sft(self) -> SFTCheckpoint:
         config = small_gpt2(layers=2, width=64, heads=2, positions=16)
         fit = SFTSettings(epochs=20, batch_size=50, learning_rate=1e-3, held_out=0.1)
-        return SupervisedStart(list(self.graph.walks), self.graph.tokenizer, config, fit)
+        return SFTCheckpoint(list(self.graph.walks), self.graph.tokenizer, config, fit)
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        """Returns are the exact expected optimality from each start, however many episodes are asked for.
+        """Returns are the exact expected optimality from each start, whatever the number of episodes.
 
         `score` is the mean score of sampled responses. With `deterministic`, returns are the optimality of the most
         probable response to each start.
@@ -214,28 +213,25 @@ def expected_optimality(
 ) -> Float[Tensor, "N"]:
     """E[optimality] of the policy from each start: Σ π(walk | start)·optimality(walk) over all walks to the goal.
 
-    Every other response has optimality 0. One forward over a few thousand rows, without sampling.
+    Every other response has optimality 0. It takes one forward over a few thousand rows, without sampling.
     """
     solutions = graph.solutions()
     device = next(model.parameters()).device
-    ids, attention = pad(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id), side="right")
-    acts = torch.nn.functional.pad(attention[:, 1:], (0, 1))
-    obs = Rows(ids, attention, acts).obs.to(device)
-    action = torch.nn.functional.pad(ids[:, 1:], (0, 1)).to(device)
-    logp = model.distribution(obs).log_prob(action).double().sum(1).cpu()
+    rows = Rows.of_texts(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id))
+    logp = model.distribution(rows.obs.to(device)).log_prob(rows.action.to(device)).double().sum(1).cpu()
     optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))
     start = torch.tensor([prompts.index(w[0]) for w in solutions])
     return torch.zeros(len(prompts), dtype=torch.float64).index_add(0, start, logp.exp() * optimality.double())
 
 
 def nodes_to_goal(adjacency: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Nodes on the shortest path from each node to the goal, both counted; `MAX_NODES` if it has more or is none."""
+    """Nodes on the shortest path from each node to the goal, both included; `MAX_NODES` if it is longer or missing."""
     edges = shortest_path(adjacency.astype(float), unweighted=True)[:, GOAL]
     return np.minimum(edges + 1, MAX_NODES).astype(np.int64)
 
 
 def _uniform_walk(adjacency: NDArray[np.bool_], rng: np.random.RandomState) -> str:
-    """A start uniform over the nodes other than the goal, and each next node uniform over the out-edges."""
+    """A walk whose start is uniform over the nodes other than the goal, and each next node uniform over the edges."""
     node = GOAL
     while node == GOAL:
         node = rng.randint(len(adjacency))
@@ -246,15 +242,16 @@ def _uniform_walk(adjacency: NDArray[np.bool_], rng: np.random.RandomState) -> s
 
 
 def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
-    """Writes the benchmark's data, UTF-8, and returns how many lines each file has: `texts.txt` (the walks),
-    `prompts.txt` (the starts), and `pairs.jsonl`, comparisons for a reward model, which the seed draws.
+    """Writes the data of the benchmark in UTF-8, and returns the number of lines of each file.
+
+    The files are `texts.txt` (walks), `prompts.txt` (starts) and `pairs.jsonl` (preference pairs, drawn by the seed).
 
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written.
     """
-    walks = WalkGraph.make()
-    pairs = [json.dumps(pair) for pair in walks.pairs(PAIRS, seed)]
-    return write_lines(folder, {"texts.txt": walks.walks, "prompts.txt": walks.prompts, "pairs.jsonl": pairs})
+    graph = WalkGraph.make()
+    pairs = [json.dumps(pair) for pair in graph.pairs(PAIRS, seed)]
+    return write_lines(folder, {"texts.txt": graph.walks, "prompts.txt": graph.prompts, "pairs.jsonl": pairs})
 
 
 if __name__ == "__main__":

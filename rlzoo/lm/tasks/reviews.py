@@ -1,9 +1,9 @@
-"""Short product reviews of known sentiment: a text task for supervised start, reward model and RLHF alike.
+"""Short product reviews of known sentiment: data for SFT, reward models and RLHF.
 
     python -m rlzoo.lm.tasks.reviews FOLDER
 
-writes texts, comparisons and prompts. Everything is generated; the same seed gives the same files. A review is a
-prompt without sentiment and a continuation of three parts, each of which praises, blames or does neither.
+writes texts, preference pairs and prompts. Everything is generated, and the same seed gives the same files. A review
+is a prompt without sentiment and a continuation of three parts, each of which is positive, negative or neutral.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlzoo.core.fields import Count
 from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.data import write_command, write_lines
 from rlzoo.lm.finetune.sft import SFTSettings, train_tokenizer
-from rlzoo.lm.finetune.start import SupervisedStart, small_gpt2
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, small_gpt2
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
 from rlzoo.lm.tasks.settings import Language
@@ -83,7 +83,7 @@ ADJECTIVES = {
     ),
 }  # fmt: skip
 PARTS = ("colour", "delivery", "finish", "manual", "packaging", "service")
-"""What any product has besides its aspects."""
+"""Parts of any product, besides its aspects."""
 REMARKS = {
     1: ("I adore it", "I enjoy it daily", "I recommend it", "my friends admire it", "we love it"),
     0: ("I carry it around", "I keep it upstairs", "I use it often", "my sister has one", "we own two"),
@@ -112,25 +112,25 @@ NEGATIVE = frozenset(ADJECTIVES[-1]) | {
 }  # fmt: skip
 
 TEXTS, PAIRS, PROMPTS, HELD_OUT_PROMPTS = 6000, 6000, 2000, 400
-"""How many of each `write` makes."""
+"""Number of each in the files of `write`."""
 
 
 def prompts(n: int, seed: int) -> list[str]:
-    """`n` distinct openings of reviews, without sentiment, such as "The battery of this phone".
+    """`n` distinct beginnings of reviews without sentiment, such as "The battery of this phone".
 
     Raises:
         ConfigError: there are fewer than `n`.
     """
     known = _all_prompts()
-    require(0 <= n <= len(known), f"n must be in [0, {len(known)}], the prompts that there are; got {n}")
+    require(0 <= n <= len(known), f"n must be in [0, {len(known)}], the number of prompts; got {n}")
     return Random(f"prompts {seed}").sample(known, n)
 
 
 def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]:
-    """`n` distinct reviews of 12 to 25 words, as many in a positive as in a negative mood, mixed.
+    """`n` distinct reviews of 12 to 25 words, in random order. Positive and negative moods are equally likely.
 
     Args:
-        openings: the prompts that they begin with, drawn anew for each; all prompts by default.
+        openings: prompts, one of which is drawn for each review; by default all prompts.
     """
     known = _known(openings)
 
@@ -141,10 +141,10 @@ def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]
 
 
 def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """`n` distinct comparisons `{prompt, chosen, rejected}` of two continuations, the more positive one chosen.
+    """`n` distinct preference pairs `{prompt, chosen, rejected}`; the more positive continuation is chosen.
 
     Args:
-        openings: the prompts, drawn anew for each; all prompts by default.
+        openings: prompts, one of which is drawn for each pair; by default all prompts.
     """
     known = _known(openings)
 
@@ -163,18 +163,18 @@ def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict
 
 
 def sentiment(prompts: list[str], responses: list[str]) -> list[float]:
-    """(p − q) / (p + q) of each response with p positive and q negative words, 0 if it has neither.
+    """(p − q) / (p + q) of each response with p positive and q negative words; 0 if it has neither.
 
-    A word counts each time it occurs, in capitals or not, and only if it is whole. The prompts have no say.
+    Each occurrence of a whole word counts, in upper or lower case. Prompts are ignored.
     """
     return [_sentiment(response) for _, response in zip(prompts, responses, strict=True)]
 
 
 def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
-    """Writes the task's files, UTF-8, and returns how many lines each has.
+    """Writes the data of the task in UTF-8, and returns the number of lines of each file.
 
-    `texts.txt` and `prompts.txt` have one a line, `pairs.jsonl` an object a line. No other file uses a prompt of
-    `held_out_prompts.txt`.
+    The files are `texts.txt`, `pairs.jsonl`, `prompts.txt` and `held_out_prompts.txt`. No other file uses a held-out
+    prompt.
 
     Raises:
         ConfigError: one of the files exists, or the folder cannot be written.
@@ -192,14 +192,14 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ReviewsSettings(Language):
-    """The settings of `Language`, with a limit that fits the reviews."""
+    """The settings of `Language`, with a token limit for reviews."""
 
     max_new_tokens: Count = 24
     """Largest number of tokens in a response; reaching it ends the response."""
 
 
 class Reviews(LanguageTask):
-    """Continuations of reviews that should be positive."""
+    """Positive continuations of reviews."""
 
     Settings: ClassVar[type[TaskSettings]] = ReviewsSettings
 
@@ -212,15 +212,15 @@ class Reviews(LanguageTask):
     def own_score(self) -> Score:
         return sentiment
 
-    def own_start(self) -> SupervisedStart:
+    def own_sft(self) -> SFTCheckpoint:
         training = texts(4000, seed=0)
         config = small_gpt2(layers=4, width=128, heads=4, positions=96)
         fit = SFTSettings(epochs=4, batch_size=32, learning_rate=1e-3, held_out=0.05)
-        return SupervisedStart(training, lambda: train_tokenizer(training, vocab_size=384), config, fit)
+        return SFTCheckpoint(training, lambda: train_tokenizer(training, vocab_size=384), config, fit)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m rlzoo.lm.tasks.reviews FOLDER [--seed N]`: `write`, and a line for each file."""
+    """The command `python -m rlzoo.lm.tasks.reviews FOLDER [--seed N]`."""
     return write_command("rlzoo.lm.tasks.reviews", "Writes short product reviews.", write, argv)
 
 
@@ -231,7 +231,7 @@ def _sentiment(text: str) -> float:
 
 
 def _all_prompts() -> list[str]:
-    """Every prompt, none twice, in an order of its own."""
+    """All prompts, each once."""
     found = []
     for opening, owner, (product, aspects) in itertools.product(OPENINGS, OWNERS, PRODUCTS.items()):
         for aspect in aspects:
@@ -249,7 +249,7 @@ def _known(openings: Sequence[str] | None) -> Sequence[str]:
 
 
 def _continuation(rng: Random, mood: int) -> str:
-    """What follows a prompt: a verdict, a remark and a closing, each in the mood, neutral or against it."""
+    """A verdict, a remark and a closing, each of the given mood, of the opposite mood, or neutral."""
     verdict, remark, closing = rng.choices((mood, 0, -mood), weights=(5, 2, 2), k=3)
     joint = "but" if verdict * remark < 0 else "and"
     first = " ".join(filter(None, map(rng.choice, (VERBS, ADVERBS, ADJECTIVES[verdict]))))

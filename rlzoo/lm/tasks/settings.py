@@ -1,4 +1,4 @@
-"""The settings of a language task, as data."""
+"""Settings of language tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlzoo.core.task import TaskSettings
 
 @dataclass(frozen=True)
 class Language(TaskSettings):
-    """What a language model is trained on, and how the reward of each token is made."""
+    """Settings of a language task: model, prompts, score, per-token rewards, memory."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"gamma": 1.0, "minibatch_responses": 16, "vf_minibatch_responses": 16}
     units: ClassVar[Mapping[str, tuple[str, str]]] = {
@@ -26,7 +26,7 @@ class Language(TaskSettings):
     responses_per_batch: Count = 64
     """Responses in a buffer."""
     model: str | None = None
-    """Directory or hub name of the actor to start from; none for the task's own SFT checkpoint."""
+    """Directory or Hub name of the actor to start from; none for the task's own SFT checkpoint."""
     prompts: str | None = None
     """File of prompts, .txt (one in each line) or .jsonl; none for the task's own."""
     reward: str | None = None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzoo.core.errors import ConfigError
-from rlzoo.lm.finetune.data import Pair, check_output, held_out, read_pairs, read_prompts, read_texts
+from rlzoo.lm.finetune.data import Pair, held_out, read_pairs, read_prompts, read_texts
 
 
 def write(tmp_path, name, data):
@@ -136,24 +136,6 @@ def test_equal_keys_are_on_the_same_side(keys, share, seed):
 def test_other_seed_holds_out_others():
     keys = [str(i) for i in range(100)]
     assert held_out(keys, 0.5, 0) != held_out(keys, 0.5, 1)
-
-
-def test_folder_for_a_model(tmp_path):
-    check_output(tmp_path / "new")
-    check_output(tmp_path)
-    write(tmp_path, "notes.txt", "mine")
-    for overwrite in (False, True):
-        with pytest.raises(ConfigError, match="something other than a model"):
-            check_output(tmp_path, overwrite)
-        with pytest.raises(ConfigError, match="is a file"):
-            check_output(tmp_path / "notes.txt", overwrite)
-    write(tmp_path, "config.json", "[]")
-    with pytest.raises(ConfigError, match="something other than a model"):
-        check_output(tmp_path, overwrite=True)
-    write(tmp_path, "config.json", '{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match=r"holds a model already; .* --overwrite"):
-        check_output(tmp_path)
-    check_output(tmp_path, overwrite=True)
 
 
 def test_reading_needs_no_heavy_library():

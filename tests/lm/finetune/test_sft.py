@@ -22,7 +22,6 @@ from rlzoo.lm.finetune.sft import (
     describe,
     fit,
     mean_of,
-    parts,
     run_sft,
     schedule,
     sft,
@@ -63,18 +62,6 @@ def test_batches_hold_rows_of_similar_width_in_random_order():
     assert ranges != sorted(ranges)
 
 
-@given(st.lists(st.integers(1, 30), max_size=60), st.integers(1, 100))
-def test_parts_hold_each_row_once_within_the_limit(widths, tokens):
-    found = list(parts(range(len(widths)), widths, tokens))
-    assert sorted(i for part in found for i in part) == list(range(len(widths)))
-    for part in found:
-        assert len(part) == 1 or len(part) * max(widths[i] for i in part) <= tokens
-
-
-def test_parts_by_hand():
-    assert list(parts([0, 1, 2, 3], [3, 7, 2, 4], 8)) == [[1], [3, 0], [2]]
-
-
 def test_step_size_by_hand():
     assert [schedule(k, 6, 0.3) for k in range(6)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     assert [schedule(k, 4, 0.0) for k in range(4)] == [1.0, 0.75, 0.5, 0.25]
@@ -95,8 +82,8 @@ def quadratic(weights, targets):
     return model, lambda part: sum(0.5 * weights[i] * (model.weight - targets[i]).square().sum() for i in part)
 
 
-def test_loss_is_averaged_over_terms_and_not_over_parts():
-    """Rows of 1 and 3 terms; the gradient at 0 is −(1·8 + 3·4)/4 = −5, in one part or in two."""
+def test_loss_is_averaged_over_terms_and_not_over_micro_batches():
+    """Rows of 1 and 3 terms; the gradient at 0 is −(1·8 + 3·4)/4 = −5, in one micro-batch or in two."""
     for tokens in (1, 100):
         model, loss = quadratic([1, 3], [8.0, 4.0])
         seen = []

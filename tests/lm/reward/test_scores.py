@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.control.envs import EnvError
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.reward.scores import call_score, load_score
 
 PROMPTS, RESPONSES = ["a", "b", "c"], ["first", "second", "third"]
@@ -86,19 +85,19 @@ def test_file_elsewhere_brings_its_neighbours_and_hides_no_module(folder, monkey
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("scorers", "is no directory of a reward model, and no function as module:function or file.py:function"),
-        ("models/rm", "is no directory of a reward model"),
-        (":length", "is no directory of a reward model"),
-        ("scorers:", "is no directory of a reward model"),
+        ("scorers", "is neither the directory of a reward model nor module:function nor file.py:function"),
+        ("models/rm", "is neither the directory of a reward model"),
+        (":length", "is neither the directory of a reward model"),
+        ("scorers:", "is neither the directory of a reward model"),
         ("scorer:length", "no module 'scorer'; did you mean 'scorers'?"),
         ("scorers.part:length", "no module 'scorers.part'$"),
-        ("rlzoo.lm.score:length", "no module 'rlzoo.lm.score'; did you mean 'rlzoo.lm.reward.scores'?"),
+        ("rlzoo.lm.reward.score:length", "no module 'rlzoo.lm.reward.score'; did you mean 'rlzoo.lm.reward.scores'?"),
         ("rlzo.lm.scores:length", "no module 'rlzo'; did you mean 'rlzoo'?"),
         ("scorer.py:length", "no file 'scorer.py'; did you mean 'scorers.py'?"),
         ("absent/scorers.py:length", "no file 'absent/scorers.py'$"),
         ("scorers:lenght", "no function 'lenght'; did you mean 'length'?"),
         ("scorers.py:lenght", "no function 'lenght'; did you mean 'length'?"),
-        ("scorers:LENGTHS", "LENGTHS is of type dict, no function"),
+        ("scorers:LENGTHS", "LENGTHS is not a function but of type dict"),
         ("scorers:one", r"cannot be called with \(prompts, responses\): too many positional arguments"),
     ],
 )
@@ -175,25 +174,25 @@ def endless():
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ([1, 2], "must give 3 numbers, one for each response, gave 2"),
-        ([1, 2, 3, 4, 5], "must give 3 numbers, one for each response, gave 5"),
-        (torch.zeros(2), "must give 3 numbers, one for each response, gave 2"),
-        ((x for x in [1]), "must give 3 numbers, one for each response, gave 1"),
-        (endless(), "must give 3 numbers, one for each response, gave more than 3"),
-        (None, "must give 3 numbers, one for each response, gave None"),
-        (0.5, "must give 3 numbers, one for each response, gave 0.5"),
-        (torch.tensor(0.5), r"must give 3 numbers, one for each response, gave tensor\(0.5000\)"),
-        ("123", "must give 3 numbers, one for each response, gave '123'"),
-        ({0: 1.0, 1: 2.0, 2: 3.0}, "must give 3 numbers, one for each response, gave {0: 1.0, 1: 2.0, 2: 3.0}"),
+        ([1, 2], "must return 3 numbers, one for each response, returned 2"),
+        ([1, 2, 3, 4, 5], "must return 3 numbers, one for each response, returned 5"),
+        (torch.zeros(2), "must return 3 numbers, one for each response, returned 2"),
+        ((x for x in [1]), "must return 3 numbers, one for each response, returned 1"),
+        (endless(), "must return 3 numbers, one for each response, returned more than 3"),
+        (None, "must return 3 numbers, one for each response, returned None"),
+        (0.5, "must return 3 numbers, one for each response, returned 0.5"),
+        (torch.tensor(0.5), r"must return 3 numbers, one for each response, returned tensor\(0.5000\)"),
+        ("123", "must return 3 numbers, one for each response, returned '123'"),
+        ({0: 1.0, 1: 2.0, 2: 3.0}, "must return 3 numbers, one for each response, returned {0: 1.0, 1: 2.0, 2: 3.0}"),
         ([1, None, 3], r"score of response 1 \('second'\) is None, not a number"),
         (["1", "2", "3"], r"score of response 0 \('first'\) is '1', not a number"),
         (torch.zeros(3, 2), r"score of response 0 \('first'\) is \[0.0, 0.0\], not a number"),
         ([1, 2, torch.zeros(2)], r"score of response 2 \('third'\) is tensor\(\[0., 0.\]\), not a number"),
         ([1, 2, 3j], r"score of response 2 \('third'\) is 3j, not a number"),
-        ([1, float("nan"), 3], r"score of response 1 \('second'\) is nan, not a finite number of 32 bits"),
-        (np.array([1, 2, -np.inf]), r"score of response 2 \('third'\) is -inf, not a finite number of 32 bits"),
-        ([1e300, 2, 3], r"score of response 0 \('first'\) is 1e\+300, not a finite number of 32 bits"),
-        ([10**400, 2, 3], r"score of response 0 \('first'\) is inf, not a finite number of 32 bits"),
+        ([1, float("nan"), 3], r"score of response 1 \('second'\) is nan, not a finite 32-bit number"),
+        (np.array([1, 2, -np.inf]), r"score of response 2 \('third'\) is -inf, not a finite 32-bit number"),
+        ([1e300, 2, 3], r"score of response 0 \('first'\) is 1e\+300, not a finite 32-bit number"),
+        ([10**400, 2, 3], r"score of response 0 \('first'\) is inf, not a finite 32-bit number"),
     ],
 )
 def test_anything_but_one_finite_number_a_response_is_an_error(result, message):
@@ -206,7 +205,7 @@ def test_response_at_fault_is_shown_in_one_line_of_sixty_characters():
     with pytest.raises(EnvError) as error:
         call_score(lambda prompts, responses: [float("nan")], "r", ["p"], [response])
     shown = "line one\\n" + "x" * 51
-    assert str(error.value) == f"reward r: score of response 0 ('{shown}') is nan, not a finite number of 32 bits"
+    assert str(error.value) == f"reward r: score of response 0 ('{shown}') is nan, not a finite 32-bit number"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from rlzoo.lm.reward.shaping import (
     k1,
     k2,
     k3,
-    penalize_missing_end,
+    penalize_missing_eos,
     sequence_kl,
     shaped_reward,
 )
@@ -167,7 +167,7 @@ def test_kl_that_is_not_finite_is_an_error(kl):
         (lambda: AdaptiveKL(horizon=-1.0), "horizon"),
         (lambda: ScoreTreatment(normalization="batch"), "normalization"),
         (lambda: ScoreTreatment(clip=0.0), "clip"),
-        (lambda: ScoreTreatment(missing_end_penalty=-1.0), "missing_end_penalty"),
+        (lambda: ScoreTreatment(missing_eos_penalty=-1.0), "missing_eos_penalty"),
     ],
 )
 def test_settings_out_of_range_are_an_error(make, field):
@@ -215,9 +215,9 @@ def test_gain_and_bias_of_equal_scores_is_an_error(scores, message):
         gain_and_bias(torch.tensor(scores))
 
 
-def test_missing_end_is_subtracted_from_the_score():
+def test_missing_eos_is_subtracted_from_the_score():
     score, ended = tensor([1, 2, -3]), torch.tensor([True, False, False])
-    assert torch.equal(penalize_missing_end(score, ended, 0.5), tensor([1, 1.5, -3.5]))
+    assert torch.equal(penalize_missing_eos(score, ended, 0.5), tensor([1, 1.5, -3.5]))
 
 
 ALL_ENDED = torch.ones(4, dtype=torch.bool)
@@ -261,7 +261,7 @@ def test_reference_normalisation_without_reference_is_an_error():
 
 
 def test_penalty_comes_after_the_clip_and_the_clip_after_normalisation():
-    treatment = ScoreTreatment(normalization="reference", clip=1.5, missing_end_penalty=2.0)
+    treatment = ScoreTreatment(normalization="reference", clip=1.5, missing_eos_penalty=2.0)
     ended = torch.tensor([True, False, True, False])
     treated, _ = treatment(tensor([4, 40, -40, 5]), ended, Moments(count=2, mean=4.0, m2=8.0))
     torch.testing.assert_close(treated, tensor([0, -0.5, -1.5, -1.5]))

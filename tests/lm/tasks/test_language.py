@@ -1,4 +1,4 @@
-"""A language task at work, through the trainer: all five algorithms, evaluation, and the settings that change how."""
+"""Language tasks through the trainer: all five algorithms, evaluation, settings, and what a run saves."""
 
 import json
 
@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from transformers import AutoModelForCausalLM
+from lm_builders import collected
+from transformers import AutoModelForCausalLM, pipeline
 
 import rlzoo
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError
+from rlzoo.lm.finetune.sft import SFTSettings, run_sft
+from rlzoo.lm.model import packed
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.runs.loop import Trainer
 
@@ -33,9 +36,8 @@ def config(data, algorithm="ppo-clip", **settings):
         "model": str(data / "model"),
         "prompts": str(data / "prompts.txt"),
         "reward": f"{__file__}:vowels",
-        "num_envs": 8,
+        "responses_per_batch": 8,
         "max_new_tokens": 5,
-        "gamma": 1.0,
         **settings,
     }
     return rlzoo.make_config(algorithm, "Prompts", **given)
@@ -58,7 +60,7 @@ def test_every_algorithm_trains_a_language_model(algorithm, data):
 @pytest.mark.parametrize("algorithm", ["reinforce", "trpo", "ppo-clip"])
 def test_advantages_within_groups_train_too(algorithm, estimator, data):
     trainer = Trainer(config(data, algorithm, estimator=estimator, responses_per_prompt=4))
-    buffer = trainer.task.collect().buffer
+    buffer = collected(trainer.task).buffer
     rows = trainer.algorithm.estimator(buffer)
     totals = (rows.advantage * rows.mask).sum(1) / rows.mask.sum(1)
     torch.testing.assert_close(totals.view(2, 4).sum(1), torch.zeros(2), rtol=0, atol=1e-5)
@@ -66,7 +68,7 @@ def test_advantages_within_groups_train_too(algorithm, estimator, data):
 
 
 def test_accepted_trpo_steps_stay_within_max_kl(data):
-    trainer = Trainer(config(data, "trpo", max_kl=0.003, num_envs=16))
+    trainer = Trainer(config(data, "trpo", max_kl=0.003, responses_per_batch=16))
     accepted = [m for m in (trainer.iterate().metrics for _ in range(6)) if m["accepted"]]
     assert len(accepted) >= 4
     assert all(0 < m["kl"] <= 0.003 for m in accepted)
@@ -75,23 +77,23 @@ def test_accepted_trpo_steps_stay_within_max_kl(data):
 def test_the_ratio_is_1_before_the_first_step(data):
     trainer = Trainer(config(data, "ppo-clip"))
     trainer.iterate()  # off the start
-    batch = trainer.task.collect().buffer.rows(0)
+    batch = collected(trainer.task).buffer.rows(0)
     with torch.no_grad():
         ratio = torch.exp(trainer.model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
     assert (ratio - 1).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("algorithm", ["trpo", "ppo-penalty"])
-def test_parts_change_no_update(algorithm, data):
+def test_micro_batches_change_no_update(algorithm, data):
     weights = []
-    for part_tokens in (None, 16):
-        trainer = Trainer(config(data, algorithm, part_tokens=part_tokens, **STEADY[algorithm]))
+    for micro_batch_tokens in (None, 16):
+        trainer = Trainer(config(data, algorithm, micro_batch_tokens=micro_batch_tokens, **STEADY[algorithm]))
         trainer.iterate()
         weights.append(torch.cat([p.reshape(-1) for p in trainer.model.state_dict().values()]))
     torch.testing.assert_close(*weights, rtol=1e-3, atol=2e-5)
 
 
-STEADY = {"trpo": {"cg_iters": 3, "vf_epochs": 0}, "ppo-penalty": {"epochs": 1, "minibatch_size": 1000}}
+STEADY = {"trpo": {"cg_iters": 3, "vf_epochs": 0}, "ppo-penalty": {"epochs": 1, "minibatch_responses": "all"}}
 
 
 def test_bfloat16_trains_nearly_the_same(data):
@@ -121,8 +123,8 @@ def test_evaluation_is_the_same_for_the_same_seed(data):
 
 
 def test_a_run_leaves_models_that_transformers_loads(data, tmp_path):
-    settings = {"num_envs": 8, "max_new_tokens": 5, "total_steps": 60, "lora_rank": 2}
-    run = rlzoo.runs.train(config(data, **settings), out=tmp_path / "run")
+    settings = {"total_steps": 60, "lora_rank": 2}
+    run = rlzoo.train(config(data, **settings), out=tmp_path / "run")
     actor = AutoModelForCausalLM.from_pretrained(run.path / "actor")
     model = rlzoo.load_model(run)
     assert isinstance(model, LanguageModel)
@@ -137,10 +139,111 @@ def test_a_run_leaves_models_that_transformers_loads(data, tmp_path):
 
 def test_a_run_depends_on_no_directory_but_its_own(data, tmp_path):
     tiny.save_lm(tmp_path / "model")
-    run = rlzoo.runs.train(config(data, model=str(tmp_path / "model"), total_steps=40), out=tmp_path / "run")
+    run = rlzoo.train(config(data, model=str(tmp_path / "model"), total_steps=40), out=tmp_path / "run")
     (tmp_path / "model").rename(tmp_path / "gone")
-    assert rlzoo.runs.evaluate(run, 3).mean_return == rlzoo.runs.evaluate(run, 3).mean_return
+    assert rlzoo.evaluate(run, 3).mean_return == rlzoo.evaluate(run, 3).mean_return
     rlzoo.resume(run, total_steps=80)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_fast_implementations_change_results_by_rounding_alone(algorithm, data, monkeypatch):
+    """Packed weights and the faster Adam, on a model of which every layer is packed."""
+    monkeypatch.setattr(packed, "_WORTH", 0)
+    trainers = [Trainer(config(data, algorithm, fast=fast, lora_rank=None)) for fast in (False, True)]
+    optimizers = [{type(x).__name__ for x in trainer.state.optimizers.values()} for trainer in trainers]
+    assert optimizers == [{"Adam"}, {"FastAdam"}]
+    slow, fast = ([collected(trainer.task) for _ in range(2)] for trainer in trainers)
+    for a, b in zip(slow, fast, strict=True):
+        assert torch.equal(a.buffer.obs, b.buffer.obs)
+        assert torch.equal(a.buffer.action[a.buffer.mask], b.buffer.action[b.buffer.mask])
+    first, second = (trainer.iterate().metrics for trainer in trainers)
+    assert first == pytest.approx(second, rel=1e-3, abs=1e-5)
+
+
+def test_what_a_run_saves_ends_its_texts_in_hugging_face(tmp_path):
+    """The model of `sft`, and `start` and `actor` of a run: greedy and sampled generation stop at EOS, as pipelines."""
+    tiny.save_lm(tmp_path / "random")
+    (tmp_path / "texts.txt").write_text("\n".join(["abc", "bca", "cab", "ab", "bc", "ca"] * 20))
+    (tmp_path / "prompts.txt").write_text("a\nb\nc\n")
+    fit = SFTSettings(epochs=8, learning_rate=3e-3, held_out=0.0)
+    run_sft(tmp_path / "texts.txt", tmp_path / "random", tmp_path / "sft", fit, lambda line: None)
+    settings = {"model": str(tmp_path / "sft"), "prompts": str(tmp_path / "prompts.txt"), "learning_rate": 1e-5}
+    for rank in (None, 2):
+        given = config(tmp_path, total_steps=30, max_new_tokens=20, lora_rank=rank, **settings)
+        run = rlzoo.train(given, out=tmp_path / f"run-{rank}")
+        for folder in (tmp_path / "sft", run.path / "start", run.path / "actor"):
+            model = AutoModelForCausalLM.from_pretrained(folder)
+            assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (tiny.EOS, tiny.PAD)
+            torch.manual_seed(0)
+            for how in ({"do_sample": False}, {"do_sample": True}):
+                rows = model.generate(torch.tensor([[0], [1], [2]] * 4), max_length=31, **how)
+                for row in rows.tolist():
+                    assert tiny.EOS in row
+                    assert set(row[row.index(tiny.EOS) + 1 :]) <= {tiny.PAD}
+            said = pipeline("text-generation", str(folder))("a", max_new_tokens=30, do_sample=False)
+            assert len(said[0]["generated_text"]) < 10
+
+
+# A task in one file of the user's
+
+TASK = """
+from dataclasses import dataclass
+from rlzoo import LanguageTask
+from rlzoo.lm.finetune.sft import SFTSettings, train_tokenizer
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, small_gpt2
+from rlzoo.lm.tasks.settings import Language
+
+TEXTS = ["the cat sat", "a cat ran", "the dog sat", "a dog ran"] * 5
+
+
+@dataclass(frozen=True)
+class Settings(Language):
+    max_new_tokens: int = 6
+
+
+class Words(LanguageTask):
+    Settings = Settings
+
+    def own_prompts(self):
+        return ["the", "a"]
+
+    def own_score(self):
+        return lambda prompts, responses: [float("cat" in x) for x in responses]
+"""
+OWN_SFT = """
+    def own_sft(self):
+        fit = SFTSettings(epochs=2, learning_rate=1e-3, held_out=0.0)
+        return SFTCheckpoint(TEXTS, lambda: train_tokenizer(TEXTS, 260), small_gpt2(1, 16, 2, 16), fit)
+"""
+
+
+@pytest.mark.parametrize("own_sft", [True, False])
+def test_a_new_task_is_one_file(own_sft, data, tmp_path, monkeypatch):
+    name = "words_task" if own_sft else "words_task_without_model"
+    (tmp_path / f"{name}.py").write_text(TASK + OWN_SFT * own_sft)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
+    env, iterations = f"{name}:Words", []
+    settings = {"responses_per_batch": 4, "total_steps": 25, "eval_episodes": 2, "minibatch_responses": "all"}
+    if not own_sft:
+        with pytest.raises(ConfigError, match=f"model is missing: {env} has none of its own"):
+            rlzoo.make_config("ppo-clip", env, **settings)
+        settings["model"] = str(data / "model")
+
+    def note(trainer, iteration):
+        iterations.append(iteration.metrics["score"])
+
+    run = rlzoo.train("ppo-clip", env, out=tmp_path / "run", on_iteration=note, **settings)
+    assert len(iterations) >= 2  # four responses of at most six tokens each
+    assert all(0 <= score <= 1 for score in iterations)
+    assert run.read_config().task.max_new_tokens == 6
+    step = run.steps()[-1]
+    rlzoo.resume(run, total_steps=step + 1)
+    assert run.steps()[-1] > step
+    assert 0 <= rlzoo.evaluate(run, 3).mean_return <= 1
+    samples = rlzoo.play(run, 3)
+    assert [x.prompt for x in samples] == ["the", "a", "the"]
+    assert all(x.score == float("cat" in x.response) for x in samples)
 
 
 @pytest.mark.parametrize(
@@ -148,11 +251,14 @@ def test_a_run_depends_on_no_directory_but_its_own(data, tmp_path):
     [
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"beta": -0.1}, "beta must be at least 0"),
-        ({"responses_per_prompt": 3}, "num_envs must be a multiple of responses_per_prompt = 3, got 8"),
-        ({"attention": "sdpa", "algorithm": "npg"}, "npg differentiates twice"),
-        ({"gradient_checkpointing": True, "algorithm": "trpo"}, "cannot be differentiated twice"),
+        ({"responses_per_prompt": 3}, "responses_per_batch must be a multiple of responses_per_prompt = 3, got 8"),
+        ({"attention": "sdpa", "algorithm": "npg"}, "npg needs second derivatives, which fused attention"),
+        (
+            {"gradient_checkpointing": True, "algorithm": "trpo"},
+            "gradient_checkpointing has no second derivatives, which trpo needs",
+        ),
         ({"critic": "reward-model"}, "reward must be the directory of one"),
-        ({"beta_target": 6.0, "beta_horizon": 1.0}, "beta_horizon must be above a fifth of num_envs"),
+        ({"beta_target": 6.0, "beta_horizon": 1.0}, "beta_horizon must be above a fifth of responses_per_batch = 8"),
         ({"prompts": None}, "prompts is missing"),
         ({"max_new_tokens": 32}, "max_new_tokens must leave room"),
         ({"max_prompt_tokens": 2}, r"prompt 2 \('hello'\) has 5 tokens; there is room for 2"),

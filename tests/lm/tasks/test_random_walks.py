@@ -1,19 +1,21 @@
 """Random walks: the graph, the score against its definition, and every solution."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lm_builders import collect, make_actor, move
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import ConfigError
-from rlzoo.lm.tasks.random_walks import RandomWalks, nodes_to_goal
+from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.tasks.random_walks import WalkGraph, expected_optimality, nodes_to_goal
 
-GRAPH = RandomWalks.make()
+GRAPH = WalkGraph.make()
 LETTERS = "abcdefghijklmnopqrstu"
 
 
@@ -24,7 +26,7 @@ def graph(*edges, nodes=None):
     adjacency[0, 0] = True
     for start, end in edges:
         adjacency[LETTERS.index(start), LETTERS.index(end)] = True
-    return RandomWalks(adjacency, nodes_to_goal(adjacency))
+    return WalkGraph(adjacency, nodes_to_goal(adjacency))
 
 
 def optimality_by_definition(walks, walk):
@@ -66,7 +68,7 @@ def test_the_graph_is_the_benchmarks():
 
 @pytest.mark.parametrize("seed", [0, 3, 1000])
 def test_a_graph_keeps_its_rules(seed):
-    walks = RandomWalks.make(seed)
+    walks = WalkGraph.make(seed)
     assert walks.adjacency.shape == (21, 21)
     assert walks.adjacency.any(axis=1).all()
     assert walks.adjacency.diagonal().tolist() == [True] + [False] * 20
@@ -77,14 +79,14 @@ def test_a_graph_keeps_its_rules(seed):
 
 
 def test_the_same_seed_makes_the_same_walks():
-    again, other = RandomWalks.make(1000), RandomWalks.make(1002)
+    again, other = WalkGraph.make(1000), WalkGraph.make(1002)
     assert again.walks == GRAPH.walks != other.walks
     np.testing.assert_array_equal(again.adjacency, GRAPH.adjacency)
 
 
 def test_numpys_global_stream_is_left_alone():
     before = np.random.get_state()[1].tolist()
-    RandomWalks.make(1)
+    WalkGraph.make(1)
     assert np.random.get_state()[1].tolist() == before
 
 
@@ -225,13 +227,13 @@ def test_a_start_that_needs_all_ten_nodes_is_no_prompt():
 
 
 def test_a_graph_without_a_way_to_the_goal_is_refused():
-    with pytest.raises(ConfigError, match="seed 6 draws a graph without a way to 'a': take another seed"):
-        RandomWalks.make(6)
+    with pytest.raises(ConfigError, match="seed 6 gives a graph without a path to 'a'; use another seed"):
+        WalkGraph.make(6)
 
 
 def test_pairs_are_all_the_comparisons_of_the_walks():
     walks = graph("ba", "bc", "cb", "ca")
-    walks = RandomWalks(walks.adjacency, walks.shortest, ("ba", "bca", "bcba", "bcba", "ca", "cba", "bcbcbcbcbc"))
+    walks = WalkGraph(walks.adjacency, walks.shortest, ("ba", "bca", "bcba", "bcba", "ca", "cba", "bcbcbcbcbc"))
     pairs = {(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in walks.pairs(7, seed=0)}
     lost = "cbcbcbcbc"
     assert pairs == {
@@ -290,9 +292,54 @@ def test_the_tokenizer_is_saved_and_loaded(tokenizer, kind, tmp_path):
         assert loaded.decode(loaded(walk)["input_ids"]) == walk
 
 
-@pytest.mark.parametrize("module", ["walks", "reviews"])
-def test_the_module_is_light(module):
-    code = (
-        f"import sys, rlzoo.lm.{module}; sys.exit(bool({{'torch', 'transformers', 'tokenizers'}} & sys.modules.keys()))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+# Expected optimality
+
+
+def make_policy(walks, temperature=1.0, spread=0.0):
+    """Uniform over the tokens, or with a `spread` far from it."""
+    actor = make_actor(vocabulary=len(walks.tokenizer()), n_layer=1)
+    model = LanguageModel(actor, temperature=temperature)
+    with torch.no_grad():
+        model.policy.head.weight.zero_()
+    return move(model, spread=spread)
+
+
+def test_a_uniform_policy_by_hand():
+    """Five tokens: b→a has optimality 1 and probability 1/5; b→c→a has 7/8 and 1/25; c→a has 1 and 1/5."""
+    walks = graph("ba", "bc", "ca")
+    assert walks.solutions() == ["ba", "bca", "ca"]
+    model = make_policy(walks)
+    expected = torch.tensor([1 / 5 + 7 / 8 / 25, 1 / 5], dtype=torch.float64)
+    torch.testing.assert_close(expected_optimality(model, walks.tokenizer(), walks, ["b", "c"]), expected)
+    swapped = expected_optimality(model, walks.tokenizer(), walks, ["c", "b"])
+    torch.testing.assert_close(swapped, expected.flip(0))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_it_is_the_mean_over_samples(temperature):
+    walks = graph("ba", "bc", "ca", "cb")
+    model, tokenizer = make_policy(walks, temperature, spread=0.3), walks.tokenizer()
+    stops = stop_ids(tokenizer, ["a"])
+    env = LMEnv(model, tokenizer, ["b", "c"], walks.optimality, max_new_tokens=9, stop_tokens=stops)
+    exact = expected_optimality(model, tokenizer, walks, ["b", "c"])
+    many = env.over(["b"] * 2000 + ["c"] * 2000)
+    scores = torch.tensor(walks.optimality(*many.texts(collect(many)))).view(2, 2000)
+    error = scores.std(1) / 2000**0.5
+    assert ((scores.mean(1) - exact).abs() < 3 * error).all()
+    assert (error < 0.02).all()
+    other = make_policy(walks, 0.5 if temperature == 1 else 1.0, spread=0.3)
+    assert (expected_optimality(other, tokenizer, walks, ["b", "c"]) - exact).abs().max() > 0.03
+
+
+def test_walks_of_the_benchmark_are_events_that_exclude_each_other():
+    walks = GRAPH
+    model, tokenizer = make_policy(walks, spread=0.3), walks.tokenizer()
+    exact = expected_optimality(model, tokenizer, walks, walks.prompts)
+    assert exact.shape == (20,)
+    assert exact.dtype == torch.float64
+    assert (exact > 0).all()
+    assert (exact <= 1).all()
+    short = expected_optimality(make_policy(walks), tokenizer, walks, walks.prompts)
+    direct = torch.tensor([length == 2 for length in walks.shortest[1:]])
+    assert (short[direct] > 1 / 23).all()  # the chance of the one step there
+    assert (short[~direct] < 1 / 23).all()

@@ -2,13 +2,15 @@ import math
 
 import pytest
 import torch
+from lm_builders import collected
 
 import rlzoo
 from rlzoo.lm.finetune.sft import train_tokenizer
-from rlzoo.lm.model import pretrained
+from rlzoo.lm.model import pretrained, saving
 from rlzoo.lm.tasks import reviews
-from rlzoo.lm.tasks.random_walks import RandomWalks
-from rlzoo.runs.config import make_config, with_recipe
+from rlzoo.lm.tasks.random_walks import WalkGraph
+from rlzoo.runs.config import make_config
+from rlzoo.runs.defaults import with_recipe
 from rlzoo.runs.presets import recipes
 
 NAMES = ("openai-2019", "instructgpt", "deepspeed-chat", "trl", "trlx", "coati")
@@ -19,16 +21,16 @@ ENVS = ("RandomWalks", "Reviews")
 def models(tmp_path_factory):
     """A directory for each task, with a model of random weights that speaks its tokens."""
     tokenizers = {
-        "RandomWalks": RandomWalks.make().tokenizer(),
+        "RandomWalks": WalkGraph.make().tokenizer(),
         "Reviews": train_tokenizer(reviews.texts(50, seed=0), vocab_size=300),
     }
     shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1, "n_positions": 128}
     folders = {}
     for env, tokenizer in tokenizers.items():
         model = pretrained.new_causal_lm(shape, len(tokenizer))
-        pretrained.use_tokens(model, tokenizer)
+        saving.use_tokens(model, tokenizer)
         folders[env] = tmp_path_factory.mktemp("models") / env
-        pretrained.save(model, tokenizer, folders[env])
+        saving.save(model, tokenizer, folders[env])
     return folders
 
 
@@ -61,10 +63,10 @@ def test_recipe_sets_all_that_another_turns_on(name):
 def test_recipe_starts_at_ratio_1_and_trains(name, env, models, tmp_path):
     score = tmp_path / "score.py"  # a model of random weights gets 0 from the task's own for all it says
     score.write_text("def length(prompts, responses):\n    return [float(len(x)) for x in responses]\n")
-    own = {"model": str(models[env]), "reward": f"{score}:length", "num_envs": 4}
+    own = {"model": str(models[env]), "reward": f"{score}:length", "responses_per_batch": 4}
     settings, _ = with_recipe(name, "ppo-clip", env, own)
     trainer = rlzoo.Trainer(make_config("ppo-clip", env, **settings))
-    experience = trainer.task.collect()
+    experience = collected(trainer.task)
     assert experience.metrics["beta"] == settings["beta"]
     batch = experience.buffer.rows(0)
     ratio = torch.exp(trainer.model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
@@ -78,9 +80,10 @@ def test_recipe_starts_at_ratio_1_and_trains(name, env, models, tmp_path):
 def test_ptx_of_a_recipe_needs_its_texts_alone(name, models, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(reviews.texts(8, seed=1)))
-    own = {"model": str(models["Reviews"]), "num_envs": 4, "ptx": str(texts)}
+    own = {"model": str(models["Reviews"]), "responses_per_batch": 4, "ptx": str(texts)}
     settings, given = with_recipe(name, "ppo-clip", "Reviews", own)
     task = rlzoo.Trainer(make_config("ppo-clip", "Reviews", **settings)).task
-    demonstrated = task.collect().buffer.demo
-    assert demonstrated.max() == pytest.approx(given["ptx_coef"])
-    assert demonstrated.any(1).sum() == 4
+    loss = task.model.auxiliary
+    assert loss.coef == pytest.approx(given["ptx_coef"])
+    assert loss.rows is None  # as many texts as responses
+    assert all(math.isfinite(float(term(task.model).detach())) for term in loss.draw(4))

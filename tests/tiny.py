@@ -1,12 +1,15 @@
-"""Language models of a few thousand parameters, and a tokenizer of one token a character."""
+"""Language models with a few thousand parameters, and a tokenizer with one token for each character."""
 
 import string
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlzoo.lm.model.padding import summed_nll
-from rlzoo.lm.model.pretrained import new_causal_lm, save, use_tokens
+from rlzoo.lm.model.pretrained import load_reward_model, new_causal_lm
+from rlzoo.lm.model.saving import save, use_tokens
+from rlzoo.lm.reward.reward_model import RewardModel
 
 CHARACTERS = string.ascii_letters + " .,!"
 EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
@@ -46,6 +49,20 @@ def save_lm(folder, kind="gpt2", tokenizer=None, **settings):
     use_tokens(model, tokenizer)
     save(model, tokenizer, folder)
     return folder
+
+
+def make_reward_model(folder, seed=0):
+    """A reward model that has not been trained, with a head ten times as large as a new one."""
+    model = load_reward_model(folder, head_seed=seed)
+    with torch.no_grad():
+        model.score.weight *= 10
+    return RewardModel(model, make_tokenizer())
+
+
+def score_by_definition(model, row):
+    """The score of a row of tokens without padding."""
+    hidden = model.base_model(torch.tensor([row]))[0]
+    return model.score(hidden[0, -1]).item()
 
 
 def lm_loss(model, ids, attention):

@@ -1,4 +1,4 @@
-"""Reward models: where the score is read, what the loss is, and what survives saving."""
+"""Reward-model training: the loss, what it learns, what does not matter, and files in and out."""
 
 import json
 import math
@@ -6,25 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import CHARACTERS, CONFIGS, EOS, PAD, make_lm, make_tokenizer, save_lm
+from tiny import CHARACTERS, CONFIGS, EOS, PAD, make_lm, make_reward_model, make_tokenizer, save_lm, score_by_definition
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.lm.finetune.data import Pair, held_out
-from rlzoo.lm.finetune.reward_model import (
-    RewardModel,
-    RewardModelSettings,
-    last_scores,
-    preference_loss,
-    run_reward_model,
-    train_reward_model,
-)
-from rlzoo.lm.model.padding import pad, position_ids
-from rlzoo.lm.model.pretrained import load_reward_model
+from rlzoo.lm.finetune.reward_model import RewardModelSettings, preference_loss, run_reward_model, train_reward_model
+from rlzoo.lm.reward.reward_model import RewardModel
 
 KINDS = list(CONFIGS)
-ROWS = [[3, 1, 4, 1, 5, 9], [2, 6], [5, 3, 5], [8]]
 
 
 @pytest.fixture(scope="module")
@@ -34,66 +25,11 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def make(folders):
-    """A reward model that has not been trained, its head ten times as large as it starts."""
-
-    def made(kind="gpt2", seed=0, tokenizer=None):
-        model = load_reward_model(folders[kind], head_seed=seed)
-        with torch.no_grad():
-            model.score.weight *= 10
-        return RewardModel(model, tokenizer or make_tokenizer())
-
-    return made
+    return lambda kind="gpt2": make_reward_model(folders[kind])
 
 
 def settings(**more):
     return RewardModelSettings(**{"batch_size": 8, "learning_rate": 1e-3, "held_out": 0.0, **more})
-
-
-def by_definition(model, row):
-    hidden = model.base_model(torch.tensor([row]))[0]
-    return model.score(hidden[0, -1]).item()
-
-
-# Where the score is read
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_score_is_read_at_the_last_token_of_a_padded_row(make, kind, side):
-    rewards = make(kind)
-    expected = [by_definition(rewards.model, row) for row in ROWS]
-    assert np.std(expected) > 0.1
-    ids, attention = pad(ROWS, PAD, side)
-    torch.testing.assert_close(last_scores(rewards.model, ids, attention), torch.tensor(expected), rtol=0, atol=1e-4)
-    wide = (nn.functional.pad(ids, (3, 2), value=PAD), nn.functional.pad(attention, (3, 2)))
-    torch.testing.assert_close(last_scores(rewards.model, *wide), torch.tensor(expected), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_hugging_face_reads_the_same_score(make, kind, side):
-    model = make(kind).model
-    ids, attention = pad(ROWS, PAD, side)
-    assert model.config.pad_token_id == PAD
-    theirs = model(input_ids=ids, attention_mask=attention.long(), position_ids=position_ids(attention)).logits
-    torch.testing.assert_close(last_scores(model, ids, attention), theirs.squeeze(1), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_last_token_counts_though_padding_has_the_same_id(make, side):
-    """As in GPT-2, where end of sequence serves as padding."""
-    model = make().model
-    rows = [[3, 1, EOS], [2, 6, 5, 3, EOS], [4, 1]]
-    expected = torch.tensor([by_definition(model, row) for row in rows])
-    torch.testing.assert_close(last_scores(model, *pad(rows, EOS, side)), expected, rtol=0, atol=1e-4)
-    assert abs(by_definition(model, [3, 1]) - expected[0]) > 1e-2
-
-
-def test_what_padding_holds_does_not_matter(make):
-    model = make().model
-    ids, attention = pad(ROWS, PAD)
-    junk = torch.where(attention, ids, torch.arange(6))
-    torch.testing.assert_close(last_scores(model, junk, attention), last_scores(model, ids, attention))
 
 
 # The loss
@@ -131,7 +67,7 @@ def test_loss_of_training_is_the_mean_over_pairs(make):
     rewards = make()
     scores = torch.tensor(
         [
-            [by_definition(rewards.model, make_tokenizer()(p.prompt + text)["input_ids"]) for text in p[1:3]]
+            [score_by_definition(rewards.model, make_tokenizer()(p.prompt + text)["input_ids"]) for text in p[1:3]]
             for p in pairs
         ]
     )
@@ -205,51 +141,6 @@ def test_gradient_that_is_not_finite_stops_training(make):
         train_reward_model([pair._replace(margin=math.inf) for pair in make_pairs()], settings(), make())
 
 
-# Scores
-
-
-def test_scores_are_those_of_prompt_and_response_in_one(make):
-    rewards = make()
-    prompts, responses = ["xy", "z", "a.b", "!"], ["abc", "", " ", "defghij"]
-    texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-    expected = [by_definition(rewards.model, make_tokenizer()(text)["input_ids"]) for text in texts]
-    for tokens in (1, 12, 1000):
-        rewards.micro_batch_tokens = tokens
-        assert rewards(prompts, responses) == pytest.approx(expected, abs=1e-4)
-    assert all(isinstance(score, float) for score in rewards(prompts, responses))
-    assert rewards([], []) == []
-
-
-def test_scores_of_rows_of_tokens(make):
-    rewards = make()
-    rewards.calibrate(["abc", "de", "fgh"])
-    expected = [rewards.gain * by_definition(rewards.model, row) + rewards.bias for row in ROWS]
-    for side in ("left", "right"):
-        scores = rewards.score_ids(*pad(ROWS, PAD, side))
-        assert not scores.requires_grad
-        assert scores.tolist() == pytest.approx(expected, abs=1e-4)
-
-
-def test_text_without_a_token_is_refused(make):
-    with pytest.raises(ConfigError, match="row 1 has no token to score"):
-        make()(["a", ""], ["b", ""])
-
-
-def test_text_that_is_too_long_loses_its_beginning(make):
-    rewards = make()
-    assert rewards(["a" * 10], ["b" * 30 + "cd"]) == rewards(["b"], ["b" * 29 + "cd"])
-
-
-def test_calibrated_scores_have_mean_0_and_deviation_1(make):
-    rewards, texts = make(), [pair.prompt + pair.chosen for pair in make_pairs()]
-    raw = rewards(texts, [""] * 60)
-    for _ in range(2):
-        gain, bias = rewards.calibrate(texts)
-        assert (gain, bias) == pytest.approx((1 / np.std(raw), -np.mean(raw) / np.std(raw)), rel=1e-4)
-        scores = rewards(texts, [""] * 60)
-        assert (np.mean(scores), np.std(scores)) == pytest.approx((0, 1), abs=1e-5)
-
-
 def test_training_calibrates_on_what_was_held_out(make):
     pairs, rewards = make_pairs(), make()
     metrics = train_reward_model(pairs, settings(held_out=0.3), rewards)
@@ -260,37 +151,7 @@ def test_training_calibrates_on_what_was_held_out(make):
     assert (metrics["gain"], metrics["bias"]) == (rewards.gain, rewards.bias)
 
 
-def test_scores_that_are_all_equal_cannot_be_calibrated(make):
-    with pytest.raises(ConfigError, match="gives one score to all 2 texts"):
-        make().calibrate(["ab", "ab"])
-
-
 # Files
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_saved_reward_model_gives_the_same_scores(make, tmp_path, kind):
-    rewards = make(kind)
-    rewards.calibrate(["abc", "de", "fgh"])
-    rewards.save(tmp_path / "out")
-    again = RewardModel.load(tmp_path / "out")
-    assert (again.gain, again.bias) == (rewards.gain, rewards.bias) != (1.0, 0.0)
-    assert again(["ab", "c"], ["d", "efg"]) == pytest.approx(rewards(["ab", "c"], ["d", "efg"]), abs=1e-5)
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["rlzoo_gain"], config["rlzoo_bias"]) == (rewards.gain, rewards.bias)
-    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert (theirs.config.rlzoo_gain, theirs.config.num_labels) == (rewards.gain, 1)
-    batch = tokenizer(["abd", "cefg"], padding=True, return_tensors="pt", padding_side="right")
-    logits = theirs(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 0]
-    expected = (rewards.gain * logits + rewards.bias).tolist()
-    assert rewards(["ab", "c"], ["d", "efg"]) == pytest.approx(expected, abs=1e-4)
-
-
-def test_model_without_calibration_gives_what_its_head_gives(make, tmp_path):
-    rewards = make()
-    rewards.save(tmp_path / "out")
-    assert (RewardModel.load(tmp_path / "out").gain, RewardModel.load(tmp_path / "out").bias) == (1.0, 0.0)
 
 
 @pytest.fixture

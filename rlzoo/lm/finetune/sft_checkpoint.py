@@ -1,4 +1,4 @@
-"""The SFT checkpoint of a task, made on first use and kept for later runs."""
+"""The SFT checkpoint of a task: made on first use, and cached for later runs."""
 
 from __future__ import annotations
 
@@ -17,44 +17,45 @@ from rlzoo.core.cache import cache_directory
 from rlzoo.core.task import Say
 from rlzoo.lm.finetune import sft
 from rlzoo.lm.finetune.sft import SFTSettings
-from rlzoo.lm.model import padding, pretrained
+from rlzoo.lm.model import padding, pretrained, saving
 
 
 @dataclass(frozen=True)
-class SupervisedStart:
-    """How an SFT checkpoint is made."""
+class SFTCheckpoint:
+    """A recipe of an SFT checkpoint: a new model that is fine-tuned on texts."""
 
     texts: Sequence[str]
     tokenizer: Callable[[], PreTrainedTokenizerBase]
     config: dict[str, Any]
-    """The model's configuration, as `config.json` has it."""
+    """Configuration of the model: the content of `config.json`."""
     fit: SFTSettings
 
     def path(self, name: str, say: Say) -> Path:
-        """The directory of the checkpoint in the cache. It is made if it is not there yet.
+        """Directory of the checkpoint in the cache. The checkpoint is made if it does not exist yet.
 
         Args:
-            name: of the task.
+            name: name of the task.
             say: progress callback.
         """
-        source = "".join(inspect.getsource(module) for module in (padding, pretrained, sft))
+        source = "".join(inspect.getsource(module) for module in (padding, pretrained, saving, sft))
         versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
         parts = list(self.texts), self.config, self.fit, versions, source
-        folder = cache_directory() / f"{name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}"
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+        folder = cache_directory() / f"{name.rpartition(':')[2]}-{key}"
         if not folder.is_dir():
-            say(f"{name}: SFT on {len(self.texts):,} texts, once; kept in {folder}")
+            say(f"{name}: SFT on {len(self.texts):,} texts, once; cached in {folder}")
             tokenizer = self.tokenizer()
             model = pretrained.new_causal_lm(self.config, len(tokenizer), self.fit.seed)
-            pretrained.use_tokens(model, tokenizer)
+            saving.use_tokens(model, tokenizer)
             metrics = sft.sft(self.texts, self.fit, model, tokenizer)
-            say(f"{name}: held-out loss {metrics['held_out_loss']:.3f} per token")
+            say(f"{name}: {sft.describe(metrics, self.fit.epochs)}")
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".start-") as scratch:
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sft-") as scratch:
                 made = Path(scratch, "model")
-                pretrained.save(model, tokenizer, made)
+                saving.save(model, tokenizer, made)
                 try:
                     made.rename(folder)
-                except OSError:  # another process was first; every process uses its checkpoint
+                except OSError:  # another process was first: use its checkpoint
                     if not folder.is_dir():
                         raise
         return folder

@@ -1,0 +1,84 @@
+"""Calls into the Hugging Face libraries: silent, and with errors of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from transformers.utils import logging as transformers_logging
+
+from rlzoo.core.errors import ConfigError, require
+
+_hub: Any = huggingface_hub.utils
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppresses the progress bars, log lines and warnings of the libraries."""
+    bars: Any = transformers_logging
+    levels = [(library, library.get_verbosity()) for library in (transformers_logging, huggingface_hub.logging)]
+    shown, hub_shown = bars.is_progress_bar_enabled(), not _hub.are_progress_bars_disabled()
+    bars.disable_progress_bar()
+    _hub.disable_progress_bars()
+    for library, _ in levels:
+        library.set_verbosity(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        for library, level in levels:
+            library.set_verbosity(level)
+        if hub_shown:
+            _hub.enable_progress_bars()
+        if shown:
+            bars.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def loading(name: str, what: str) -> Iterator[None]:
+    """Context for loading: silent, with the global generators restored, and any error as a `ConfigError` of one line.
+
+    Damaged files make the libraries raise nearly any exception.
+    """
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the {what} of {name} cannot be loaded: {_first_line(error)}") from error
+
+
+def location(name: str, what: str) -> dict[str, Any]:
+    """Arguments of `from_pretrained` for a directory or a model on the Hub.
+
+    The Hub is asked once with a short timeout, because transformers retries for a minute.
+
+    Raises:
+        ConfigError: there is no such directory, and no such model on the Hub or in its cache.
+    """
+    if Path(name).is_dir():
+        return {"local_files_only": True}
+    require(not Path(name).exists(), f"{name} is a file; a {what} is a directory")
+    try:
+        _hub.validate_repo_id(name)
+    except ValueError:
+        raise ConfigError(f"no such directory: {name}") from None
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=10)
+    except Exception as error:
+        if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
+            return {"local_files_only": True}
+        reason = _first_line(error)
+        raise ConfigError(f"no such directory: {name}; nor is it on the Hugging Face Hub: {reason}") from None
+    return {}
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,115 @@
+"""Saving models and tokenizers as Hugging Face directories, each complete or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlzoo.core.errors import require
+from rlzoo.lm.model.hugging_face import quiet
+
+SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def check_output(folder: Path | str, overwrite: bool = False) -> None:
+    """Checks that a model may be saved in a folder: it is new or empty, or, with `overwrite`, holds a model.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    folder = Path(folder)
+    require(folder.is_dir() or not folder.exists(), f"{folder} is a file")
+    if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
+        return
+    require(_holds_model(folder), f"{folder} holds something other than a model")
+    require(overwrite, f"{folder} holds a model already; choose another folder, or replace it: --overwrite")
+
+
+def _holds_model(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and "model_type" in config
+
+
+def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the tokenizer's padding, beginning and end of sequence into the model's configurations.
+
+    A sequence classifier needs the padding token to find the last token of a row.
+    """
+    configs: list[Any] = [model.config, model.config.get_text_config()]
+    if model.can_generate():
+        configs.append(model.generation_config)
+    for config in configs:
+        for name in SPECIAL_TOKENS:
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path | str) -> None:
+    """Saves both as Hugging Face does, weights as safetensors. A model that the folder holds is replaced.
+
+    Everything is written and flushed under a temporary name and then renamed, so a folder of the final name is
+    complete. The generation configuration gets the tokenizer's end of sequence and padding.
+
+    Raises:
+        ConfigError: the folder holds something other than a model.
+        OSError: it cannot be written.
+    """
+    check_output(folder, overwrite=True)
+    folder = Path(folder).resolve()
+    new, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
+    if old.exists() and not folder.exists():  # killed between the two renames
+        old.rename(folder)
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        with quiet():
+            if model.can_generate():
+                model.generation_config = _generation_config(model.generation_config, tokenizer, new)
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+        mode = (new / "config.json").stat().st_mode  # weights are written readable for their owner only
+        for path in new.iterdir():
+            path.chmod(mode)
+            _sync(path)
+        _sync(new)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+        _sync(folder.parent)
+    except SafetensorError as error:
+        raise OSError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _generation_config(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, folder: Path) -> GenerationConfig:
+    """`config` with the tokenizer's end of sequence and padding; these alone if transformers refuses to write it."""
+    end, stops = tokenizer.eos_token_id, config.eos_token_id
+    stops = [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
+    if end is not None and end not in stops:
+        config.eos_token_id = [*stops, end] if stops else end
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.pad_token_id
+    try:
+        config.save_pretrained(folder)
+    except ValueError:  # published configurations may contradict themselves
+        plain: Any = GenerationConfig
+        return plain(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+    return config
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
