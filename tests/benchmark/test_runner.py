@@ -19,9 +19,9 @@ from rlzoo.benchmark.results import Results, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
+from rlzoo.control.evaluation import evaluate_model
 from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.runs.config import make_config
-from rlzoo.control.evaluation import evaluate_model
 from rlzoo.runs.files import lock
 from rlzoo.runs.loop import Trainer
 
