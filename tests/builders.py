@@ -10,6 +10,7 @@ from rlzoo.control.networks import Network
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
+from rlzoo.core.env import VectorEnv
 from rlzoo.optim.natural_gradient import FlatPolicy
 
 SPACES = {
@@ -79,8 +80,39 @@ def with_junk(buffer):
     )
 
 
+class Imitation:
+    """An auxiliary loss in two terms: −coef·E[log π(a|s)] at states and actions of its own.
+
+    `drawn` lists the rows of the objectives that it was drawn for.
+    """
+
+    def __init__(self, model, coef=0.7, seed=4):
+        generator = torch.Generator().manual_seed(seed)
+        p = next(model.parameters())
+        inputs = next(m for m in model.modules() if isinstance(m, torch.nn.Linear)).in_features
+        self.obs = torch.randn(7, 1, inputs, generator=generator, dtype=p.dtype)
+        with torch.no_grad():
+            self.action = model.distribution(self.obs).sample(generator)
+        self.coef, self.drawn = coef, []
+
+    def draw(self, rows):
+        self.drawn.append(rows)
+        return [self.loss_of(slice(0, 2)), self.loss_of(slice(2, 7))]
+
+    def loss_of(self, rows):
+        def term(model):
+            logp = model.distribution(self.obs[rows]).log_prob(self.action[rows])
+            return -self.coef * logp.sum() / len(self.obs)
+
+        return term
+
+    def loss(self, model):
+        """The whole loss at once."""
+        return self.loss_of(slice(None))(model)
+
+
 class PolicyAt(FlatPolicy):
-    """θ ↦ π_θ(·|s) at fixed observations."""
+    """θ ↦ π_θ(·|s) at fixed observations; with a term, θ ↦ term(model)."""
 
     def __init__(self, model, obs):
         super().__init__(model)
@@ -90,8 +122,8 @@ class PolicyAt(FlatPolicy):
     def theta(self):
         return super().theta.requires_grad_()
 
-    def __call__(self, theta):
-        return super().__call__(theta, self.obs)
+    def __call__(self, theta, term=None):
+        return super().__call__(theta, term or (lambda model: model.distribution(self.obs)))
 
 
 def explicit_fisher(policy, theta, weight):
@@ -119,3 +151,39 @@ def explicit_fisher(policy, theta, weight):
         score = jacobian(lambda t, taken=taken: policy(t).log_prob(taken))
         fisher = fisher + torch.einsum("rt,rtp,rtq->pq", weight * distribution.log_prob(taken).exp(), score, score)
     return fisher
+
+
+class Scripted(VectorEnv):
+    """Copy i plays episodes of `lengths[i]` steps, cut by a time limit in odd copies; observes (copy, episode,
+    time) and pays 1 + time. Its forced steps follow NEXT_STEP autoreset."""
+
+    def __init__(self, lengths):
+        self.lengths = np.array(lengths)
+        self.num_envs = len(lengths)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (3,))
+        self.action_space = spaces.Discrete(2)
+        self.episode = np.full(self.num_envs, -1)
+
+    def _observe(self):
+        return np.stack([np.arange(self.num_envs), self.episode, self.time], 1).astype(np.float32)
+
+    def reset(self):
+        self.episode = self.episode + 1
+        self.time = np.zeros(self.num_envs, int)
+        self.over = np.zeros(self.num_envs, bool)
+        return self._observe(), self.over.copy()
+
+    def step(self, action):
+        assert action.shape == (self.num_envs,)
+        reward = np.where(self.over, 0, 1 + self.time).astype(np.float32)
+        self.episode = self.episode + self.over
+        self.time = np.where(self.over, 0, self.time + 1)
+        self.over = self.time == self.lengths
+        odd = np.arange(self.num_envs) % 2 == 1
+        return self._observe(), reward, self.over & ~odd, self.over & odd, self.over.copy()
+
+    def state_dict(self):
+        return {"episode": self.episode, "time": self.time, "over": self.over}
+
+    def load_state_dict(self, state):
+        self.episode, self.time, self.over = state["episode"], state["time"], state["over"]

@@ -1,4 +1,4 @@
-"""The historical line: REINFORCE, natural policy gradient, TRPO, PPO-penalty, PPO-clip."""
+"""The algorithms, in historical order: REINFORCE, natural policy gradient, TRPO, PPO-penalty, PPO-clip."""
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.algorithms.npg import NPG

@@ -1,4 +1,4 @@
-"""What an algorithm is, and what it keeps between updates."""
+"""The interface of an algorithm, and its state between updates."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Metrics = dict[str, float]
 
 @dataclass
 class State:
-    """What an algorithm carries from one update to the next. All of it is in every checkpoint."""
+    """The state of an algorithm between updates. All of it is saved in checkpoints."""
 
     rng: np.random.Generator
-    """Order of minibatches."""
+    """Shuffles minibatches."""
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     progress: float = 0.0
     """Share of the training steps already taken, in [0, 1). The training loop sets it."""
 
     def at(self, schedule: Schedule) -> float:
-        """The present value of a schedule."""
+        """The current value of a schedule."""
         return at(schedule, self.progress)
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Algorithm(abc.ABC):
 
     name: ClassVar[str]
     second_order: ClassVar[bool] = False
-    """Whether the policy is differentiated twice."""
+    """Whether the algorithm differentiates the policy twice."""
     estimator: Estimator
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Algorithm(abc.ABC):
 
 @torch.no_grad()
 def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None) -> Metrics:
-    """How far the policy moved over `batch`, and how well the value predicted the returns.
+    """Metrics of an update: how far the policy moved, and how well the value predicted the returns.
 
     `kl` is E[KL(π_old ‖ π)], exact if the batch holds `old`, else estimated by k3. `clip_fraction` is the share of
     steps whose ratio π/π_old is outside 1 ± `clip_coef`. `explained_variance` is 1 − Var[G − V]/Var[G] of the value

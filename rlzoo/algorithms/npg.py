@@ -23,7 +23,7 @@ class NPG(Algorithm):
     """θ ← θ + √(2δ/xᵀFx)·x with x = F⁻¹g: the steepest ascent direction in the metric of the Fisher matrix F.
 
     F is averaged over the visited states, in closed form over actions. The step's length makes the quadratic model of
-    KL(π_old ‖ π_θ) equal to δ. The KL itself is not checked; TRPO adds that.
+    KL(π_old ‖ π_θ) equal to δ. The KL itself is not checked, unlike in TRPO.
     """
 
     name: ClassVar[str] = "npg"

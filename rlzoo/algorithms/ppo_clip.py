@@ -27,7 +27,7 @@ class PPOClip(Algorithm):
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     clip_coef: PositiveSchedule = 0.2
-    """ε: outside 1 ± ε the ratio has no gradient."""
+    """ε, the clip range of the ratio."""
     learning_rate: PositiveSchedule = 3e-4
     """Adam's step size."""
     epochs: Count = 10
@@ -37,11 +37,11 @@ class PPOClip(Algorithm):
     vf_coef: NonNegative = 1.0
     """Weight of the value loss ½(V − G)²."""
     clip_value: bool = False
-    """Clip the value to ±ε around its old value, and take the larger loss."""
+    """Clip the value to ±ε around its old value, and use the larger loss."""
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
     max_grad_norm: Positive | None = 0.5
-    """Bound on the gradient's norm."""
+    """Maximum norm of the gradient; none for no maximum."""
     normalize_advantage: bool = True
     """Whiten the advantages in each minibatch."""
     target_kl: Positive | None = None

@@ -49,7 +49,7 @@ class PPOPenalty(Algorithm):
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
     max_grad_norm: Positive | None = 0.5
-    """Bound on the gradient's norm."""
+    """Maximum norm of the gradient; none for no maximum."""
     normalize_advantage: bool = True
     """Whiten the advantages in each minibatch."""
 

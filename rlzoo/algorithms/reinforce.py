@@ -38,7 +38,7 @@ class Reinforce(Algorithm):
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
     max_grad_norm: Positive | None = 0.5
-    """Bound on the gradient's norm."""
+    """Maximum norm of the gradient; none for no maximum."""
     vf_learning_rate: PositiveSchedule = 3e-3
     """Adam's step size for the baseline."""
     vf_epochs: NonNegativeInt = 10

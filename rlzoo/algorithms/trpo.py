@@ -29,8 +29,8 @@ from rlzoo.optim.objective import mean_kl, surrogate
 class TRPO(Algorithm):
     """Maximise E[π_θ/π_old·Â] subject to E[KL(π_old ‖ π_θ)] ≤ δ.
 
-    The natural gradient step of length √(2δ/xᵀFx), shortened until the surrogate improves and the KL itself is at most
-    δ. If no step does both, θ stays as it is, bit for bit.
+    The natural gradient step √(2δ/xᵀFx)·x, shortened until the surrogate improves and the KL is at most δ. If no step
+    length satisfies both, θ is not changed.
     """
 
     name: ClassVar[str] = "trpo"

@@ -1,1 +1,1 @@
-"""Control environments: Gymnasium's, and the vectorised classic control."""
+"""Control tasks: Gymnasium environments and vectorised classic control, MLPs, NumPy acting."""

@@ -38,7 +38,7 @@ def make_actor(model: ActorCritic, noise: Iterator[Array], fast: bool = True) ->
 
 
 def _is_plain(model: ActorCritic) -> bool:
-    """Whether it is made of MLPs in single precision on the CPU."""
+    """Whether the model consists of the built-in MLPs, in single precision on the CPU."""
     parameter = next(model.policy.parameters())
     known = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.trunk, MLP | None)
     return known and parameter.device.type == "cpu" and parameter.dtype == torch.float32
@@ -102,10 +102,10 @@ def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | Non
 
 
 class ActionNoise(Iterator[Array]):
-    """Standard noise (N, Z) for each step of N environments: Gumbel for categories, normal for Box actions.
+    """Iterator over standard noise (N, Z) for N environments: Gumbel for categories, normal for Box actions.
 
-    With `correlation` ρ > 0, successive noises are correlated: z_t = ρ·z_{t−1} + √(1 − ρ²)·ε_t, mapped to a Gumbel
-    through its quantiles where needed. Each action still has exactly the policy's distribution, but exploration
+    With `correlation` ρ > 0, successive values are correlated: z_t = ρ·z_{t−1} + √(1 − ρ²)·ε_t, mapped to a Gumbel by
+    its quantile function where needed. Each action still has exactly the policy's distribution, but exploration
     continues in one direction for about 1/(1 − ρ) steps (coloured noise: Hollenstein et al. 2024).
     """
 
@@ -130,11 +130,11 @@ class ActionNoise(Iterator[Array]):
         return self._block[self._used - 1]
 
     def zeros(self) -> Iterator[Array]:
-        """Noise for which every action is the most probable one."""
+        """Noise of zeros, which gives the mode of every distribution."""
         return itertools.repeat(np.zeros(self.shape, np.float32))
 
     def _draw(self) -> None:
-        """Draws the noise of the next steps in one block, which is cheaper."""
+        """Draws the noise of the next steps in one block, which is faster."""
         self._start = {"rng": self.rng.bit_generator.state, "z": self._z}
         self._block, self._used = self._noise().astype(np.float32), 0
 
@@ -158,3 +158,4 @@ class ActionNoise(Iterator[Array]):
 
 
 _BLOCK = 64
+"""Steps of noise that are drawn at once."""

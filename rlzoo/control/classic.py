@@ -1,8 +1,7 @@
-"""The classic control problems, many copies at a time, in NumPy.
+"""Vectorised classic control environments in NumPy.
 
-The models and their constants are those that Gymnasium documents; a test steps both side by side. The state
-of N copies is one (S, N) float64 array, so that each state variable is a contiguous row and the equations
-read as for a single copy.
+The dynamics and constants are those of Gymnasium; a test compares both step by step. The state of N copies is one
+(S, N) float64 array, so each state variable is a contiguous row and the equations read as for a single copy.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rlzoo.core.env import Array, Bools, VectorEnv
 
 
 def _constant(value: float) -> Array:
-    """A 0-d array: NumPy converts a Python float at every use, which costs as much as the arithmetic."""
+    """A 0-d array. NumPy converts a Python float at every use, which costs as much as the arithmetic."""
     return np.asarray(value, dtype=np.float64)
 
 
@@ -36,10 +35,10 @@ def _box(low: list[float], high: list[float]) -> Box:
 
 
 class ClassicControl(VectorEnv):
-    """Time limit, autoreset, random stream and state, which the five problems share.
+    """Base class of the five environments: time limit, autoreset, random stream and state.
 
-    Before the first reset every copy is forced, so that a step starts it. Actions are not checked against the action
-    space.
+    Before the first reset every copy is forced, so a step starts its first episode. Actions are not checked against
+    the action space.
     """
 
     def __init__(
@@ -71,11 +70,11 @@ class ClassicControl(VectorEnv):
 
     @abc.abstractmethod
     def _dynamics(self, action: Array) -> tuple[Array | float, Bools]:
-        """Advance `self._state` by one step in every copy and return `reward` and `terminated`."""
+        """Advances `self._state` by one step in every copy and returns `reward` and `terminated`."""
 
     @abc.abstractmethod
     def _observe(self, rows: Array) -> None:
-        """Write the observation of `self._state` into `rows`, (D, N)."""
+        """Writes the observations of `self._state` into `rows` (D, N)."""
 
     def reset(self) -> tuple[Array, Bools]:
         self._state[...] = self._initial(self.num_envs)
@@ -85,7 +84,7 @@ class ClassicControl(VectorEnv):
         return self._obs, self._forced
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
-        # Forced copies are stepped with the others and then overwritten: cheaper than leaving them out.
+        # Forced copies are stepped with the others and then overwritten, which is faster than skipping them.
         reward, terminated = self._dynamics(action)
         self._reward[...] = reward
         self._elapsed += _ONE
@@ -116,9 +115,6 @@ class ClassicControl(VectorEnv):
         self._elapsed = np.array(state["elapsed"], np.int64)
         self._forced = np.array(state["forced"], np.bool_)
         self._rng.bit_generator.state = state["rng"]
-
-    def close(self) -> None:
-        pass
 
 
 def _wrap(angle: Array) -> Array:
@@ -296,10 +292,10 @@ def _valley() -> Box:
 
 
 def _drive(state: Array, push: Array) -> tuple[Array, Array]:
-    """Move the car of both mountain cars, in place; return x and v.
+    """One step of the dynamics of both mountain cars, in place; returns x and v.
 
-    v += push - 0.0025 cos 3x and x += v in a valley of height sin 3x, |v| <= 0.07 and -1.2 <= x <= 0.6; the
-    car loses its speed at the left end.
+    v += push - 0.0025 cos 3x and x += v in a valley of height sin 3x, |v| <= 0.07 and -1.2 <= x <= 0.6. At the left
+    end the car stops.
     """
     x, v = state
     v += push - _VALLEY_GRAVITY * np.cos(_THREE * x)
@@ -321,7 +317,7 @@ def _parked(rng: np.random.Generator, count: int) -> Array:
 class MountainCar(ClassicControl):
     """Drive an underpowered car out of a valley by pushing left (0), not at all (1) or right (2).
 
-    State and observation (x, v), moved as `_drive` says with push ±0.001. An episode terminates when
+    State and observation (x, v), with the dynamics of `_drive` and push ±0.001. An episode terminates when
     x >= 0.5 and v >= `goal_velocity`. Reward -1 for every step.
 
     Moore, "Efficient memory-based learning for robot control", 1990; Sutton and Barto's book, Example 10.1.
@@ -354,9 +350,9 @@ class MountainCar(ClassicControl):
 
 @final
 class MountainCarContinuous(ClassicControl):
-    """The mountain car with a push of any strength: an action u in [-1, 1] pushes by 0.0015 u.
+    """The mountain car with a continuous action: u in [-1, 1] pushes by 0.0015 u.
 
-    State and observation (x, v), moved as `_drive` says. An episode terminates when x >= 0.45 and
+    State and observation (x, v), with the dynamics of `_drive`. An episode terminates when x >= 0.45 and
     v >= `goal_velocity`. Reward -0.1 u², and 100 more for the terminating step. Gymnasium rounds this
     problem's state to float32 after each step; here it stays float64.
 

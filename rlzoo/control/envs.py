@@ -1,4 +1,4 @@
-"""Making environments: built-in classic control in NumPy, and every Gymnasium environment."""
+"""Making control environments: vectorised classic control, or any Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(
         num_envs: copies to step together.
         seed: non-negative integer that determines all randomness of the copies.
         vectorized: use the built-in NumPy version where there is one that accepts these `kwargs`.
-        asynchronous: run each copy of a Gymnasium environment in a process of its own.
+        asynchronous: run each copy of a Gymnasium environment in its own process.
         **kwargs: options of the environment, as for `gymnasium.make`.
 
     Raises:
@@ -41,5 +41,5 @@ def make(
 
 
 def builtin_ids() -> tuple[str, ...]:
-    """Ids of the environments with a NumPy version of our own."""
+    """Ids of the environments with a vectorised NumPy version."""
     return tuple(BUILTIN)

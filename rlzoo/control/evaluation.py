@@ -1,4 +1,4 @@
-"""Evaluation in control environments, on copies and seeds of their own."""
+"""Evaluation in control environments, with separate copies and seeds."""
 
 from __future__ import annotations
 

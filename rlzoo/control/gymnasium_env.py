@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import traceback
 from functools import partial
@@ -16,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rlzoo.core.env import Array, Bools, VectorEnv
-from rlzoo.core.errors import EnvError, UnknownEnv, UnsupportedSpace
+from rlzoo.core.errors import EnvError, UnknownEnv, UnsupportedSpace, no_such
 
 _REPORT = "rlzoo_error"
 
@@ -31,17 +30,16 @@ def find_spec(env_id: str) -> EnvSpec:
             raise UnknownEnv(f"environment {env_id!r}: cannot import module {module!r}: {error}") from error
     if name in gymnasium.registry:
         return gymnasium.registry[name]
-    near = difflib.get_close_matches(name, gymnasium.registry, n=1)
-    raise UnknownEnv(f"no environment {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    raise UnknownEnv(no_such("environment", name, gymnasium.registry))
 
 
 class GymnasiumEnv(VectorEnv):
-    """Copies of a Gymnasium environment, in this process or in one process each.
+    """Copies of a Gymnasium environment, in this process or each in its own process.
 
     Observations of `Box`, `Discrete`, `MultiDiscrete` and `MultiBinary` spaces, and of `Dict` and
     `Tuple` of them, are flattened by Gymnasium's rules (`Discrete` becomes one-hot) and cast to float32.
-    Copy i is seeded with `seed + i` at the first reset and never again. A fault in an environment is an
-    `EnvError` that names the copy and the number of the vector step.
+    Copy i is seeded with `seed + i` at the first reset only. An error in an environment becomes an `EnvError` that
+    names the copy and the number of the vector step.
     """
 
     def __init__(self, env_id: str, num_envs: int, seed: int, *, asynchronous: bool = False, **kwargs: Any) -> None:
@@ -85,7 +83,7 @@ class GymnasiumEnv(VectorEnv):
 
     @property
     def render_fps(self) -> float:
-        """Frames per second that the environment is meant to be seen at."""
+        """Frames per second at which the environment should be shown."""
         return float(self._vector.metadata.get("render_fps") or 30)
 
     def render(self) -> Array:
@@ -96,12 +94,12 @@ class GymnasiumEnv(VectorEnv):
             raise self._error(_one_line(error)) from error
 
     def close(self) -> None:
-        # After the death of a worker process Gymnasium waits for the others, or finds the pipe broken.
+        # After a worker process has died, Gymnasium waits for the others or finds a broken pipe.
         with contextlib.suppress(EOFError, OSError):
             self._vector.close(timeout=1)
 
     def _native(self, action: Array) -> Array:
-        """The actions as the environment's own space writes them."""
+        """Actions converted to the action space of the environment."""
         space: Any = self.action_space
         action = action.reshape(self.num_envs, *space.shape)
         if isinstance(space, spaces.Box):
@@ -121,7 +119,7 @@ class GymnasiumEnv(VectorEnv):
                 raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
 
     def _call(self, method: partial[Any]) -> Any:
-        """Results of a method of the vector environment, less the info."""
+        """Calls a method of the vector environment and returns its results without the info."""
         try:
             *results, info = method()
         except Exception as error:
@@ -135,14 +133,14 @@ class GymnasiumEnv(VectorEnv):
 
 
 class _CopyError(Exception):
-    """An exception of one copy; takes one string, so that it can come from another process."""
+    """An exception of one copy. Its only argument is a string, so it can be pickled."""
 
 
 class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One copy, with flat observations.
 
-    It reports an exception in `info` instead of raising it: an exception does not come out of Gymnasium's
-    worker processes whole, and they cannot be closed in order after one.
+    It reports an exception in `info` instead of raising it: Gymnasium's worker processes lose parts of an exception,
+    and cannot be closed properly after one.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
@@ -181,7 +179,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _make_copy(spec: EnvSpec, kwargs: dict[str, Any], index: int) -> _Copy:
-    # The passive checker warns of what is an error here, and would do so once per copy.
+    # The passive checker would warn, for each copy, about faults that are errors here.
     env = gymnasium.make(spec, **{"disable_env_checker": True, **kwargs})
     if not _is_flat(env.observation_space):
         raise UnsupportedSpace(f"environment {spec.id!r}: observation space {env.observation_space} is not supported")

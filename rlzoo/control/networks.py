@@ -1,12 +1,12 @@
-"""The built-in networks: multilayer perceptrons for vectors of observations, and every action space."""
+"""The built-in networks: MLPs for flat observations and every supported action space."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -30,7 +30,7 @@ def tanh(x: Tensor) -> Tensor:
 class MLP(nn.Module):
     """A multilayer perceptron over the last axis.
 
-    Hidden layers are activated and orthogonally initialised with gain √2; with `outputs`, a linear layer with
+    Hidden layers have the activation and orthogonal initialisation with gain √2. With `outputs`, a linear layer with
     gain `gain` follows. Biases start at 0.
     """
 
@@ -68,8 +68,8 @@ class MLP(nn.Module):
 class MLPPolicy(Policy):
     """An MLP whose outputs parametrise the distribution of an action space.
 
-    Box actions are Gaussian, in units of the bounds (see `box_units`), with `log_std` one parameter an action, or
-    with None a second half of the network's outputs.
+    Box actions are Gaussian, in units of the bounds (see `box_units`). `log_std` is the initial value of one parameter
+    for each action; with None, the log standard deviation is the second half of the network's outputs.
     """
 
     centre: Tensor
@@ -80,18 +80,31 @@ class MLPPolicy(Policy):
         self.net = net
         self.nvec = categories(space)
         self.log_std: nn.Parameter | None = None
-        if isinstance(space, spaces.Box):
-            centre, scale = box_units(space)
-            self.register_buffer("centre", torch.from_numpy(centre), persistent=False)
-            self.register_buffer("log_scale", torch.from_numpy(np.log(scale)), persistent=False)
+        self.box = space if isinstance(space, spaces.Box) else None
+        if self.box is not None:
+            self.register_buffer("centre", None, persistent=False)
+            self.register_buffer("log_scale", None, persistent=False)
+            self._set_units()
             if log_std is not None:
-                self.log_std = nn.Parameter(torch.full((centre.size,), float(log_std)))
+                self.log_std = nn.Parameter(torch.full(self.centre.shape, float(log_std)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._set_units()
+        return self
+
+    def _set_units(self) -> None:
+        """Computes `centre` and `log_scale` in the network's precision: a conversion would keep earlier rounding."""
+        if self.box is not None:
+            like = next(self.net.parameters())
+            centre, scale = box_units(self.box, np.float64 if like.dtype == torch.float64 else np.float32)
+            self.centre, self.log_scale = (torch.from_numpy(x).to(like) for x in (centre, np.log(scale)))
 
     def forward(self, features: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
         return self.distribution(self.net(features)), memory
 
     def distribution(self, outputs: Tensor) -> Distribution:
-        """The distribution that the head's outputs (..., O) stand for."""
+        """The distribution with the network's outputs (..., O) as parameters."""
         if len(self.nvec) == 1:
             return Categorical(outputs)
         if self.nvec:
@@ -115,7 +128,7 @@ class MLPValue(Value):
 
 
 def categories(space: gymnasium.Space[Any]) -> list[int]:
-    """Sizes of the categorical factors of an action space; [] for a Box."""
+    """Number of categories of each categorical action; [] for a Box."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
@@ -127,15 +140,15 @@ def categories(space: gymnasium.Space[Any]) -> list[int]:
     raise ConfigError(f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary or Box")
 
 
-def box_units(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> tuple[np.ndarray, np.ndarray]:
     """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has none.
 
     A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
     """
-    low, high = space.low.reshape(-1).astype(np.float32), space.high.reshape(-1).astype(np.float32)
+    low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
-    return ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
+    return ((low + high) / 2).astype(dtype), ((high - low) / 2).astype(dtype)
 
 
 @dataclass(frozen=True)
@@ -153,7 +166,7 @@ class Network:
     log_std_init: float = 0.0
     """Initial log standard deviation for Box actions, in half-widths of the action's bounds."""
     state_dependent_std: bool = False
-    """Standard deviation as an output of the policy network, instead of one parameter an action."""
+    """Standard deviation as an output of the policy network, instead of one parameter for each action."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -168,7 +181,7 @@ class Network:
         action_space: gymnasium.Space[Any],
         generator: torch.Generator | None = None,
     ) -> ActorCritic:
-        """A model with orthogonal initialisation: √2 for hidden layers, 0.01 for π's head, 1 for V's."""
+        """Builds a model with orthogonal initialisation: gain √2 for hidden layers, 0.01 for π's output, 1 for V's."""
 
         def mlp(inputs: int, hidden: Sequence[int], outputs: int | None = None, gain: float = 1.0) -> MLP:
             return MLP(inputs, hidden, self.activation, outputs, gain, generator)

@@ -1,4 +1,4 @@
-"""Showing control environments: in a window, or in a video file."""
+"""Rendering of control environments, in a window or to a video file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def watch(
     """Plays episodes in a window, or records them in `video`, an `.mp4` or `.gif` file.
 
     Args:
-        make_actor: an actor for an action space and a seed.
+        make_actor: makes an actor from an action space and a seed.
 
     Raises:
         ConfigError: there is no screen, a package is missing, or the file cannot be written.
@@ -90,7 +90,7 @@ def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
 
 @contextlib.contextmanager
 def _packages_named() -> Iterator[None]:
-    """Names the extra that has the packages an environment needs for rendering."""
+    """Turns the error of a missing rendering package into one that names the extra to install."""
     try:
         yield
     except EnvError as error:

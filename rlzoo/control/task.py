@@ -1,4 +1,4 @@
-"""The task of a control environment: everything that Gymnasium knows, and the built-in ones."""
+"""The task of control environments: Gymnasium's and the vectorised ones."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from rlzoo.core.task import EnvTask, RolloutSettings, Setup, TaskSettings
 
 @dataclass(frozen=True)
 class Control(RolloutSettings):
-    """How experience is collected from a control environment, and with what network."""
+    """Settings of a control task."""
 
     network: Network = Network()
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of their discounted sum, for training only."""
     noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0
-    """Correlation of successive action noises: 0 is independent, 0.9 explores in one direction for 10 steps."""
+    """Correlation of successive action noise: 0 is independent, 0.9 explores in one direction for about 10 steps."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
     vectorized: bool = True
-    """Use the built-in NumPy version of the environment where there is one."""
+    """Use the vectorised NumPy version of the environment, if there is one."""
 
 
 class ControlTask(EnvTask):

@@ -1,1 +1,1 @@
-"""What every algorithm and every task share: experience, distributions, estimators, models, collection."""
+"""What all algorithms and tasks share: experience, distributions, estimators, models, collection."""

@@ -1,4 +1,4 @@
-"""Actors: what chooses actions during collection."""
+"""Actors: they choose the actions during collection."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from rlzoo.core.models import ActorCritic
 
 
 class Actor(Protocol):
-    """`(obs (N, *obs), forced (N,)) -> action`. It owns its randomness, and the memory from step to step.
+    """`(obs (N, *obs), forced (N,)) -> action`.
 
-    The environment ignores the actions of forced rows.
+    An actor keeps its own random state, and the model's memory from step to step. The environment ignores the actions
+    of forced rows.
     """
 
     def __call__(self, obs: Array, forced: Bools) -> Array: ...
@@ -26,7 +27,7 @@ class ModelActor:
     """Acts with any model on any device.
 
     Args:
-        choose: an action for each row of a distribution, such as `Distribution.sample`.
+        choose: returns an action for each row of a distribution, such as `Distribution.sample`.
     """
 
     def __init__(self, model: ActorCritic, choose: Callable[[Distribution], Tensor]) -> None:

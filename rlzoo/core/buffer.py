@@ -23,9 +23,9 @@ class Buffer:
     """One iteration of experience.
 
     A step is *forced* when the environment ignored its action (the step after an episode's end, prompt tokens,
-    padding). `mask` is False there, and nothing in a masked step may change a result. A forced step still observes:
-    after an episode's end it observes the final state, so `value[:, t + 1]` is always the value of the state that
-    step t led to.
+    padding). `mask` is False there, and nothing in a masked step may change a result. A forced step still has an
+    observation: after an episode's end it is the final state. So `value[:, t + 1]` is always the value of the state
+    that step t led to.
 
     As collected, `obs` and `value` have one column more than the rest, for the state after the last step.
     """
@@ -49,18 +49,18 @@ class Buffer:
     old: Distribution | None = None
     """π_old(·|s) at each step, for algorithms with an exact KL."""
     group_size: int = 0
-    """Consecutive rows that began in the same state; 0 stands for all rows."""
+    """Number of consecutive rows that start in the same state; 0 means all rows."""
     row_size: int = 1
-    """What a row counts towards the size of a minibatch: its steps, or 1 where a row is the unit (see `rows`)."""
+    """How much one row adds to the size of a minibatch: its steps, or 1 if sizes are counted in rows (see `rows`)."""
     part_of: tuple[Buffer, slice] | None = field(default=None, repr=False)
-    """The buffer that this one is a part of, and its rows there (see `parts`)."""
+    """Of a micro-batch: the whole buffer, and which of its rows these are (see `parts`)."""
 
     def replace(self, **changes: Any) -> Buffer:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
-        """`fn` applied to every tensor that is present. The result is a whole buffer, not a part."""
+        """A copy with `fn` applied to every tensor that is present. The copy is not a micro-batch (see `parts`)."""
         changes: dict[str, Any] = {}
         for name in _FIELDS:
             x = getattr(self, name)
@@ -98,12 +98,12 @@ class Buffer:
     def rows(self, context: int) -> Buffer:
         """The same steps as rows of `context` steps, R = N·T / context, ready to be shuffled.
 
-        The extra last column of `obs` and `value` is dropped. Forced steps stay, masked, so every buffer of a run has
-        the same shape.
+        The extra last column of `obs` and `value` is dropped. Forced steps stay and stay masked, so every buffer of a
+        run has the same shape.
 
         Args:
-            context: steps that a policy must see together: 1 for a network without memory. 0 stands for whole rows,
-                each of which then counts as one in the size of a minibatch.
+            context: steps that a policy must see together: 1 for a network without memory. 0 keeps whole rows, and
+                minibatch sizes then count rows instead of steps.
         """
         steps, row_size = self.mask.shape[1], context or 1
         context = context or steps
@@ -118,11 +118,11 @@ class Buffer:
     def minibatches(self, size: int | Literal["all"], rng: np.random.Generator) -> Iterator[Buffer]:
         """One epoch: the rows in random order, cut into minibatches.
 
-        The remaining rows form a last, smaller minibatch. A minibatch without an unmasked step is left out. A
+        The remaining rows form a last, smaller minibatch. A minibatch without an unmasked step is skipped. A
         minibatch of all rows is the buffer itself.
 
         Args:
-            size: steps of a minibatch, or rows where a row is the unit (see `rows`); at least one row.
+            size: steps in a minibatch, or rows after `rows(0)`; "all" for all rows. A minibatch has at least one row.
         """
         rows = self.num_rows if size == "all" else max(1, size // self.row_size)
         if rows >= self.num_rows:
@@ -139,9 +139,8 @@ class Buffer:
     def parts(self, steps: int | None) -> Iterator[Buffer]:
         """The rows in order, as micro-batches of at most `steps` steps (at least one row); None gives one part.
 
-        `mean` weighs a step of a part as the whole buffer does, so the means of the parts add up to the mean of the
-        whole. `whitened_advantage` is that of the whole. So a sum of gradients over parts does not depend on how the
-        buffer was cut.
+        In a part, `weight`, `mean` and `whitened_advantage` use the statistics of the whole buffer. So the means of the
+        parts add up to the mean of the whole, and a sum of gradients over the parts does not depend on their size.
         """
         rows = self.num_rows if steps is None else max(1, steps // self.mask.shape[1])
         if rows >= self.num_rows:
@@ -174,7 +173,7 @@ class Buffer:
 
     @cached_property
     def whitened_advantage(self) -> Float[Tensor, "N T"]:
-        """`advantage`, whitened over this buffer, or over the whole that it is a part of."""
+        """`advantage` whitened over this buffer; in a micro-batch, over the whole buffer."""
         if self.part_of is not None:
             whole, rows = self.part_of
             return whole.whitened_advantage[rows]

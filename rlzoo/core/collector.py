@@ -14,14 +14,16 @@ from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
 
 _CHUNK = 32
+"""Steps between two checks whether every row has completed an episode."""
 _ENDLESS = 100_000
+"""Steps after which an episode counts as endless."""
 
 
 class Collector:
-    """Steps N copies of an environment with an actor, T steps for each buffer.
+    """Collects buffers of T steps from N copies of an environment.
 
-    Rows continue from one buffer to the next. With `whole_episodes`, every buffer starts all copies anew and takes one
-    complete episode from each, however long. Rows that have ended are masked until the longest ends.
+    Rows continue from one buffer to the next. With `whole_episodes`, every buffer starts with a reset and holds one
+    complete episode of each copy, of any length. Rows that have ended are masked until the longest ends.
     """
 
     def __init__(self, env: VectorEnv, num_steps: int = _CHUNK, whole_episodes: bool = False) -> None:
@@ -34,7 +36,7 @@ class Collector:
         self._lengths = np.zeros(env.num_envs, np.int64)
 
     def collect(self, actor: Actor) -> Experience:
-        """One buffer without `logp` and `value`, and the episodes that ended in it."""
+        """Collects one buffer, without `logp` and `value`, and the episodes that ended in it."""
         if self.whole_episodes or self._obs is None:
             self._obs, self._forced = self.env.reset()
         if not self.whole_episodes:
@@ -52,7 +54,7 @@ class Collector:
         return Experience(steps.buffer(), self._episodes(steps), {})
 
     def _steps(self, actor: Actor, steps: int) -> _Steps:
-        """The innermost loop: only acting and stepping."""
+        """The inner loop: only acting and stepping."""
         assert self._obs is not None
         n = self.env.num_envs
         obs = np.empty((steps + 1, *self._obs.shape), self._obs.dtype)
@@ -70,7 +72,7 @@ class Collector:
         return _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1])
 
     def _episodes(self, steps: _Steps) -> list[Episode]:
-        """The episodes that ended, in order of their end. The others continue in the next buffer."""
+        """The episodes that ended, in the order in which they ended. The others continue in the next buffer."""
         returns = self._returns + np.cumsum(steps.reward * steps.mask, axis=0, dtype=np.float64)
         lengths = self._lengths + np.cumsum(steps.mask, axis=0)
         past_return, past_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
@@ -92,7 +94,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state. If the environment's own state is missing, new episodes start."""
+        """Restores a state. Without a state of the environment, new episodes start."""
         if state["env"] is None:
             return
         self.env.load_state_dict(state["env"])
@@ -123,7 +125,7 @@ class _Steps(NamedTuple):
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
-    """One episode a row, cut where the longest ends. The steps after a row's end are masked."""
+    """Joins chunks to one episode a row, up to the end of the longest. The steps after a row's end are masked."""
     first_obs = np.concatenate([*(c.obs[:-1] for c in chunks), chunks[-1].obs[-1:]])
     rest = [np.concatenate(parts) for parts in list(zip(*chunks, strict=True))[1:]]
     steps = _Steps(first_obs, *rest)
@@ -135,9 +137,9 @@ def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
 
 @torch.no_grad()
 def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
-    """`buffer` with `logp` and `value`, from one pass of the training forward.
+    """Fills `logp` and `value` by one forward pass of the training model.
 
-    So the ratio π/π_old of the first minibatch is 1 up to rounding, however the actions were computed.
+    So the ratio π/π_old of the first minibatch is 1 up to rounding, even if acting used another implementation.
     """
     policy, value = model(buffer.obs)
     steps = buffer.action.shape[1]

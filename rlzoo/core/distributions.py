@@ -1,4 +1,4 @@
-"""Action distributions: frozen, pure, exact. `...` stands for any batch shape, usually (N, T)."""
+"""Action distributions, as immutable dataclasses. `...` stands for any batch shape, usually (N, T)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch import Tensor
 
 
 class Distribution(abc.ABC):
-    """What a policy returns for each state.
+    """Distribution over actions, one for each state of a batch.
 
-    Sampling is a deterministic function of noise that does not depend on the parameters, so that whoever
-    collects experience owns the randomness. Noise of zeros gives the mode.
+    A sample is a deterministic function of noise that does not depend on the parameters, so the caller owns the
+    random state. Noise of zeros gives the mode.
     """
 
     @abc.abstractmethod
     def from_noise(self, noise: Float[Tensor, "*batch Z"]) -> Tensor:
-        """A sample made of standard noise: a Gumbel for each category, a normal for each component of a Gaussian."""
+        """A sample computed from standard noise: a Gumbel for each category, a normal for each Gaussian component."""
 
     @abc.abstractmethod
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "*batch Z"]:
-        """Fresh standard noise for `from_noise`."""
+        """Draws standard noise for `from_noise`."""
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A sample, without gradient."""
@@ -53,16 +53,16 @@ class Distribution(abc.ABC):
 
     @abc.abstractmethod
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """`fn` applied to each tensor that has a row for each of the buffer's: indexing, slicing."""
+        """The distribution with `fn` applied to its tensors, such as an index over the batch."""
 
     def detach(self) -> Self:
-        """The same distribution, cut from the graph, and from parameters that may change."""
+        """The same distribution without gradient."""
         return self.map(torch.Tensor.detach)
 
 
 @dataclass(frozen=True)
 class Categorical(Distribution):
-    """One of K categories; actions are integers (...)."""
+    """Categorical distribution over K categories. Actions are integers (...)."""
 
     logits: Float[Tensor, "*batch K"]
     """Log-probabilities up to a constant."""
@@ -80,7 +80,7 @@ class Categorical(Distribution):
 
     @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """By inversion: one uniform number a sample, where `from_noise` wants a Gumbel for each category."""
+        """Samples by inversion: one uniform number for each sample, instead of a Gumbel for each category."""
         cumulative = self.logits.softmax(-1).cumsum(-1, dtype=torch.float64)
         threshold = torch.empty_like(cumulative[..., :1]).uniform_(generator=generator) * cumulative[..., -1:]
         found = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
@@ -105,7 +105,7 @@ class Categorical(Distribution):
 
 @dataclass(frozen=True)
 class DiagGaussian(Distribution):
-    """Normal with independent components; actions are (..., A) and never clipped here."""
+    """Gaussian distribution with diagonal covariance. Actions are (..., A), and are not clipped."""
 
     mean: Float[Tensor, "*batch A"]
     log_std: Float[Tensor, "*batch A"]
@@ -138,7 +138,7 @@ class DiagGaussian(Distribution):
 
 @dataclass(frozen=True)
 class MultiCategorical(Distribution):
-    """A product of independent `Categorical`s; actions are integers (..., K), one column for each."""
+    """Product of K independent `Categorical`s. Actions are integers (..., K)."""
 
     parts: tuple[Categorical, ...]
 

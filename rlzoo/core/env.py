@@ -25,7 +25,7 @@ class Episode(NamedTuple):
 
 
 class Experience(NamedTuple):
-    """One buffer, and what is reported about it."""
+    """A buffer, its finished episodes, and environment metrics."""
 
     buffer: Buffer
     episodes: list[Episode]
@@ -35,10 +35,10 @@ class Experience(NamedTuple):
 
 
 class VectorEnv(abc.ABC):
-    """N copies of an environment that are stepped together. An ended episode is followed by a new one.
+    """N copies of an environment that are stepped together, with autoreset.
 
-    `forced[i]` says that copy i will ignore the action taken next. Autoreset is Gymnasium's NEXT_STEP mode: the step
-    that ends an episode returns its *final* observation, with `terminated` or `truncated` set and `forced` true. The
+    `forced[i]` means that copy i will ignore the next action. Autoreset is Gymnasium's NEXT_STEP mode: the step that
+    ends an episode returns its *final* observation, with `terminated` or `truncated` set and `forced` true. The
     next step ignores that copy's action and returns the first observation of a new episode, with reward 0 and
     `terminated`, `truncated` and `forced` false. An environment may also force steps in the middle of an episode.
 
@@ -69,7 +69,7 @@ class VectorEnv(abc.ABC):
         """
 
     def score(self, experience: Experience) -> Experience:
-        """Adds rewards that are known only when rows are complete. By default there are none."""
+        """Adds rewards that are known only when rows are complete. By default it adds none."""
         return experience
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ class VectorEnv(abc.ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state of `state_dict` exactly."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 
     def close(self) -> None:
         """Releases resources."""

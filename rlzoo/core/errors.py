@@ -1,4 +1,4 @@
-"""Every error that a user can meet.
+"""The exceptions that users can meet.
 
 The command line prints them as one line. The exit code is 1 for `TrainingError`, 2 for the others.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """A setting that cannot work. The message names the field and the values it accepts."""
+    """A setting is invalid. The message names the field and the values it accepts."""
 
 
 class UnknownEnv(ValueError):  # noqa: N818
@@ -18,11 +18,11 @@ class UnknownEnv(ValueError):  # noqa: N818
 
 
 class UnsupportedSpace(ValueError):  # noqa: N818
-    """An observation or action space for which no policy can be built."""
+    """No policy can be built for an observation or action space."""
 
 
 class EnvError(RuntimeError):
-    """An environment or score function that cannot be made, or that failed while it ran."""
+    """An environment or score function cannot be made, or failed while it ran."""
 
 
 class NonFiniteError(FloatingPointError):
@@ -30,7 +30,7 @@ class NonFiniteError(FloatingPointError):
 
 
 class RunError(RuntimeError):
-    """A run directory or checkpoint that is missing, damaged, of another format, or in use."""
+    """A run directory or checkpoint is missing, damaged, of another format, or in use."""
 
 
 class TrainingError(RunError):
@@ -46,7 +46,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
-    """'no setting 'gama'; did you mean 'gamma'?'"""
+    """The message for an unknown name: "no setting 'gama'; did you mean 'gamma'?"."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"no {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 

@@ -1,7 +1,7 @@
 """Advantage and return estimators: pure functions of (N, T) tensors, and their `Buffer -> Buffer` forms.
 
 Time convention: step t observes s_t, takes a_t, receives r_t = `reward[:, t]` and leads to s_{t+1};
-`value[:, t]` is V(s_t), so `value` has T + 1 columns. Masked (forced) steps give 0 and pass nothing on.
+`value[:, t]` is V(s_t), so `value` has T + 1 columns. Masked (forced) steps get 0 and do not affect other steps.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def gae(
     δ_t = r_t + γ·V(s_{t+1})·(1 − terminated_t) − V(s_t)
     A_t = δ_t + γλ·(1 − (terminated_t or truncated_t))·A_{t+1}
 
-    Termination cuts the bootstrap; either end cuts the recursion. A row that goes on past T bootstraps
-    V(s_T), as at a truncation.
+    Termination stops bootstrapping; termination and truncation stop the recursion. A row whose last episode has not
+    ended bootstraps from V(s_T), like a truncation.
     """
     delta = torch.where(mask, reward + gamma * value[:, 1:] * ~terminated - value[:, :-1], 0.0)
     carry = gamma * gae_lambda * (mask & ~terminated & ~truncated).to(delta.dtype)
@@ -51,8 +51,8 @@ def monte_carlo(
 ) -> Float[Tensor, "N T"]:
     """Discounted return to the end of the episode, G_t = r_t + γ·G_{t+1} (Williams 1992).
 
-    At a truncation G continues with V(s_{t+1}). Steps of an episode that does not end within the row have no
-    return yet: their G is NaN, and a caller must mask them (see `complete_episodes`).
+    At a truncation G continues with V(s_{t+1}). Steps of an episode that does not end within the row have no return
+    yet: their G is NaN, and the caller must mask them (see `complete_episodes`).
     """
     last = torch.where(truncated & ~terminated, gamma * value[:, 1:], 0.0)
     carry = gamma * (mask & ~terminated & ~truncated).to(reward.dtype)
@@ -71,16 +71,16 @@ def complete_episodes(
 def leave_one_out(
     reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
 ) -> Float[Tensor, "N T"]:
-    """REINFORCE leave-one-out (Kool et al. 2019; Ahmadian et al. 2024): the others' mean return is the baseline.
+    """REINFORCE leave-one-out advantages (Kool et al. 2019; Ahmadian et al. 2024).
 
     R_i = Σ_t γ^t·r_t over the unmasked steps of row i, t counted from the first of them
     A_i = R_i − mean of R_j over the other rows j of the group, on every unmasked step of row i
 
-    A row is one episode, a group is `group` consecutive rows. A row without an unmasked step is no sample: it has
-    no part in the means, and at the end such rows need not fill a group. The only sample of its group gets 0.
+    A row is one episode, and a group is `group` consecutive rows. Rows without an unmasked step are not samples: they
+    do not enter the means, and an incomplete last group may consist of them. A single sample in a group gets 0.
 
     Raises:
-        ConfigError: `group` is below 2, or the rows cannot be cut into such groups.
+        ConfigError: `group` is below 2, or the rows cannot be divided into groups.
     """
     centred, count = _centred_returns(reward, mask, group, gamma)
     return _spread(centred * count / (count - 1).clamp(min=1), mask)  # R − mean of others = n/(n−1)·(R − mean)
@@ -89,12 +89,12 @@ def leave_one_out(
 def group_norm(
     reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
 ) -> Float[Tensor, "N T"]:
-    """Returns normalised over their group, as GRPO has them (Shao et al. 2024, eq. 3 with outcome rewards).
+    """Returns normalised over their group, as in GRPO with outcome rewards (Shao et al. 2024).
 
-    A_i = (R_i − mean of R_j) / (std of R_j + 1e-8), over all rows j of the group, i among them
+    A_i = (R_i − mean of R_j) / (std of R_j + 1e-8), over all rows j of the group, including i
 
-    The standard deviation is the biased one (divided by n), as in `Buffer.whiten`: the advantages of a group
-    have mean square 1. Returns that are all equal give zeros. R, groups and errors are those of `leave_one_out`.
+    The standard deviation is the biased one (divided by n), as in `Buffer.whiten`: the advantages of a group have mean
+    square 1. If all returns are equal, they are 0. Returns, groups and errors are those of `leave_one_out`.
     """
     centred, count = _centred_returns(reward, mask, group, gamma)
     std = (centred.square().sum(1, keepdim=True) / count.clamp(min=1)).sqrt()
@@ -102,17 +102,17 @@ def group_norm(
 
 
 def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> tuple[Tensor, Tensor]:
-    """R_i − mean of the group (0 for rows that are no samples), and the samples of each group: (G, group), (G, 1)."""
+    """R_i − mean of the group (G, group), 0 for rows that are not samples, and the number of samples (G, 1)."""
     rows = len(mask)
     require(
         group >= 2,
-        f"advantages relative to a group need at least 2 rows in it, got {group}: raise num_envs or group_size",
+        f"advantages relative to a group need at least 2 rows in it, got {group}: increase num_envs or group_size",
     )
-    require(not mask[rows - rows % group :].any(), f"{rows} rows cannot be cut into groups of {group}")
+    require(not mask[rows - rows % group :].any(), f"{rows} rows cannot be divided into groups of {group}")
     discount = gamma ** (mask.cumsum(1) - 1).clamp(min=0).to(reward.dtype)
     returns = _grouped(torch.where(mask, discount * reward, 0.0).sum(1), group)
     sample = _grouped(mask.any(1), group)
-    # Above the least of the group, equal returns are exactly 0 and stay so, however they round.
+    # Relative to the smallest return of its group, so that equal returns are exactly 0 despite rounding.
     least = torch.where(sample, returns, torch.inf).amin(1, keepdim=True)
     returns = torch.where(sample, returns - least, 0.0)
     count = sample.sum(1, keepdim=True)
@@ -121,7 +121,7 @@ def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> 
 
 
 def _grouped(x: Tensor, group: int) -> Tensor:
-    """(N,) as (G, group), the last group filled up with zeros."""
+    """(N,) as (G, group), the last group padded with zeros."""
     return torch.nn.functional.pad(x, (0, -len(x) % group)).view(-1, group)
 
 
@@ -131,7 +131,7 @@ def _spread(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
-    """y_t = x_t + carry_t · y_{t+1}, y_T = 0. NumPy's columns cost a tenth of PyTorch's at these sizes."""
+    """y_t = x_t + carry_t · y_{t+1}, y_T = 0. In NumPy, whose overhead for each column is a tenth of PyTorch's."""
     if x.device.type != "cpu":
         return _discounted_sum(x.cpu(), carry.cpu()).to(x.device)
     columns = x.t().clone(memory_format=torch.contiguous_format).numpy()
@@ -142,13 +142,13 @@ def _discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
 
 
 class Estimator(abc.ABC):
-    """`Buffer -> Buffer`: fills `advantage` and `return_`, and may shrink `mask`."""
+    """`Buffer -> Buffer`: fills `advantage` and `return_`, and may mask more steps."""
 
     gamma: float
     whole_episodes: ClassVar[bool] = False
     """Whether rows must hold complete episodes."""
     grouped: ClassVar[bool] = False
-    """Whether it compares rows that began in the same state."""
+    """Whether it compares rows that start in the same state."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -159,7 +159,7 @@ class Estimator(abc.ABC):
 
 @dataclass(frozen=True)
 class GAE(Estimator):
-    """`gae`, with return_ = advantage + value: the λ-return."""
+    """`gae` as an estimator. The critic's target is the λ-return: return_ = advantage + value."""
 
     gamma: UnitInterval = 0.99
     """Discount factor, in [0, 1]."""
@@ -176,7 +176,7 @@ class GAE(Estimator):
 
 @dataclass(frozen=True)
 class MonteCarlo(Estimator):
-    """`monte_carlo`, with advantage = return_ − value. Needs rows of complete episodes."""
+    """`monte_carlo` as an estimator, with advantage = return_ − value. Needs rows of complete episodes."""
 
     gamma: UnitInterval = 0.99
     """Discount factor, in [0, 1]."""
@@ -196,8 +196,8 @@ class MonteCarlo(Estimator):
 class LeaveOneOut(Estimator):
     """`leave_one_out` over groups of `buffer.group_size` rows. Needs rows of complete episodes.
 
-    return_ is the Monte-Carlo return: a critic learns it, and the advantage makes no use of the critic. Nor does
-    it bootstrap an episode that a time limit cut.
+    The critic's target is the Monte-Carlo return. The advantage does not use the critic, so it does not bootstrap at a
+    truncation.
     """
 
     gamma: UnitInterval = 1.0
@@ -214,7 +214,7 @@ class LeaveOneOut(Estimator):
 
 @dataclass(frozen=True)
 class GroupNorm(Estimator):
-    """`group_norm` over groups of `buffer.group_size` rows; in all else as `LeaveOneOut`."""
+    """`group_norm` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
 
     gamma: UnitInterval = 1.0
     """Discount factor, in [0, 1]."""

@@ -1,4 +1,4 @@
-"""Evaluation: complete episodes of a policy, apart from training."""
+"""Evaluation of a policy on complete episodes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Evaluation:
     deterministic: bool
     seed: int
     further: Mapping[str, Any] = field(default_factory=dict)
-    """Further results by name."""
+    """Other results by name."""
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], deterministic: bool, seed: int) -> Evaluation:
-        """The evaluation that these episodes make up."""
+        """Creates an evaluation from its episodes."""
         returns, lengths = zip(*episodes, strict=True)
         return cls(np.array(returns), np.array(lengths), deterministic, seed)
 
@@ -55,10 +55,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Played:
-    """Episodes that were played for a person to see."""
+    """Episodes that were played for display."""
 
     records: Sequence[Any]
-    """One record for each episode: an `Episode`, or what a task has in its place."""
+    """One record for each episode: an `Episode`, or a type of the task's own."""
     transcript: str
     """The episodes as text."""
     summary: Mapping[str, Any]
@@ -66,7 +66,7 @@ class Played:
 
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> Played:
-        """Episodes with a line each."""
+        """Creates it from episodes, with one line of text for each."""
         lines = [f"episode {i}: return {x.return_:,.1f}, {x.length} steps" for i, x in enumerate(episodes, 1)]
         summary = {"episodes": [{"return": x.return_, "length": x.length} for x in episodes]}
         return cls(episodes, "\n".join(lines), summary)
@@ -84,11 +84,13 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int) -> list[Episode]:
     total, length = np.zeros(copies), np.zeros(copies, np.int64)
     obs, forced = env.reset()
     while quota.any():
-        length += ~forced
+        acting = ~forced
         obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
-        total += reward
-        for i in np.flatnonzero((terminated | truncated) & (quota > 0)):
+        total += reward * acting
+        length += acting
+        done = terminated | truncated
+        for i in np.flatnonzero(done & (quota > 0)):
             played[i].append(Episode(float(total[i]), int(length[i])))
             quota[i] -= 1
-        total[forced], length[forced] = 0, 0
+        total[done], length[done] = 0, 0
     return [episode for row in played for episode in row]

@@ -1,4 +1,4 @@
-"""Field types that carry their range: `max_kl: Positive = 0.01`, `learning_rate: PositiveSchedule = 3e-4`."""
+"""Field types that hold a range: `max_kl: Positive = 0.01`, `learning_rate: PositiveSchedule = 3e-4`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Range:
 
 @dataclass(frozen=True)
 class ScheduleRange(Range):
-    """The range of a schedule's values. A linear schedule may end at an excluded end, which it never reaches."""
+    """Range of a schedule's values. The END of a linear schedule may be an excluded bound, which is never reached."""
 
 
 Positive = Annotated[float, Range(0, above=True)]
@@ -70,7 +70,7 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def _fault(x: Any, hint: Any) -> str | None:
-    """What `x` should have been; None if it is that."""
+    """Describes what `x` must be; None if `x` is valid."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(args[1], ScheduleRange):
         return _schedule_fault(x, args[1])
@@ -96,7 +96,7 @@ def _fault(x: Any, hint: Any) -> str | None:
 
 
 def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
-    """What `x` should have been, a schedule within `bounds`; None if it is one."""
+    """Describes the schedule that `x` must be; None if `x` is valid. Functions are checked at eight points."""
     wanted = f"{bounds}, or a schedule such as linear:1e-3:0"
     if isinstance(x, bool):
         return wanted

@@ -16,8 +16,8 @@ from rlzoo.core.distributions import Distribution
 class Policy(nn.Module):
     """`(features, memory) -> (Distribution, memory)`.
 
-    Memory is what acting carries from step to step: None for a network without memory, a key-value cache for a
-    transformer. Training starts each row without memory.
+    The memory is the state that acting keeps from step to step: None for an MLP, a key-value cache for a transformer.
+    In training each row starts without memory.
     """
 
     def forward(self, features: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
@@ -39,7 +39,7 @@ class AuxiliaryLoss(Protocol):
     """A loss that is added to every objective of the policy, such as a pretraining loss (ptx)."""
 
     def draw(self, rows: int) -> list[Term]:
-        """The next loss to add to an objective over `rows` rows: the terms whose sum it is."""
+        """Returns the next loss to add to an objective over `rows` rows, as terms to sum."""
         ...
 
 
@@ -49,9 +49,9 @@ class ActorCritic(nn.Module):
     context = 1
     """Steps that the policy must see together; 0 means the whole row."""
     part_steps: int | None = None
-    """Steps of a micro-batch; None for any number (see `Buffer.parts`)."""
+    """Maximum steps of a micro-batch; None for no limit (see `Buffer.parts`)."""
     auxiliary: AuxiliaryLoss | None = None
-    """Added to every objective of the policy."""
+    """Loss that is added to every objective of the policy."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ActorCritic(nn.Module):
         return self.policy(self.features(obs))[0]
 
     def value_features(self, obs: Tensor) -> Tensor:
-        """The input of `self.value`. It does not depend on `value_parameters`."""
+        """The input of `self.value`, which does not depend on `value_parameters`."""
         return self.features(obs)
 
     def act(self, obs: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
@@ -91,17 +91,17 @@ class ActorCritic(nn.Module):
         return self.policy(self.features(obs), memory)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All that π depends on, a shared trunk included."""
+        """All parameters that π depends on, including a shared trunk."""
         trunk = [] if self.trunk is None else list(self.trunk.parameters())
         return trunk + list(self.policy.parameters())
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """What V alone depends on: disjoint from `policy_parameters`."""
+        """The parameters that only V depends on; disjoint from `policy_parameters`."""
         return list(self.value.parameters())
 
 
 class Normalizer(nn.Module):
-    """Observations shifted and scaled by running statistics, and clipped to ±10.
+    """Normalises observations by running mean and variance, and clips them to ±10.
 
     The statistics are part of the model and are saved with it. `update` is called once for each buffer, after the
     algorithm's update. So the policy that is trained is the policy that acted.
@@ -128,11 +128,11 @@ class Normalizer(nn.Module):
 
 
 class RewardScale(nn.Module):
-    """Rewards divided by the running standard deviation of their discounted sum.
+    """Divides rewards by the running standard deviation of their discounted sum.
 
-    Only the rewards that train are scaled; episodes are reported in the environment's own units. It is part of the
-    model, because the value is in the scaled units. The sum R_t = γ·R_{t−1} + r_t continues from buffer to buffer, row
-    by row.
+    Only the rewards used in training are scaled; episodes are reported in the environment's own units. It is part of
+    the model, because the value is in the scaled units. The sum R_t = γ·R_{t−1} + r_t of each row continues from buffer
+    to buffer.
     """
 
     running: Tensor
@@ -172,7 +172,7 @@ def _add_to_statistics(statistics: Normalizer | RewardScale, batch: Tensor) -> N
 
 
 def flatten_parameters(parameters: Sequence[nn.Parameter]) -> Float[Tensor, "P"]:
-    """Moves the parameters into one flat tensor θ and makes them views of it: writing θ writes them all."""
+    """Copies the parameters into one flat tensor θ and makes them views of it."""
     theta = torch.cat([p.detach().reshape(-1) for p in parameters])
     for p, view in zip(parameters, unflatten(theta, parameters), strict=True):
         p.data = view

@@ -1,4 +1,4 @@
-"""The random streams of a run, all drawn from its one seed.
+"""The random streams of a run, all derived from its seed.
 
 Each purpose has a stream of its own. Evaluating more often, for example, does not change training.
 """
@@ -25,10 +25,10 @@ def stream(seed: int, name: str, *path: int) -> np.random.SeedSequence:
 
 
 def number(sequence: np.random.SeedSequence) -> int:
-    """A stream as one non-negative integer of 32 bits, for libraries that take integer seeds."""
+    """An integer seed of 32 bits from a stream, for libraries that take integer seeds."""
     return int(sequence.generate_state(1)[0])
 
 
 def torch_generator(sequence: np.random.SeedSequence, device: str = "cpu") -> torch.Generator:
-    """A PyTorch generator that is seeded by a stream."""
+    """A PyTorch generator seeded from a stream."""
     return torch.Generator(device).manual_seed(number(sequence))

@@ -22,7 +22,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.streams import number, stream, torch_generator
 
 Say = Callable[[str], None]
-"""A progress callback: shows one line of text."""
+"""Progress callback: shows one line of text."""
 
 
 def silent(line: str) -> None:
@@ -36,7 +36,7 @@ class TaskSettings:
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of other settings for this task, such as {"gamma": 1.0}."""
     units: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """Names and help texts of other settings in this task's own units, such as
+    """Names and help texts of other settings in the units of this task, such as
     {"minibatch_size": ("minibatch_responses", "Responses in a minibatch.")}."""
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class RolloutSettings(TaskSettings):
 
 @dataclass(frozen=True)
 class Setup:
-    """What a task knows about the run that it is part of."""
+    """What a task knows about its run."""
 
     env: str
     """Name of the task or environment, as the user gave it."""
@@ -70,7 +70,7 @@ class Setup:
     second_order: bool = False
     """Whether the algorithm differentiates the policy twice."""
     fast: bool = True
-    """Whether to use implementations that are only faster."""
+    """Whether to use the faster implementations."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Every setting of the run by its name."""
     folder: Path | None = None
@@ -90,7 +90,7 @@ class Task(abc.ABC):
 
     Settings: ClassVar[type[TaskSettings]]
     evaluates_start: ClassVar[bool] = False
-    """Whether the untrained model is worth an evaluation."""
+    """Whether to evaluate the model before training."""
 
     setup: Setup
     env: VectorEnv
@@ -102,7 +102,7 @@ class Task(abc.ABC):
 
     @classmethod
     def check(cls, settings: Any, setup: Setup) -> None:
-        """Raises `ConfigError` if the settings cannot work with the rest of the run."""
+        """Raises `ConfigError` if the settings do not fit the rest of the run."""
 
     @classmethod
     def available(cls, env: str) -> None:
@@ -117,7 +117,10 @@ class Task(abc.ABC):
         """Plays complete episodes. Training is not affected."""
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
-        """Plays episodes for a person to see; `video` is a file to record them in.
+        """Plays episodes for display.
+
+        Args:
+            video: file to record them in.
 
         Raises:
             ConfigError: they cannot be shown or recorded.
@@ -129,17 +132,17 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that the next buffer depends on except the model; `collector` is the collector's."""
+        """All that the next buffer depends on except the model. The key `collector` holds the collector's state."""
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restores a state that was taken at `step`."""
 
     def begin(self, folder: Path) -> None:
-        """Called when training starts: writes what a resumed run needs into its directory."""
+        """Called when training starts: writes files that a resumed run needs into the run directory."""
 
     def end(self, folder: Path) -> None:
-        """Called when training has ended: writes results for other programs into the run directory."""
+        """Called when training ends: writes results for other programs into the run directory."""
 
     def close(self) -> None:
         """Releases resources."""
@@ -171,11 +174,11 @@ class EnvTask(Task):
 
     @abc.abstractmethod
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:
-        """Copies of the environment, all of whose randomness comes from `seed`."""
+        """Makes copies of the environment. All their randomness comes from `seed`."""
 
     @abc.abstractmethod
     def make_model(self, generator: torch.Generator) -> ActorCritic:
-        """A new model, initialised with `generator`."""
+        """Makes a new model, initialised with `generator`."""
 
     def actor(self) -> Actor:
         return ModelActor(self.model, lambda policy: policy.sample(self.generator))

@@ -1,1 +1,1 @@
-"""How objectives are differentiated and improved: Adam, natural gradients."""
+"""Optimisation: objectives, Adam, natural gradients."""

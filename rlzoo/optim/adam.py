@@ -70,7 +70,7 @@ class Adam:
         theta.addcdiv_(m, v.sqrt().add_(eps), value=-step_size)  # θ ← θ − η·m̂/(√v̂ + ε)
 
     def bias_corrected(self, learning_rate: float) -> tuple[float, float]:
-        """Step size and ε of the next step, with the bias corrections of both moments moved into them."""
+        """Step size and ε of the next step, which include the bias corrections of both moments."""
         t, (beta1, beta2) = self.count + 1, self.betas
         root = math.sqrt(1 - beta2**t)
         return learning_rate * root / (1 - beta1**t), self.eps * root
@@ -85,7 +85,7 @@ class Adam:
 
 
 class Optimizer(Protocol):
-    """What algorithms use of an optimiser: `Adam`, or a faster implementation of it."""
+    """Interface of `Adam` and its faster implementations."""
 
     def minimize(
         self,

@@ -18,7 +18,7 @@ Vector = Float[Tensor, "P"]
 
 
 class FlatPolicy:
-    """Functions of the policy's parameters as one flat vector θ. The model itself changes in `assign` only."""
+    """The model as a function of its policy parameters, as one flat vector θ. Only `assign` changes the model."""
 
     def __init__(self, model: ActorCritic) -> None:
         self.model = model
@@ -47,7 +47,7 @@ class FlatPolicy:
         return FlatFunction(self, f.__name__, objective_terms(f, self.model, batch, auxiliary=False))
 
     def objective(self, surrogate: Loss, batch: Buffer) -> FlatFunction:
-        """θ ↦ surrogate(model, batch), to be maximised, less the model's auxiliary loss."""
+        """θ ↦ surrogate(model, batch) minus the model's auxiliary loss, which algorithms maximise."""
 
         def loss(model: ActorCritic, batch: Buffer) -> Tensor:
             return -surrogate(model, batch)
@@ -65,7 +65,7 @@ class _TermView(nn.Module):
 
 
 class FlatFunction:
-    """A scalar function of θ, and its gradient: sign·Σ terms. Only one term is in memory at a time."""
+    """A scalar function of θ with derivatives: sign·Σ terms. Only one term is in memory at a time."""
 
     def __init__(self, policy: FlatPolicy, name: str, terms: Sequence[Term], sign: int = 1) -> None:
         self.policy, self.name, self.terms, self.sign = policy, name, terms, sign
@@ -91,8 +91,8 @@ class FlatFunction:
     def hessian_vector_product(self, theta: Vector, damping: float = 0.0) -> Callable[[Vector], Vector]:
         """v ↦ (∇²f(θ) + damping·I)·v, by double backward.
 
-        The first backward is done once if there is one term. With more terms it is repeated for each product, so that
-        only one term is in memory.
+        With one term, the graph of the gradient is built once. With more terms it is built again for each product, so
+        that only one term is in memory.
         """
         theta = theta.detach().requires_grad_()
 

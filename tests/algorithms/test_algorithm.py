@@ -7,13 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, make_buffer, make_model, parameters, with_junk
+from builders import SPACES, Imitation, make_buffer, make_model, parameters, with_junk
 
 from rlzoo.algorithms import ALGORITHMS, NPG, TRPO, PPOClip, PPOPenalty, Reinforce, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.core.estimators import GAE, Estimator
+from rlzoo.optim import adam
 from rlzoo.optim.adam import Adam
 
 SMALL = {
@@ -197,11 +198,11 @@ def test_restored_state_goes_on_to_the_bit(algorithm):
 @ALL
 def test_parts_of_uneven_size_change_no_update(algorithm, part_steps):
     start = make_model()
-    buffer = with_demonstrations(make_buffer(start, whole_episodes=True))
+    buffer = make_buffer(start, whole_episodes=True)
     weights = []
     for steps in (None, part_steps):
         model = make_model()
-        model.part_steps = steps
+        model.part_steps, model.auxiliary = steps, Imitation(start)
         state = algorithm.init(model, np.random.default_rng(0))
         algorithm.update(model, state, buffer)
         weights.append(parameters(model))
@@ -209,68 +210,68 @@ def test_parts_of_uneven_size_change_no_update(algorithm, part_steps):
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-9)
 
 
-def with_demonstrations(buffer, coef=0.7):
-    """`buffer` with demonstrations under its own rows: actions to be made likelier, on steps that do not count."""
-    shown = make_buffer(make_model(seed=3), rows=3, steps=buffer.mask.shape[1], seed=4)
-    shown = shown.replace(mask=torch.zeros_like(shown.mask))
-    both = (torch.cat(pair) for pair in zip(buffer.tensors(), shown.tensors(), strict=True))
-    demo = torch.zeros_like(buffer.reward), coef * (shown.reward > 0).to(shown.reward.dtype)
-    return buffer.with_tensors(both).replace(demo=torch.cat(demo))
-
-
 def ascent(algorithm, model, buffer, monkeypatch):
-    """The gradient (P,) that the first step of an update of the policy climbs."""
+    """The gradient (P,) in the policy's parameters that the first step of an update climbs."""
     found = []
     if algorithm.second_order:
         module = f"rlzoo.algorithms.{algorithm.name}.conjugate_gradient"
         monkeypatch.setattr(module, lambda _, b, *iters: found.append(b) or torch.zeros_like(b))
     else:
-        minimize = Adam.minimize
-
-        def noted(self, loss, model, batch, *scalars, **settings):
-            if loss.__name__ != "value_loss" and not found:
-                found.append(-gradient_of(loss(model, batch, *scalars), model))
-            return minimize(self, loss, model, batch, *scalars, **settings)
-
-        monkeypatch.setattr(Adam, "minimize", noted)
+        size = sum(p.numel() for p in model.policy_parameters())  # they come first
+        monkeypatch.setattr(adam, "clip_norm", lambda g, *rest: found.append(-g[:size]) or float(g.norm()))
     algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
     return found[0]
 
 
-def gradient_of(y, model):
-    grads = torch.autograd.grad(y, model.policy_parameters(), retain_graph=True)
-    return torch.cat([g.reshape(-1) for g in grads])
-
-
 @ALL
-def test_demonstrations_add_the_gradient_of_their_likelihood(algorithm, monkeypatch):
-    """∇(total) = ∇(RL) + γ·∇(mean log π over the demonstrated steps)."""
-    sizes = {"minibatch_size": 1000} if "minibatch_size" in vars(algorithm) else {}
+def test_auxiliary_loss_adds_its_gradient(algorithm, monkeypatch):
+    """∇(total) = ∇(RL) + ∇(auxiliary), in the step of each algorithm."""
+    sizes = {"minibatch_size": "all"} if "minibatch_size" in vars(algorithm) else {}
     algorithm = dataclasses.replace(algorithm, **sizes)
-    own = make_buffer(make_model(), whole_episodes=True)
-    buffer = with_demonstrations(own)
+    buffer = make_buffer(make_model(), whole_episodes=True)
     model = make_model()
-    logp = model.distribution(buffer.obs[:, :-1]).log_prob(buffer.action)
-    shown = gradient_of(logp[buffer.demo > 0].mean(), model)
-    expected = ascent(algorithm, make_model(), own, monkeypatch) + 0.7 * shown
-    torch.testing.assert_close(ascent(algorithm, make_model(), buffer, monkeypatch), expected, rtol=0, atol=1e-10)
-    assert shown.norm() > 0.1
+    model.auxiliary = Imitation(model)
+    grads = torch.autograd.grad(model.auxiliary.loss(model), model.policy_parameters())
+    added = torch.cat([g.reshape(-1) for g in grads])
+    expected = ascent(algorithm, make_model(), buffer, monkeypatch) - added
+    torch.testing.assert_close(ascent(algorithm, model, buffer, monkeypatch), expected, rtol=0, atol=1e-10)
+    assert added.norm() > 0.1
 
 
 @ALL
-def test_demonstrations_become_likelier_and_count_in_no_metric(algorithm):
-    start, own = make_model(), make_buffer(make_model(), whole_episodes=True)
-    buffer = with_demonstrations(own, coef=5.0)
-
-    def likelihood(model):
-        logp = model.distribution(buffer.obs[:, :-1]).log_prob(buffer.action)
-        return float(logp.detach()[buffer.demo > 0].mean())
-
-    model, metrics = updated(algorithm, buffer)
-    assert likelihood(model) > likelihood(start) + 0.003
+def test_auxiliary_loss_goes_down(algorithm):
+    model, buffer = make_model(), make_buffer(make_model(), whole_episodes=True)
+    model.auxiliary = Imitation(model, coef=5.0)
+    before = float(model.auxiliary.loss(model).detach())
+    state = algorithm.init(model, np.random.default_rng(0))
+    for _ in range(2):
+        metrics = algorithm.update(model, state, buffer)
+    assert float(model.auxiliary.loss(model).detach()) < before - 5 * 0.003
     assert np.isfinite(list(metrics.values())).all()
-    batch, beside = (algorithm.estimator(x).rows(1) for x in (own, buffer))
-    assert measure(start, beside) == pytest.approx(measure(start, batch), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "npg", "trpo"])
+def test_value_learning_rate_follows_its_schedule(name):
+    buffer, steps = make_buffer(make_model(), whole_episodes=True), []
+    for schedule in (0.01, "linear:0.04:0"):
+        model = make_model()
+        algorithm = dataclasses.replace(SMALL[name], vf_learning_rate=schedule, vf_epochs=1)
+        state = algorithm.init(model, np.random.default_rng(0))
+        state.progress = 0.75
+        algorithm.update(model, state, buffer)
+        steps.append(torch.cat([p.detach().reshape(-1) for p in model.value_parameters()]))
+    assert torch.equal(*steps)
+
+
+@ALL
+def test_minibatch_of_all_is_one_step_an_epoch(algorithm):
+    field = "minibatch_size" if "minibatch_size" in vars(algorithm) else "vf_minibatch_size"
+    epochs = "epochs" if field == "minibatch_size" else "vf_epochs"
+    model = make_model()
+    algorithm = dataclasses.replace(algorithm, **{field: "all", epochs: 3})
+    state = algorithm.init(model, np.random.default_rng(0))
+    algorithm.update(model, state, make_buffer(model, whole_episodes=True))
+    assert state.optimizers["all" if "all" in state.optimizers else "value"].count == 3
 
 
 @ALL

@@ -60,8 +60,8 @@ def test_step_goes_uphill():
     assert step @ g > 0
 
 
-def test_max_kl_is_annealed_with_progress():
-    step, _, fisher, _ = step_of(dataclasses.replace(EXACT, anneal_kl=True), progress=0.75)
+def test_max_kl_follows_its_schedule():
+    step, _, fisher, _ = step_of(dataclasses.replace(EXACT, max_kl="linear:0.01:0"), progress=0.75)
     assert float(0.5 * step @ fisher @ step) == pytest.approx(0.01 / 4, rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""PPO with clipping: the loss step by step, annealing, and the early stop."""
+"""PPO with clipping: the loss step by step, schedules, and the early stop."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_loss_equals_the_formula_step_by_step(space, clip_value, ent_coef):
     algorithm = PPOClip(vf_coef=0.7, ent_coef=ent_coef, clip_value=clip_value, normalize_advantage=False)
     with torch.no_grad():
         expected = loss_by_hand(model, batch, 0.3, 0.7, ent_coef, clip_value)
-        assert float(algorithm.loss(model, batch, 0.3)) == pytest.approx(expected, rel=1e-12)
+        assert float(algorithm.loss(model, batch, 0.3, ent_coef)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_gradient_is_that_of_the_clipped_minimum():
@@ -58,7 +58,7 @@ def test_gradient_is_that_of_the_clipped_minimum():
     clipped = torch.minimum(ratio * batch.advantage, ratio.clamp(0.7, 1.3) * batch.advantage)
     policy = model.policy_parameters()
     expected = torch.autograd.grad(-clipped[batch.mask].mean(), policy)
-    for mine, theirs in zip(torch.autograd.grad(algorithm.loss(model, batch, 0.3), policy), expected, strict=True):
+    for mine, theirs in zip(torch.autograd.grad(algorithm.loss(model, batch, 0.3, 0.0), policy), expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -66,7 +66,7 @@ def test_advantages_are_whitened_in_each_minibatch():
     model, batch = make_batch()
     white = batch.replace(advantage=batch.whiten(batch.advantage))
     plain = PPOClip(normalize_advantage=False)
-    torch.testing.assert_close(PPOClip().loss(model, batch, 0.2), plain.loss(model, white, 0.2))
+    torch.testing.assert_close(PPOClip().loss(model, batch, 0.2, 0.0), plain.loss(model, white, 0.2, 0.0))
 
 
 def test_clip_fraction_is_the_share_of_unmasked_steps_out_of_bounds():
@@ -85,30 +85,66 @@ def test_nothing_is_clipped_at_ratio_one():
     assert measure(model, batch, 1e-6)["clip_fraction"] == 0
 
 
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_loss_is_equation_7(space):
+    """L^CLIP(θ) = E[min(r(θ)·Â, clip(r(θ), 1 − ε, 1 + ε)·Â)], in double precision, for advantages as they are."""
+    model, batch = make_batch(space)
+    policy, epsilon = model.distribution(batch.obs), 0.2
+    r = policy.log_prob(batch.action).exp() / batch.logp.exp()
+    clipped = torch.where(r > 1 + epsilon, 1 + epsilon, torch.where(r < 1 - epsilon, 1 - epsilon, r))
+    both = torch.stack([r * batch.advantage, clipped * batch.advantage])
+    expected = -both.min(0).values[batch.mask].mean()
+    loss = PPOClip(normalize_advantage=False, vf_coef=0.0).loss(model, batch, epsilon, 0.0)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_gradient_at_ratio_one_is_the_policy_gradient(space):
+    """Nothing is clipped there, whatever ε is: ∇L = E[∇log π·Â]."""
+    model = make_model(SPACES[space])
+    batch = GAE()(make_buffer(model)).rows(1)
+    parameters = model.policy_parameters()
+    logp = model.distribution(batch.obs).log_prob(batch.action)
+    expected = torch.autograd.grad(-(logp * batch.advantage)[batch.mask].mean(), parameters)
+    for epsilon in (1e-6, 0.2, 10.0):
+        loss = PPOClip(normalize_advantage=False, vf_coef=0.0).loss(model, batch, epsilon, 0.0)
+        for mine, theirs in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
 def spy(state):
-    """Clip coefficient, learning rate and bound on the gradient of each step."""
+    """Clip coefficient, entropy coefficient, learning rate and bound on the gradient of each step."""
     calls, minimize = [], state.optimizers["all"].minimize
 
-    def recording(loss, model, batch, clip_coef, *, learning_rate, max_grad_norm):
-        calls.append((clip_coef, learning_rate, max_grad_norm))
-        return minimize(loss, model, batch, clip_coef, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+    def recording(loss, model, batch, *scalars, learning_rate, max_grad_norm):
+        calls.append((*scalars, learning_rate, max_grad_norm))
+        return minimize(loss, model, batch, *scalars, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
 
     state.optimizers["all"].minimize = recording
     return calls
 
 
-@pytest.mark.parametrize(("anneal_lr", "anneal_clip"), [(False, False), (True, False), (False, True), (True, True)])
-def test_learning_rate_and_clip_are_annealed_where_asked(anneal_lr, anneal_clip):
+CONSTANT = {"clip_coef": 0.2, "ent_coef": 0.04, "learning_rate": 0.004}
+LINEAR = {"clip_coef": "linear:0.2:0", "ent_coef": "linear:0:0.04", "learning_rate": "linear:0.004:0"}
+AT_THREE_QUARTERS = {"clip_coef": 0.05, "ent_coef": 0.03, "learning_rate": 0.001}
+
+
+@pytest.mark.parametrize("scheduled", [(), ("learning_rate",), ("clip_coef",), ("ent_coef",), tuple(LINEAR)])
+def test_learning_rate_clip_and_entropy_coefficients_follow_their_schedules(scheduled):
     model = make_model()
-    algorithm = PPOClip(
-        clip_coef=0.2, learning_rate=0.004, max_grad_norm=0.7, epochs=2, anneal_lr=anneal_lr, anneal_clip=anneal_clip
-    )
+    settings = CONSTANT | {name: LINEAR[name] for name in scheduled}
+    algorithm = PPOClip(**settings, max_grad_norm=0.7, epochs=2)
     state = algorithm.init(model, np.random.default_rng(0))
     state.progress = 0.75
     calls = spy(state)
     algorithm.update(model, state, make_buffer(model))
-    expected = (0.05 if anneal_clip else 0.2, 0.001 if anneal_lr else 0.004, 0.7)
-    assert calls == [pytest.approx(expected)] * 2
+    expected = CONSTANT | {name: AT_THREE_QUARTERS[name] for name in scheduled}
+    assert calls == [pytest.approx((*expected.values(), 0.7))] * 2
+
+
+def test_without_a_bound_the_gradient_is_not_scaled():
+    free, bound = (update(epochs=1, minibatch_size="all", max_grad_norm=x)[0] for x in (None, 1e9))
+    assert torch.equal(free, bound)
 
 
 def update(**settings):

@@ -39,14 +39,14 @@ def test_loss_is_the_mean_of_its_terms_over_unmasked_steps(space):
         + 0.7 * 0.5 * value_error
         - 0.02 * policy.entropy()
     )
-    torch.testing.assert_close(algorithm.loss(model, batch, 3.0), terms[batch.mask].mean())
+    torch.testing.assert_close(algorithm.loss(model, batch, 3.0, 0.02), terms[batch.mask].mean())
 
 
 def test_advantages_are_whitened_in_each_minibatch():
     model, batch = make_batch("discrete")
     white = batch.replace(advantage=batch.whiten(batch.advantage))
     plain = PPOPenalty(normalize_advantage=False)
-    torch.testing.assert_close(PPOPenalty().loss(model, batch, 1.0), plain.loss(model, white, 1.0))
+    torch.testing.assert_close(PPOPenalty().loss(model, batch, 1.0, 0.0), plain.loss(model, white, 1.0, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_beta_doubles_above_and_halves_below_the_target(beta, d, expected):
 def spy_on_betas(state):
     betas, minimize = [], state.optimizers["all"].minimize
 
-    def recording(loss, model, batch, beta, **settings):
+    def recording(loss, model, batch, beta, ent_coef, **settings):
         betas.append(beta)
-        return minimize(loss, model, batch, beta, **settings)
+        return minimize(loss, model, batch, beta, ent_coef, **settings)
 
     state.optimizers["all"].minimize = recording
     return betas
@@ -122,9 +122,9 @@ def test_penalty_holds_the_policy_back():
     assert moved[0] > moved[1] > 2 * moved[2]
 
 
-def test_learning_rate_is_annealed_with_progress():
+def test_learning_rate_follows_its_schedule():
     model = make_model()
-    algorithm = PPOPenalty(anneal_lr=True, learning_rate=0.4, epochs=1, minibatch_size=32)
+    algorithm = PPOPenalty(learning_rate="linear:0.4:0", epochs=1, minibatch_size=32)
     state = algorithm.init(model, np.random.default_rng(0))
     state.progress = 0.75
     before = parameters(model)

@@ -45,7 +45,7 @@ def test_expected_gradient_is_that_of_the_expected_return(baseline):
         if not baseline:
             buffer = buffer.replace(value=torch.zeros_like(buffer.value))
         batch = algorithm.estimator(buffer).rows(1)
-        gradient = -2 * flat_gradient(algorithm.loss(model, batch), policy)  # the loss is a mean over two steps
+        gradient = -2 * flat_gradient(algorithm.loss(model, batch, 0.0), policy)  # the loss is a mean over two steps
         expected_gradient = expected_gradient + log_probability.detach().exp() * gradient
     torch.testing.assert_close(expected_gradient, flat_gradient(expected_return, policy), rtol=1e-10, atol=1e-12)
 
@@ -62,7 +62,7 @@ def test_loss_by_hand(baseline):
     logp, entropy = policy.log_prob(buffer.action)[0], policy.entropy()[0]
     weighted = logp[0] * (1.0 + 0.5 * 3.0 - value[0]) + logp[1] * (3.0 - value[1])
     expected = -weighted / 2 - 0.1 * (entropy[0] + entropy[1]) / 2
-    torch.testing.assert_close(algorithm.loss(model, algorithm.estimator(buffer).rows(1)), expected)
+    torch.testing.assert_close(algorithm.loss(model, algorithm.estimator(buffer).rows(1), 0.1), expected)
 
 
 def test_without_baseline_the_value_is_neither_used_nor_trained():
@@ -106,8 +106,8 @@ def test_baseline_learns_the_return():
 def test_first_gradient_equals_that_of_ppo_clip_at_ratio_one():
     model = make_model()
     batch = MonteCarlo()(make_buffer(model)).rows(1)
-    reinforce = Reinforce(normalize_advantage=False).loss(model, batch)
-    clip = PPOClip(normalize_advantage=False, vf_coef=0.0).loss(model, batch, 0.2)
+    reinforce = Reinforce(normalize_advantage=False).loss(model, batch, 0.0)
+    clip = PPOClip(normalize_advantage=False, vf_coef=0.0).loss(model, batch, 0.2, 0.0)
     torch.testing.assert_close(
         flat_gradient(reinforce, model.policy_parameters()),
         flat_gradient(clip, model.policy_parameters()),
@@ -116,12 +116,12 @@ def test_first_gradient_equals_that_of_ppo_clip_at_ratio_one():
     )
 
 
-def test_learning_rates_are_annealed_with_progress():
+def test_learning_rates_follow_their_schedules():
     buffer = make_buffer(make_model(), whole_episodes=True)
     moved = {}
     for progress in (0.0, 0.5):
         model = make_model()
-        algorithm = Reinforce(anneal_lr=True, vf_epochs=1)
+        algorithm = Reinforce(learning_rate="linear:3e-3:0", vf_learning_rate="linear:3e-3:0", vf_epochs=1)
         state = algorithm.init(model, np.random.default_rng(0))
         state.progress = progress
         before = parameters(model)

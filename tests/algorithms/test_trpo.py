@@ -10,9 +10,8 @@ from builders import SPACES, make_buffer, make_model, parameters
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from rlzoo.algorithms import TRPO, trpo
-from rlzoo.control.acting import make_actor
 from rlzoo.core.collector import evaluate
-from rlzoo.optim.natural_gradient import gradient
+from rlzoo.optim.natural_gradient import FlatFunction
 from rlzoo.runs.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -48,8 +47,7 @@ def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogat
     algorithm, model = trainer.algorithm, trainer.model
     accepted = []
     for _ in range(15):
-        buffer, _ = trainer.task.collector.collect(make_actor(model))
-        buffer = evaluate(model, buffer)
+        buffer = evaluate(model, trainer.task.collector.collect(trainer.task.actor()).buffer)
         old = copy.deepcopy(model)
         metrics = algorithm.update(model, trainer.state, buffer)
         kl, _, surrogate = measured(old, model, algorithm.estimator(buffer).rows(1))
@@ -120,16 +118,17 @@ def test_step_outside_the_region_is_not_taken_though_it_improves():
 
 
 def test_step_inside_the_region_is_not_taken_unless_it_improves(monkeypatch):
-    monkeypatch.setattr(trpo, "gradient", lambda *given: -gradient(*given))
+    gradient = FlatFunction.gradient
+    monkeypatch.setattr(FlatFunction, "gradient", lambda f, theta: -gradient(f, theta))
     model = make_model()
     old, _, metrics = update(TRPO(vf_epochs=0), model, make_buffer(model))
     assert torch.equal(parameters(model), parameters(old))
     assert metrics["accepted"] == 0
 
 
-def test_max_kl_is_annealed_with_progress():
+def test_max_kl_follows_its_schedule():
     model = make_model()
-    algorithm = TRPO(max_kl=0.02, anneal_kl=True, backtrack_coef=0.99, backtrack_iters=500)
+    algorithm = TRPO(max_kl="linear:0.02:0", backtrack_coef=0.99, backtrack_iters=500)
     old, batch, _ = update(algorithm, model, make_buffer(model), progress=0.75)
     kl, _, _ = measured(old, model, batch)
     assert 0.004 < kl <= 0.005

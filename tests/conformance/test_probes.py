@@ -6,8 +6,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rlzoo.control.evaluation import evaluate_model
 from rlzoo.runs.config import make_config
-from rlzoo.runs.evaluate import evaluate_model
 from rlzoo.runs.loop import Trainer
 
 

@@ -198,7 +198,6 @@ def test_returned_arrays_have_the_types_of_the_protocol(env_id):
         assert array.dtype == np.dtype(dtype)
         assert len(array) == 3
     assert obs.shape == (3, *env.observation_space.shape)
-    assert env.settle(None) is None
     env.close()
 
 

@@ -1,13 +1,13 @@
-"""The built-in networks: initialisation, activations, action spaces, and the written-out backward pass."""
+"""The built-in networks: initialisation, activations, action spaces."""
 
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, make_buffer, make_model
+from builders import SPACES, make_model
 from gymnasium import spaces
 from torch import nn
 
-from rlzoo.control.networks import MLP, Network, Tape, box_units, categories, tanh
+from rlzoo.control.networks import MLP, Network, box_units, categories, tanh
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.errors import ConfigError
 
@@ -59,41 +59,6 @@ def test_mlp_equals_a_sequence_of_layers(activation, module):
     torch.testing.assert_close(net(x), plain(x))
 
 
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("shared_trunk", [False, True])
-@pytest.mark.parametrize("space", SPACES)
-def test_tape_gives_the_gradients_of_autograd(space, shared_trunk, activation):
-    model = make_model(SPACES[space], hidden=(6, 5), shared_trunk=shared_trunk, activation=activation)
-    batch = make_buffer(model).rows(1)
-
-    def loss():
-        policy, value = model(batch.obs)
-        again = model.distribution(batch.obs.flip(0)).entropy()
-        return batch.mean(policy.log_prob(batch.action) * value.sin() + again)
-
-    parameters = list(model.parameters())
-    expected = torch.autograd.grad(loss(), parameters)
-    with Tape() as tape:
-        actual = tape.gradients(loss(), parameters)
-    for mine, theirs in zip(actual, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-def test_tape_gives_zeros_for_parameters_that_the_loss_does_not_touch():
-    model = make_model()
-    obs = torch.ones(2, 1, 4, dtype=torch.float64)
-    with Tape() as tape:
-        grads = tape.gradients(model.value(obs).sum(), model.policy_parameters())
-    assert all(not g.any() for g in grads)
-
-
-def test_tape_ends_with_its_block():
-    net, x = MLP(4, (3,), outputs=1), torch.ones(1, 4)
-    with pytest.raises(ZeroDivisionError), Tape():
-        1 / 0  # noqa: B018
-    assert net(x).grad_fn is not None
-
-
 @pytest.mark.parametrize(
     ("space", "kind", "outputs"),
     [("discrete", Categorical, 3), ("box", DiagGaussian, 2), ("multidiscrete", MultiCategorical, 5),
@@ -128,6 +93,27 @@ def test_box_units_are_centre_and_half_width_or_zero_and_one():
     centre, scale = box_units(spaces.Box(np.float32([-2, 0, -np.inf]), np.float32([2, 10, 3])))
     assert centre.tolist() == [0, 5, 0]
     assert scale.tolist() == [2, 5, 1]
+
+
+@pytest.mark.parametrize("state_dependent", [False, True])
+def test_units_of_a_box_are_as_precise_as_the_model(state_dependent):
+    space = spaces.Box(np.array([-0.1, 0.2, -3.0]), np.array([0.1, 0.9, np.inf]), dtype=np.float64)
+    model = Network(hidden=(4,), state_dependent_std=state_dependent).build(OBS, space)
+    for dtype, exactness in ((torch.float64, 1e-15), (torch.float32, 1e-6), (torch.float64, 1e-15)):
+        model = model.to(dtype)
+        with torch.no_grad():
+            for p in model.policy.parameters():
+                p.zero_()
+        policy = model.distribution(torch.zeros(1, 1, 4, dtype=dtype))
+        assert policy.mean.dtype == policy.log_std.dtype == dtype
+        centre, width = (torch.tensor(x, dtype=dtype) for x in ([0.0, 0.55, 0.0], [0.1, 0.35, 1.0]))
+        torch.testing.assert_close(policy.mean[0, 0], centre, rtol=exactness, atol=0)
+        torch.testing.assert_close(policy.log_std[0, 0].detach(), width.log(), rtol=exactness, atol=1e-16)
+
+
+def test_units_of_a_box_are_not_saved_with_the_model():
+    model = Network().build(OBS, SPACES["box"])
+    assert not [name for name in model.state_dict() if "centre" in name or "scale" in name]
 
 
 def test_categories_of_each_space():

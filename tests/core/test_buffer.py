@@ -95,15 +95,50 @@ def test_rows_that_do_not_divide_the_steps_are_an_error():
 
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 60), st.integers(0, 99))
 def test_minibatches_of_an_epoch_cover_every_row_once(rows, context, steps, seed):
-    x = torch.arange(rows * context, dtype=torch.float32).reshape(rows, context)
+    x = torch.arange(rows * context, dtype=torch.float32).reshape(1, rows * context)
     mask = torch.ones_like(x, dtype=torch.bool)
-    parts = list(Buffer(x, x, x, ~mask, ~mask, mask).minibatches(steps, np.random.default_rng(seed)))
+    cut = Buffer(x, x, x, ~mask, ~mask, mask).rows(context)
+    parts = list(cut.minibatches(steps, np.random.default_rng(seed)))
 
     sizes = [part.num_rows for part in parts]
     assert sizes[:-1] == [max(1, steps // context)] * (len(parts) - 1)
     assert 0 < sizes[-1] <= max(1, steps // context)
     together = torch.cat([part.reward for part in parts])
+    assert torch.equal(together[together[:, 0].argsort()], x.view(rows, context))
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 15), st.integers(0, 99))
+def test_minibatches_of_whole_rows_are_counted_in_rows(rows, steps, size, seed):
+    x = torch.arange(rows * steps, dtype=torch.float32).reshape(rows, steps)
+    mask = torch.ones_like(x, dtype=torch.bool)
+    parts = list(Buffer(x, x, x, ~mask, ~mask, mask).rows(0).minibatches(size, np.random.default_rng(seed)))
+
+    assert [part.num_rows for part in parts[:-1]] == [size] * (len(parts) - 1)
+    assert 0 < parts[-1].num_rows <= size
+    together = torch.cat([part.reward for part in parts])
     assert torch.equal(together[together[:, 0].argsort()], x)
+
+
+def test_row_size_is_the_steps_of_a_row_unless_the_row_is_the_unit():
+    buffer = make_buffer(make_model(), rows=2, steps=6)
+    assert [buffer.rows(context).row_size for context in (1, 3, 6, 0)] == [1, 3, 6, 1]
+    halves = buffer.rows(3)
+    assert [part.row_size for part in halves.minibatches(6, np.random.default_rng(0))] == [3, 3]
+    assert next(iter(halves.parts(3))).row_size == 3
+
+
+@pytest.mark.parametrize("context", [0, 1, 3])
+def test_the_minibatch_of_all_rows_is_the_buffer(context):
+    buffer, rng = make_buffer(make_model(), rows=2, steps=6).rows(context), np.random.default_rng(0)
+    assert list(buffer.minibatches("all", rng)) == [buffer]
+    assert rng.bit_generator.state == np.random.default_rng(0).bit_generator.state  # nothing is shuffled
+    empty = buffer.replace(mask=torch.zeros_like(buffer.mask))
+    assert list(empty.minibatches("all", rng)) == []
+
+
+def test_minibatch_smaller_than_a_row_is_one_row():
+    parts = list(make_buffer(make_model(), rows=2, steps=6).rows(3).minibatches(2, np.random.default_rng(0)))
+    assert [part.num_rows for part in parts] == [1] * 4
 
 
 def test_minibatches_keep_the_fields_of_a_step_together():
@@ -172,15 +207,11 @@ def spread(rows=7, steps=5, seed=0):
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 60), st.integers(0, 99))
 def test_statistics_of_parts_are_those_of_the_whole(rows, steps, size, seed):
     whole = spread(rows, steps, seed)
-    demo = torch.where(whole.mask, 0.0, 0.5).double()
-    whole = whole.replace(demo=demo)
     parts = list(whole.parts(size))
     assert [part.num_rows for part in parts[:-1]] == [max(1, size // steps)] * (len(parts) - 1)
     assert torch.equal(torch.cat([part.obs for part in parts]), whole.obs)
     total = sum(float(part.mean(part.reward)) for part in parts)
     assert total == pytest.approx(float(whole.mean(whole.reward)), abs=1e-12)
-    shown = sum(float(part.demonstrated(part.reward)) for part in parts)
-    assert shown == pytest.approx(float(whole.demonstrated(whole.reward)), abs=1e-12)
     assert torch.equal(torch.cat([part.whitened_advantage for part in parts]), whole.whitened_advantage)
 
 
@@ -206,64 +237,9 @@ def test_a_part_that_is_changed_stays_one_and_a_minibatch_is_a_whole():
         assert float(minibatch.mean(torch.ones(minibatch.mask.shape).double())) == pytest.approx(1)
 
 
-def with_demonstrations(own, shown, steps=3):
-    """Rows that count, whose reward is 1, and rows of demonstrations under them, γ being 0.5 at all but one step."""
-    buffer = buffer_of(
-        [[1.0] * steps] * own + [[0.0] * steps] * shown, [[True] * steps] * own + [[False] * steps] * shown
-    )
-    demo = torch.where(buffer.mask, 0.0, 0.5).double()
-    demo[own:, -1] = 0
-    return buffer.replace(demo=demo)
-
-
-def test_demonstrated_is_a_weighted_mean_over_steps_of_demonstrations():
-    buffer = with_demonstrations(2, 2)
-    logp = torch.tensor([[9, 9, 9], [9, 9, 9], [-1, -2, 9], [-3, -6, 9]]).double()
-    assert float(buffer.demonstrated(logp)) == 0.5 * -12 / 4
-    assert float(buffer.mean(logp)) == 9
-    assert buffer.has_demonstrations
-    assert not spread().has_demonstrations
-    assert float(buffer.replace(demo=torch.zeros_like(buffer.demo)).demonstrated(logp)) == 0
-
-
-@pytest.mark.parametrize(("own", "shown", "rows"), [(12, 6, 4), (12, 12, 3), (8, 24, 2), (12, 3, 4), (6, 3, 2)])
-def test_demonstrations_come_on_top_of_a_minibatch(own, shown, rows):
-    """As many minibatches as without them, with as many rows that count, and equal shares of the demonstrations."""
-    parts = list(with_demonstrations(own, shown).minibatches(3 * rows + 1, np.random.default_rng(0)))
-    assert [part.mask.any(1).sum().item() for part in parts] == [rows] * (own // rows)
-    assert [part.demo.any(1).sum().item() for part in parts] == [shown * rows // own] * (own // rows)
-
-
-@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 30), st.integers(0, 99))
-def test_demonstrations_are_dealt_evenly(own, shown, rows, seed):
-    buffer = with_demonstrations(own, shown)
-    buffer = buffer.replace(obs=torch.arange(buffer.mask.numel()).view(own + shown, 3, 1))
-    parts = list(buffer.minibatches(3 * rows, np.random.default_rng(seed)))
-    together = torch.cat([part.obs for part in parts])
-    assert torch.equal(together[together[:, 0, 0].argsort()], buffer.obs)
-    for part in parts[:-1]:
-        assert abs(float(part.demo.any(1).sum()) - part.num_rows * shown / (own + shown)) <= 1
-        assert abs(float(part.mask.any(1).sum()) - rows) <= 2
-
-
-def test_demonstrations_are_shuffled_with_their_tokens():
-    buffer = with_demonstrations(6, 6)
-    buffer = buffer.replace(obs=torch.arange(36).view(12, 3, 1), action=torch.arange(36).view(12, 3) + 100)
-    rng = np.random.default_rng(0)
-    first, second = (torch.cat([m.obs for m in buffer.minibatches(6, rng)]) for _ in range(2))
-    assert not torch.equal(first, second)
-    for part in buffer.minibatches(6, rng):
-        assert torch.equal(part.action, part.obs[..., 0] + 100)
-        assert torch.equal(part.demo[:, 0] > 0, part.obs[:, 0, 0] >= 18)
-
-
-def test_a_buffer_of_demonstrations_alone_has_no_minibatches():
-    assert list(with_demonstrations(0, 3).minibatches(3, np.random.default_rng(0))) == []
-
-
 def test_fields_survive_what_changes_a_buffer():
     buffer = spread().replace(group_size=4)
-    buffer = buffer.replace(demo=torch.ones_like(buffer.reward), old=Categorical(torch.randn(7, 5, 3)))
+    buffer = buffer.replace(old=Categorical(torch.randn(7, 5, 3)))
     tensors = buffer.tensors()
     again = buffer.with_tensors(x.clone() for x in tensors)
     assert all(map(torch.equal, again.tensors(), tensors))

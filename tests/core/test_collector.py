@@ -3,61 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
+from builders import Scripted
 
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
-from rlzoo.control.envs import EnvError
 from rlzoo.control.networks import Network
-from rlzoo.core.collector import Collector, Episode, evaluate
+from rlzoo.core.collector import Collector, evaluate
+from rlzoo.core.env import Episode
+from rlzoo.core.errors import EnvError
 
 
-class Scripted:
-    """Copy i plays episodes of `lengths[i]` steps, cut by a time limit in odd copies; observes (copy, episode,
-    time) and pays 1 + time. Its forced steps follow NEXT_STEP autoreset."""
-
-    def __init__(self, lengths):
-        self.lengths = np.array(lengths)
-        self.num_envs = len(lengths)
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,))
-        self.action_space = spaces.Discrete(2)
-        self.episode = np.full(self.num_envs, -1)
-
-    def _observe(self):
-        return np.stack([np.arange(self.num_envs), self.episode, self.time], 1).astype(np.float32)
-
-    def reset(self):
-        self.episode = self.episode + 1
-        self.time = np.zeros(self.num_envs, int)
-        self.over = np.zeros(self.num_envs, bool)
-        return self._observe(), self.over.copy()
-
-    def step(self, action):
-        assert action.shape == (self.num_envs,)
-        reward = np.where(self.over, 0, 1 + self.time).astype(np.float32)
-        self.episode = self.episode + self.over
-        self.time = np.where(self.over, 0, self.time + 1)
-        self.over = self.time == self.lengths
-        odd = np.arange(self.num_envs) % 2 == 1
-        return self._observe(), reward, self.over & ~odd, self.over & odd, self.over.copy()
-
-    def settle(self, buffer):
-        return buffer
-
-    def state_dict(self):
-        return {"episode": self.episode, "time": self.time, "over": self.over}
-
-    def load_state_dict(self, state):
-        self.episode, self.time, self.over = state["episode"], state["time"], state["over"]
-
-    def close(self):
-        pass
-
-
-def make_collector(lengths, num_steps=5, seed=0, whole_episodes=False):
-    env = Scripted(lengths)
-    noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
-    return Collector(env, noise, num_steps, whole_episodes)
+def make_collector(lengths, num_steps=5, whole_episodes=False):
+    return Collector(Scripted(lengths), num_steps, whole_episodes)
 
 
 def model_for(env, seed=0, **network):
@@ -70,8 +27,18 @@ def times(buffer, row):
     return buffer.obs[row, :, 2].int().tolist()
 
 
-def collect(collector):
-    return collector.collect(make_actor(model_for(collector.env)))
+def noise_for(env, seed=0):
+    return ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
+
+
+def collect(collector, noise=None):
+    """The buffer and the episodes that ended in it."""
+    actor = make_actor(model_for(collector.env), noise or noise_for(collector.env))
+    return collector.collect(actor)[:2]
+
+
+def collect_from(env, model, num_steps):
+    return Collector(env, num_steps).collect(make_actor(model, noise_for(env))).buffer
 
 
 def test_buffer_holds_what_the_environment_did():
@@ -114,8 +81,7 @@ def test_episodes_are_counted_across_buffers():
 
 def test_returned_arrays_may_be_overwritten_by_the_environment():
     env = envs.make("CartPole-v1", 3, 0)
-    noise = ActionNoise(env.action_space, 3, np.random.default_rng(0))
-    buffer, _ = Collector(env, noise, 20).collect(make_actor(model_for(env)))
+    buffer = collect_from(env, model_for(env), 20)
     assert (buffer.obs[:, 1:] != buffer.obs[:, :-1]).any(-1).all()
 
 
@@ -142,7 +108,7 @@ def test_whole_episodes_start_afresh_in_every_buffer():
 
 def test_whole_episodes_that_never_end_are_an_error(monkeypatch):
     monkeypatch.setattr("rlzoo.core.collector._ENDLESS", 100)
-    with pytest.raises(EnvError, match="still going on after 100 steps: whole episodes must end"):
+    with pytest.raises(EnvError, match="an episode has not ended after 100 steps: whole episodes must end"):
         collect(make_collector([3, 10**9], whole_episodes=True))
 
 
@@ -152,7 +118,7 @@ def test_collector_goes_on_from_its_state_to_the_bit(whole_episodes):
     collect(collector)
     state = collector.state_dict()
     expected, episodes = collect(collector)
-    other = make_collector([3, 7], seed=5, whole_episodes=whole_episodes)
+    other = make_collector([3, 7], whole_episodes=whole_episodes)
     other.load_state_dict(state)
     buffer, other_episodes = collect(other)
     assert other_episodes == episodes
@@ -160,33 +126,50 @@ def test_collector_goes_on_from_its_state_to_the_bit(whole_episodes):
         assert torch.equal(getattr(buffer, name), getattr(expected, name))
 
 
-def test_state_of_an_environment_that_has_none_restores_the_noise_alone():
+def test_without_the_state_of_the_environment_new_episodes_start():
     collector = make_collector([3, 7])
+    collect(collector)
     state = {**collector.state_dict(), "env": None}
-    other = make_collector([3, 7], seed=5)
+    other = make_collector([3, 7])
     other.load_state_dict(state)
-    buffer, _ = collect(other)
-    assert times(buffer, 0)[0] == 0
-    assert torch.equal(buffer.action, collect(collector)[0].action)
+    buffer, episodes = collect(other)
+    assert times(buffer, 0)[0] == times(buffer, 1)[0] == 0
+    assert episodes == [Episode(6.0, 3)]
+
+
+@pytest.mark.parametrize("whole_episodes", [False, True])
+def test_environment_is_reset_when_it_is_first_needed_and_not_before(whole_episodes):
+    collector = make_collector([3, 7], whole_episodes=whole_episodes)
+    assert (collector.env.episode == -1).all()
+    buffer, _ = collect(collector)
+    assert (buffer.obs[:, 0, 1] == 0).all()
+
+
+def test_actor_is_told_which_rows_are_forced():
+    collector, seen = make_collector([3, 2]), []
+
+    def actor(obs, forced):
+        seen.append(forced.tolist())
+        return np.zeros(2, np.int64)
+
+    buffer = collector.collect(actor).buffer
+    assert np.array_equal(np.transpose(seen), ~buffer.mask.numpy())
 
 
 @pytest.mark.parametrize("network", [{}, {"shared_trunk": True, "normalize_obs": True}])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_ratio_is_one_after_evaluate(env_id, network):
     env = envs.make(env_id, 4, 0)
-    noise = ActionNoise(env.action_space, 4, np.random.default_rng(0))
     model = model_for(env, **network)
-    buffer, _ = Collector(env, noise, 64).collect(make_actor(model))
-    batch = evaluate(model, buffer).rows(1)
+    batch = evaluate(model, collect_from(env, model, 64)).rows(1)
     logp = model.distribution(batch.obs).log_prob(batch.action).detach()
     assert float((torch.exp(logp - batch.logp) - 1).abs().max()) < 1e-6
 
 
 def test_stored_log_probability_is_that_of_the_unclipped_action():
     env = envs.make("Pendulum-v1", 4, 0)
-    noise = ActionNoise(env.action_space, 4, np.random.default_rng(0))
     model = model_for(env, log_std_init=1.0)
-    buffer, _ = Collector(env, noise, 64).collect(make_actor(model))
+    buffer = collect_from(env, model, 64)
     assert (buffer.action.abs() > 2).any()
     evaluated = evaluate(model, buffer)
     assert torch.equal(evaluated.action, buffer.action)

@@ -96,7 +96,8 @@ def test_gae_by_hand(case):
 
 @given(experience(), st.floats(0, 1), st.floats(0, 1))
 def test_gae_equals_its_definition(steps, gamma, gae_lambda):
-    torch.testing.assert_close(gae(*steps, gamma, gae_lambda), gae_by_definition(*steps, gamma, gae_lambda))
+    expected = gae_by_definition(*steps, gamma, gae_lambda)
+    torch.testing.assert_close(gae(*steps, gamma, gae_lambda), expected, rtol=0, atol=1e-12)
 
 
 @given(experience())
@@ -187,7 +188,21 @@ def test_returns_by_hand():
 @given(experience(), st.floats(0, 1))
 def test_returns_equal_their_definition(steps, gamma):
     expected = return_by_definition(*steps, gamma)
-    torch.testing.assert_close(monte_carlo(*steps, gamma), expected, equal_nan=True)
+    torch.testing.assert_close(monte_carlo(*steps, gamma), expected, rtol=0, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (0.7, 0.3), (1 / 3, 1.0)])
+def test_discounts_are_not_rounded_to_single_precision(gamma, gae_lambda):
+    """One reward, 199 steps away: a discount rounded to single precision would be 1e-6 off there."""
+    reward, value = torch.zeros(1, 200, dtype=torch.float64), torch.zeros(1, 201, dtype=torch.float64)
+    reward[0, -1] = 1.0
+    last = torch.arange(200)[None] == 199
+    ends = last, ~last & last, torch.ones_like(last)
+    exact = [[gamma**k for k in reversed(range(200))], [(gamma * gae_lambda) ** k for k in reversed(range(200))]]
+    returns, advantages = monte_carlo(reward, value, *ends, gamma), gae(reward, value, *ends, gamma, gae_lambda)
+    torch.testing.assert_close(torch.cat([returns, advantages]), tensor(exact), rtol=1e-12, atol=0)
+    left_out = leave_one_out(torch.cat([reward, 0 * reward]), torch.ones(2, 200, dtype=torch.bool), 2, gamma)
+    torch.testing.assert_close(left_out[0], torch.full((200,), gamma**199, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 @given(experience())
@@ -274,7 +289,7 @@ def test_relative_advantages_equal_their_definitions(experience, gamma):
         others = group[: i % size] + group[i % size + 1 :]
         left_out = torch.full((len(row),), returns[i] - np.mean(others), dtype=torch.float64) * row
         normed = torch.full((len(row),), (returns[i] - np.mean(group)) / (np.std(group) + 1e-8)).double() * row
-        torch.testing.assert_close(leave_one_out(reward, mask, size, gamma)[i], left_out)
+        torch.testing.assert_close(leave_one_out(reward, mask, size, gamma)[i], left_out, rtol=0, atol=1e-12)
         torch.testing.assert_close(group_norm(reward, mask, size, gamma)[i], normed, rtol=1e-5, atol=1e-6)
 
 
@@ -321,9 +336,9 @@ def test_rows_without_a_step_are_no_samples(relative):
 @pytest.mark.parametrize(
     ("rows", "size", "message"),
     [
-        (4, 1, "relative to a group need at least 2 rows in it, got 1: raise num_envs"),
-        (8, 3, "8 rows cannot be cut into groups of 3"),
-        (2, 3, "2 rows cannot be cut into groups of 3"),
+        (4, 1, "relative to a group need at least 2 rows in it, got 1: increase num_envs"),
+        (8, 3, "8 rows cannot be divided into groups of 3"),
+        (2, 3, "2 rows cannot be divided into groups of 3"),
     ],
 )
 def test_groups_that_cannot_be_are_an_error(relative, rows, size, message):

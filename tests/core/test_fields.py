@@ -9,6 +9,7 @@ import pytest
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.fields import (
     Count,
+    MinibatchSize,
     NonNegative,
     NonNegativeInt,
     OpenUnitInterval,
@@ -26,6 +27,7 @@ class Settings:
     unit: UnitInterval = 0.5
     open_unit: OpenUnitInterval = 0.5
     count: Count = 1
+    minibatch: MinibatchSize = 64
     non_negative_int: NonNegativeInt = 0
     optional: Positive | None = None
     free: float = -1.0
@@ -74,6 +76,8 @@ def test_range_reads_as_text(bounds, text):
         {},
         {"positive": 1e-9, "non_negative": 0, "unit": 0, "count": 5},
         {"unit": 1, "optional": 2.0, "free": -1e9},
+        {"minibatch": 1},
+        {"minibatch": "all"},
         {"switch": True, "name": "x", "kind": "b", "sizes": (3, 4), "anything": object()},
     ],
 )
@@ -92,6 +96,9 @@ def test_fields_of_their_type_and_range_pass(settings):
         ({"count": 0}, "count must be at least 1, got 0"),
         ({"non_negative_int": -1}, "non_negative_int must be at least 0, got -1"),
         ({"optional": 0.0}, "optional must be above 0, got 0.0"),
+        ({"minibatch": 0}, "minibatch must be at least 1 or all, got 0"),
+        ({"minibatch": "most"}, "minibatch must be an integer or all, got 'most'"),
+        ({"minibatch": None}, "minibatch must be an integer or all, got None"),
     ],
 )
 def test_field_out_of_range_is_named_with_its_range(settings, message):

@@ -3,13 +3,14 @@
 import gymnasium
 import numpy as np
 import pytest
-import runs
 import torch
 from gymnasium import spaces
+from short_runs import outcome, quick_run
 
 from rlzoo.cli import main
 from rlzoo.core.errors import NonFiniteError, TrainingError
 from rlzoo.optim.adam import Adam
+from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume
 
@@ -62,7 +63,7 @@ SETTINGS = {"env": "Trap-v0", "num_envs": 2, "checkpoint_interval": 100, "eval_i
 )
 def test_run_stops_with_the_step_and_the_last_checkpoint(fault, words, tmp_path):
     with pytest.raises(TrainingError, match=f"step [12]..: environment 'Trap-v0', step .*{words}") as error:
-        runs.quick_run(tmp_path, minibatch_size=25, env_kwargs={"at": 110, "fault": fault}, **SETTINGS)
+        quick_run(tmp_path, minibatch_size=25, env_kwargs={"at": 110, "fault": fault}, **SETTINGS)
     step = Run(tmp_path).steps()[-1]
     assert str(error.value).endswith(f"; the last checkpoint is at step {step}: rlzoo resume {tmp_path}")
     assert "\n" not in str(error.value)
@@ -80,17 +81,19 @@ def test_fault_before_the_first_checkpoint(tmp_path, capsys):
 
 
 def test_environment_without_a_state_starts_new_episodes_on_resume(tmp_path, capsys):
-    run = runs.quick_run(tmp_path, minibatch_size=25, **SETTINGS)
+    run = quick_run(tmp_path, minibatch_size=25, **SETTINGS)
     before = run.steps()[-1]
     resume(run, total_steps=500, progress=True)
-    assert "Trap-v0 cannot give its state: episodes start afresh\n" in capsys.readouterr().out
+    assert "Trap-v0 cannot give its state: new episodes start\n" in capsys.readouterr().out
     assert run.steps()[-1] > before
     assert run.metrics()[-1]["mean_length"] == 5
 
 
-def test_non_finite_gradient_stops_the_run(tmp_path, monkeypatch):
-    good = runs.quick_run(tmp_path / "good", checkpoint_interval=100)
-    minimize = Adam.minimize
+@pytest.mark.parametrize("fast", [True, False])
+def test_non_finite_gradient_stops_the_run(fast, tmp_path, monkeypatch):
+    good = quick_run(tmp_path / "good", checkpoint_interval=100, fast=fast)
+    optimizer = FastAdam if fast else Adam
+    minimize = optimizer.minimize
     calls = []
 
     def poisoned(adam, *args, **kwargs):
@@ -99,11 +102,11 @@ def test_non_finite_gradient_stops_the_run(tmp_path, monkeypatch):
             raise NonFiniteError("gradient of PPOClip.loss is not finite")
         return minimize(adam, *args, **kwargs)
 
-    monkeypatch.setattr(Adam, "minimize", poisoned)
+    monkeypatch.setattr(optimizer, "minimize", poisoned)
     path = tmp_path / "bad"
     with pytest.raises(TrainingError, match=r"step 2..: gradient of PPOClip.loss is not finite; the last"):
-        runs.quick_run(path, checkpoint_interval=100)
-    assert runs.outcome(resume(path)) == runs.outcome(good)
+        quick_run(path, checkpoint_interval=100, fast=fast)
+    assert outcome(resume(path)) == outcome(good)
 
 
 def test_weights_that_become_nan_stop_the_run(tmp_path):
@@ -112,7 +115,7 @@ def test_weights_that_become_nan_stop_the_run(tmp_path):
             next(trainer.model.value.parameters()).fill_(torch.nan)
 
     with pytest.raises(TrainingError, match="not finite"):
-        runs.quick_run(tmp_path, on_iteration=poison)
+        quick_run(tmp_path, on_iteration=poison)
 
 
 def test_out_of_memory(tmp_path):
@@ -120,4 +123,4 @@ def test_out_of_memory(tmp_path):
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     with pytest.raises(TrainingError, match=r"step \d+: CUDA out of memory. Tried to allocate; "):
-        runs.quick_run(tmp_path, on_iteration=fail)
+        quick_run(tmp_path, on_iteration=fail)

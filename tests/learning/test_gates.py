@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 import pytest
 
+from rlzoo.control.evaluation import evaluate_model
 from rlzoo.runs.config import make_config
-from rlzoo.runs.evaluate import evaluate_model
 from rlzoo.runs.loop import Trainer
 
 CARTPOLE = {"total_steps": 40_000, "gamma": 0.99}
 PENDULUM = {"total_steps": 50_000, "gamma": 0.9, "gae_lambda": 0.95, "normalize_reward": True}
 REINFORCE = CARTPOLE | {"learning_rate": 0.01, "vf_learning_rate": 0.005}
 LONG = CARTPOLE | {"num_steps": 256, "num_envs": 4, "gae_lambda": 0.98, "normalize_reward": True}
-NATURAL = LONG | {"anneal_kl": True, "vf_epochs": 20}
-PROXIMAL = LONG | {"num_steps": 128, "num_envs": 8, "minibatch_size": 256, "learning_rate": 2e-3, "anneal_lr": True}
-SWING_NATURAL = PENDULUM | {"max_kl": 0.01, "anneal_kl": True, "vf_learning_rate": 3e-3}
+NATURAL = LONG | {"vf_epochs": 20}
+PROXIMAL = LONG | {"num_steps": 128, "num_envs": 8, "minibatch_size": 256, "learning_rate": "linear:2e-3:0"}
+SWING_NATURAL = PENDULUM | {"max_kl": "linear:0.01:0", "vf_learning_rate": 3e-3}
 SWING_PROXIMAL = PENDULUM | {
-    "num_envs": 4, "num_steps": 256, "minibatch_size": 128, "learning_rate": 1e-3, "anneal_lr": True,
+    "num_envs": 4, "num_steps": 256, "minibatch_size": 128, "learning_rate": "linear:1e-3:0",
 }  # fmt: skip
 
 
@@ -33,10 +33,10 @@ class Gate(NamedTuple):
 
 GATES = [
     Gate("reinforce", "CartPole-v1", 432, 350, REINFORCE),
-    Gate("npg", "CartPole-v1", 500, 475, NATURAL | {"max_kl": 0.012}),
-    Gate("trpo", "CartPole-v1", 500, 475, NATURAL | {"max_kl": 0.02}),
+    Gate("npg", "CartPole-v1", 500, 475, NATURAL | {"max_kl": "linear:0.012:0"}),
+    Gate("trpo", "CartPole-v1", 500, 475, NATURAL | {"max_kl": "linear:0.02:0"}),
     Gate("ppo-penalty", "CartPole-v1", 500, 475, PROXIMAL),
-    Gate("ppo-clip", "CartPole-v1", 500, 475, PROXIMAL | {"anneal_clip": True}),
+    Gate("ppo-clip", "CartPole-v1", 500, 475, PROXIMAL | {"clip_coef": "linear:0.2:0"}),
     Gate("npg", "Pendulum-v1", -297, -500, SWING_NATURAL),
     Gate("trpo", "Pendulum-v1", -262, -500, SWING_NATURAL | {"total_steps": 60_000}),
     Gate("ppo-penalty", "Pendulum-v1", -231, -500, SWING_PROXIMAL),

@@ -8,18 +8,19 @@ from builders import SPACES, PolicyAt, explicit_fisher, make_buffer, make_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import DiagGaussian
 from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.estimators import GAE
 from rlzoo.optim.natural_gradient import (
+    FlatFunction,
     FlatPolicy,
     conjugate_gradient,
     fisher_vector_product,
-    gradient,
     line_search,
-    total,
     trust_region_step,
 )
+from rlzoo.optim.objective import mean_kl
 
 KINDS = {
     "discrete": {"space": SPACES["discrete"]},
@@ -29,8 +30,6 @@ KINDS = {
     "shared trunk": {"space": SPACES["discrete"], "shared_trunk": True},
 }
 
-
-ONE_PART = [None]  # the policies here have observations of their own
 WEIGHT = torch.full((6, 1), 1 / 6, dtype=torch.float64)
 
 
@@ -43,10 +42,11 @@ def make_policy(kind):
     return PolicyAt(model, random(6, 1, 4, seed=1))
 
 
-def mean_kl(policy):
-    """θ ↦ E[KL(π_old ‖ π_θ)], π_old being the policy as it is."""
+def kl_of(policy):
+    """θ ↦ E[KL(π_old ‖ π_θ)] over the policy's observations, π_old being the policy as it is."""
+    no = torch.zeros(len(policy.obs), 1, dtype=torch.bool)
     old = policy(policy.theta).detach()
-    return lambda theta, _: old.kl(policy(theta)).mean()
+    return policy.expectation(mean_kl, Buffer(policy.obs, no.long(), no.double(), no, no, ~no, old=old))
 
 
 def product_matrix(product, size):
@@ -57,7 +57,7 @@ def product_matrix(product, size):
 def test_fisher_product_equals_the_explicit_fisher_matrix(kind):
     policy = make_policy(kind)
     theta = policy.theta
-    matrix = product_matrix(fisher_vector_product(mean_kl(policy), theta, ONE_PART), len(theta))
+    matrix = product_matrix(fisher_vector_product(kl_of(policy), theta), len(theta))
     torch.testing.assert_close(matrix, explicit_fisher(policy, theta, WEIGHT), rtol=1e-8, atol=1e-10)
 
 
@@ -65,7 +65,7 @@ def test_fisher_product_equals_the_explicit_fisher_matrix(kind):
 def test_fisher_product_is_symmetric_and_positive(kind):
     policy = make_policy(kind)
     theta = policy.theta
-    matrix = product_matrix(fisher_vector_product(mean_kl(policy), theta, ONE_PART), len(theta))
+    matrix = product_matrix(fisher_vector_product(kl_of(policy), theta), len(theta))
     torch.testing.assert_close(matrix, matrix.t(), rtol=0, atol=1e-12)
     assert torch.linalg.eigvalsh(matrix).min() > -1e-12
 
@@ -92,27 +92,27 @@ def test_fisher_product_equals_the_gauss_newton_form(kind):
     v = random(len(theta), seed=2)
     out, tangent = torch.func.jvp(outputs, (theta,), (v,))
     (expected,) = torch.func.vjp(outputs, theta)[1](metric(out, tangent) / 6)
-    product = fisher_vector_product(mean_kl(policy), policy.theta, ONE_PART)
+    product = fisher_vector_product(kl_of(policy), policy.theta)
     torch.testing.assert_close(product(v), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_damping_adds_a_multiple_of_the_vector():
     policy = make_policy("discrete")
     v = random(len(policy.theta))
-    plain, damped = (fisher_vector_product(mean_kl(policy), policy.theta, ONE_PART, d)(v) for d in (0.0, 0.3))
+    plain, damped = (fisher_vector_product(kl_of(policy), policy.theta, d)(v) for d in (0.0, 0.3))
     torch.testing.assert_close(damped, plain + 0.3 * v)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kl_is_the_quadratic_form_to_third_order(kind):
     policy = make_policy(kind)
-    theta, kl = policy.theta.detach(), mean_kl(policy)
-    fisher = fisher_vector_product(kl, policy.theta, ONE_PART)
+    theta, kl = policy.theta.detach(), kl_of(policy)
+    fisher = fisher_vector_product(kl, theta)
     s = random(len(theta), seed=3)
     s = s / s.norm()
 
     def error(t):
-        return abs(float(kl(theta + t * s, None)) - 0.5 * t**2 * float(s @ fisher(s)))
+        return abs(kl(theta + t * s) - 0.5 * t**2 * float(s @ fisher(s)))
 
     assert 6 < error(2e-2) / error(1e-2) < 10
 
@@ -152,59 +152,82 @@ def test_log_std_is_part_of_theta():
     assert any(p is model.policy.log_std for p in model.policy_parameters())
 
 
-def test_gradient_of_a_quadratic():
-    x = torch.tensor([1.0, -2.0], requires_grad=True)
-    assert gradient(lambda x, _: (x**2).sum(), x, ONE_PART).tolist() == [2, -4]
+def sum_of_squares(model):
+    return sum(p.square().sum() for p in model.policy_parameters())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("count", [1, 3])
+def test_value_gradient_and_hessian_of_a_quadratic(count, sign):
+    policy = FlatPolicy(make_model())
+    f = FlatFunction(policy, "quadratic", [sum_of_squares] * count, sign)
+    theta, v = random(*policy.theta.shape, seed=1), random(*policy.theta.shape, seed=2)
+    scale = sign * count
+    assert f(theta) == pytest.approx(scale * float(theta @ theta), rel=1e-12)
+    torch.testing.assert_close(f.gradient(theta), 2 * scale * theta)
+    product = f.hessian_vector_product(theta, damping=0.3)
+    for _ in range(2):
+        torch.testing.assert_close(product(v), 2 * scale * v + 0.3 * v)
+
+
+@pytest.mark.parametrize(("count", "calls"), [(1, 1), (2, 6)])
+def test_first_backward_is_kept_for_one_term_alone(count, calls):
+    policy, seen = FlatPolicy(make_model()), []
+
+    def term(model):
+        seen.append(model)
+        return sum_of_squares(model)
+
+    product = FlatFunction(policy, "quadratic", [term] * count).hessian_vector_product(policy.theta)
+    for _ in range(3):
+        product(policy.theta)
+    assert len(seen) == calls
 
 
 def test_gradient_that_is_not_finite_is_named():
-    def surrogate(x, _):
-        return x.sqrt().sum()
-
+    policy = FlatPolicy(make_model())
+    f = FlatFunction(policy, "surrogate", [lambda model: model.policy.net.layers[0].weight.sqrt().sum()])
     with pytest.raises(NonFiniteError, match="gradient of the surrogate is not finite"):
-        gradient(surrogate, torch.zeros(2, requires_grad=True), ONE_PART)
+        f.gradient(torch.zeros_like(policy.theta))
 
 
-def make_parts(steps):
-    """A model of float64, its parts of uneven size, and a surrogate and KL over them."""
+def whitened_surrogate(model, batch):
+    ratio = torch.exp(model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
+    return batch.mean(ratio * batch.whitened_advantage)
+
+
+def make_functions(part_steps):
+    """θ, and a surrogate and the KL as functions of it, over parts of at most `part_steps` steps."""
     model = make_model(hidden=(3,))
+    model.part_steps = part_steps
     batch = GAE()(make_buffer(model)).rows(1)
     with torch.no_grad():
         batch = batch.replace(old=model.distribution(batch.obs).detach())
-    batch = batch.replace(demo=torch.where(batch.mask, 0.0, 0.4).double())
     policy = FlatPolicy(model)
-
-    def surrogate(theta, batch):
-        logp = policy(theta, batch.obs).log_prob(batch.action)
-        return batch.mean(torch.exp(logp - batch.logp) * batch.whitened_advantage) + batch.demonstrated(logp)
-
-    def kl(theta, batch):
-        return batch.mean(batch.old.kl(policy(theta, batch.obs)))
-
-    return policy.theta, surrogate, kl, list(batch.parts(steps))
+    return policy.theta, policy.objective(whitened_surrogate, batch), policy.expectation(mean_kl, batch)
 
 
-@pytest.mark.parametrize("steps", [1, 5, 17])
-def test_uneven_parts_make_up_the_batch(steps):
-    theta, surrogate, kl, whole = make_parts(None)
-    *_, parts = make_parts(steps)
-    assert len(whole) == 1
-    assert [part.num_rows for part in parts] == {1: [1] * 32, 5: [5] * 6 + [2], 17: [17, 15]}[steps]
+@pytest.mark.parametrize(("part_steps", "parts"), [(1, 32), (5, 7), (17, 2)])
+def test_uneven_parts_make_up_the_batch(part_steps, parts):
+    theta, *whole = make_functions(None)
+    _, *in_parts = make_functions(part_steps)
     moved = theta + 0.1 * random(len(theta), seed=3)
-    for f in (surrogate, kl):
-        assert total(f, moved, parts) == pytest.approx(total(f, moved, whole), rel=1e-12)
-        torch.testing.assert_close(gradient(f, moved, parts), gradient(f, moved, whole), rtol=0, atol=1e-12)
-    assert total(kl, moved, whole) > 1e-3
-    products = [fisher_vector_product(kl, theta, x, damping=0.1) for x in (whole, parts)]
+    for f, g in zip(whole, in_parts, strict=True):
+        assert (len(f.terms), len(g.terms)) == (1, parts)
+        assert g(moved) == pytest.approx(f(moved), rel=1e-12)
+        torch.testing.assert_close(g.gradient(moved), f.gradient(moved), rtol=0, atol=1e-12)
+    assert whole[1](moved) > 1e-3
+    products = [fisher_vector_product(kl, theta, damping=0.1) for _, kl in (whole, in_parts)]
     for seed in range(3):
-        one_batch, in_parts = (product(random(len(theta), seed=seed)) for product in products)
-        torch.testing.assert_close(in_parts, one_batch, rtol=0, atol=1e-12)
+        one_batch, cut = (product(random(len(theta), seed=seed)) for product in products)
+        torch.testing.assert_close(cut, one_batch, rtol=0, atol=1e-12)
 
 
-def test_total_and_gradient_leave_no_graph_behind():
-    theta, surrogate, _, parts = make_parts(5)
-    assert isinstance(total(surrogate, theta, parts), float)
-    assert not gradient(surrogate, theta, parts).requires_grad
+@pytest.mark.parametrize("part_steps", [None, 5])
+def test_values_and_gradients_leave_no_graph_behind(part_steps):
+    theta, objective, _ = make_functions(part_steps)
+    assert isinstance(objective(theta), float)
+    assert not objective.gradient(theta).requires_grad
     assert not theta.requires_grad
 
 

@@ -1,1 +1,1 @@
-"""Everything in optimisation that is only there for speed. Without it, results are the same up to rounding."""
+"""Faster implementations. Their results equal those of the plain ones up to rounding."""

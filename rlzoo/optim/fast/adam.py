@@ -1,4 +1,4 @@
-"""Adam's step, faster: with the backward pass of MLPs written out, or as compiled native code."""
+"""A faster Adam: the backward pass of MLPs is written out, or the step is compiled to native code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class FastAdam:
 
     Args:
         adam: holds the parameters and the moments.
-        compile: run each step as native code that is compiled for each shape of batch (see
-            `rlzoo.optim.fast.compilation`).
+        compile: run steps as native code, which is compiled for each shape of batch (see
+            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss are not compiled.
     """
 
     def __init__(self, adam: Adam, compile: bool = False) -> None:
@@ -91,7 +91,7 @@ class FastAdam:
         learning_rate: float,
         max_grad_norm: float | None,
     ) -> float:
-        """`minimize` as one call into native code."""
+        """`minimize` as one call of native code."""
         adam, fields = self.adam, batch.tensors()
         shapes = loss.__qualname__, *(x.shape for x in fields)
         knobs = torch.tensor([*adam.bias_corrected(learning_rate), *scalars], dtype=adam.theta.dtype)
@@ -154,7 +154,7 @@ class _LossView(nn.Module):
 
 
 def _key(loss: Loss, model: ActorCritic, adam: Adam, max_grad_norm: float | None) -> str:
-    """All that a compiled step contains besides its inputs: settings, plain attributes of modules, source code."""
+    """Identifies what a compiled step depends on besides its inputs: settings, attributes of modules, source code."""
     plain = (bool, int, float, str, tuple, list, type(None))
     modules = [
         (name, type(module), {k: x for k, x in vars(module).items() if k[0] != "_" and isinstance(x, plain)})

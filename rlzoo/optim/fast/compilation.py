@@ -46,13 +46,13 @@ _OPTIONS: dict[str, object] = {
 def compiled(fn: TensorFunction, example: tuple[Tensor, ...], key: str) -> TensorFunction:
     """`fn` compiled for CPU tensors with the dtypes, shapes and strides of `example`, from the cache if there.
 
-    `fn` must be pure and free of branches on tensor values. What it reads besides its arguments is baked in
-    when it is captured, so `key` must name all of that: the settings and the source that make up `fn`.
-    Packages live in `$RLZOO_CACHE`, or else `$XDG_CACHE_HOME/rlzoo`, or else `~/.cache/rlzoo`.
+    `fn` must be pure and free of branches on tensor values. Everything that it reads besides its arguments becomes a
+    constant of the compiled code, so `key` must identify all of that: the settings and the source of `fn`. Compiled
+    packages are kept in `$RLZOO_CACHE`, or else `$XDG_CACHE_HOME/rlzoo`, or else `~/.cache/rlzoo`.
 
-    The result changes none of its arguments, returns new tensors without gradient, and raises ValueError for
-    arguments unlike `example`. It is not for several threads at once. Where compilation fails, one warning
-    says why and the result is `fn` itself.
+    The result changes none of its arguments, returns new tensors without gradient, and raises ValueError for arguments
+    of other dtypes, shapes or strides. It is not thread-safe. If compilation fails, a warning gives the reason and the
+    result is `fn` itself.
     """
     try:
         package = _private(cache_directory()) / f"{_digest(example, key)}.pt2"
@@ -63,14 +63,14 @@ def compiled(fn: TensorFunction, example: tuple[Tensor, ...], key: str) -> Tenso
     except Exception as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         reason = textwrap.shorten(first_line, 200, placeholder=" ...")
-        _log.warning("--compile has no effect and the run goes on eager: %s", reason)
+        _log.warning("compilation failed, so steps run in eager mode: %s", reason)
         _log.debug("compilation failed", exc_info=True)
         return fn
     return _checked(run, example)
 
 
 def _private(directory: Path) -> Path:
-    """`directory`, made if need be; PermissionError where another user could put native code into it."""
+    """Creates `directory` if needed; PermissionError if another user could write native code into it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(directory.stat()):
         raise PermissionError(
@@ -85,7 +85,7 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _digest(example: Sequence[Tensor], key: str) -> str:
-    """The name of a package: it changes with whatever changes the native code or where that code may run."""
+    """File name of a package. It depends on everything that affects the native code or where it can run."""
     parts = [
         key,
         [_signature(tensor) for tensor in example],
@@ -105,7 +105,7 @@ def _signature(tensor: Tensor) -> Signature:
 
 @functools.cache
 def _processor() -> str:
-    """The instruction sets: native code for one machine need not run on another that shares the cache."""
+    """The instruction sets, because machines that share a cache may have different processors."""
     features = ""
     if sys.platform == "linux":
         with open("/proc/cpuinfo") as lines:
@@ -114,14 +114,14 @@ def _processor() -> str:
 
 
 def _cached(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
-    """The function in `package`, or None if there is no such file or it had to be deleted."""
+    """The function in `package`; None if there is no such file, or it was damaged or unsafe and is deleted."""
     try:
         status = package.lstat()
     except FileNotFoundError:
         return None
     if stat.S_ISREG(status.st_mode) and _is_ours(status):
         try:
-            # The loader itself checks no checksum, and would run damaged code.
+            # The loader itself verifies no checksum and would run damaged code.
             with zipfile.ZipFile(package) as archive:
                 if archive.testzip() is None:
                     return _load(package)
@@ -149,7 +149,7 @@ def _load(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
 
 
 def _compile(fn: TensorFunction, example: tuple[Tensor, ...], package: Path) -> None:
-    """Writes `package`, whole or not at all, whoever else compiles the same function meanwhile."""
+    """Compiles `fn` and writes `package` atomically; other processes may compile the same function."""
     if any(tensor.device.type != "cpu" for tensor in example):
         raise RuntimeError("only steps on the CPU are compiled")
     candidates = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
@@ -160,7 +160,7 @@ def _compile(fn: TensorFunction, example: tuple[Tensor, ...], package: Path) -> 
     from torch._inductor import aoti_compile_and_package, config
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    _log.info("compiling the training step, which takes some ten seconds once")
+    _log.info("compiling the training step (about ten seconds, once)")
     start = time.perf_counter()
     known = config.get_config_copy()
     options = {name: value for name, value in _OPTIONS.items() if name in known}
@@ -176,7 +176,7 @@ def _compile(fn: TensorFunction, example: tuple[Tensor, ...], package: Path) -> 
 
 
 def _without_aliases(fn: TensorFunction) -> TensorFunction:
-    """`fn` with a copy of each output that shares memory with an input."""
+    """`fn`, with each output that shares memory with an input replaced by a copy."""
 
     def copied(*inputs: Tensor) -> tuple[Tensor, ...]:
         memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
@@ -188,7 +188,7 @@ def _without_aliases(fn: TensorFunction) -> TensorFunction:
 
 
 def _checked(run: Callable[[list[Tensor]], Sequence[Tensor]], example: tuple[Tensor, ...]) -> TensorFunction:
-    """`run` behind a check of its arguments, since native code reads past the end of a smaller tensor."""
+    """`run` with a check of its arguments: native code would read past the end of a smaller tensor."""
     expected = [_signature(tensor) for tensor in example]
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:

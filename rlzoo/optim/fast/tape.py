@@ -1,6 +1,6 @@
 """The backward pass of multilayer perceptrons, written out.
 
-On small networks autograd's bookkeeping costs more than the arithmetic.
+For small networks, autograd's overhead costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Layered(Protocol):
-    """A stack of linear layers, each followed by the activation or not."""
+    """A stack of linear layers; `activated` tells which are followed by the activation."""
 
     layers: nn.ModuleList
     activated: list[bool]
@@ -33,7 +33,7 @@ class Tape:
     """
 
     current: Tape | None = None
-    """The tape that records now."""
+    """The active tape."""
 
     def __init__(self) -> None:
         self._records: list[tuple[Layered, list[Tensor], Tensor]] = []
@@ -96,7 +96,7 @@ def pull_back(net: Layered, layers: list[Tensor], grad: Float[Tensor, "B O"]) ->
         if net.activated[i]:
             slope = torch.ops.aten.tanh_backward if net.activation == "tanh" else _relu_backward
             grad = slope(grad, layers[i + 1])
-        # of two equal products, the one whose result is wider than high is several times as fast
+        # Of two equal products, the one with the wider result is several times as fast.
         wide = weight.shape[0] <= weight.shape[1]
         grads += [(linear[i].bias, grad.sum(0)), (weight, grad.t() @ x if wide else (x.t() @ grad).t())]
         if i:

@@ -286,7 +286,7 @@ def test_a_training_step_compiled_once_equals_eager_and_is_loaded_from_then_on(
         assert all(torch.equal(a, b) for a, b in zip(repaired(*inputs), first, strict=True))
 
     script = (
-        "import sys\nfrom pathlib import Path\nfrom rlzoo import compilation\n"
+        "import sys\nfrom pathlib import Path\nfrom rlzoo.optim.fast import compilation\n"
         "assert compilation._cached(Path(sys.argv[1])) is not None\n"
         "assert 'torch._inductor' not in sys.modules"
     )

@@ -1,0 +1,145 @@
+"""The task of a control environment: what training continues from, evaluation, and its settings."""
+
+import numpy as np
+import pytest
+import torch
+from builders import parameters
+from gymnasium import spaces
+
+from rlzoo.control.classic import CartPole
+from rlzoo.control.gymnasium_env import GymnasiumEnv
+from rlzoo.control.networks import Network
+from rlzoo.control.task import Control, ControlTask
+from rlzoo.core.actors import ModelActor
+from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv
+from rlzoo.core.task import Setup
+from rlzoo.runs.config import make_config
+from rlzoo.runs.loop import Trainer
+
+
+def make_task(env="CartPole-v1", seed=3, fast=True, model=None, **settings):
+    settings = {"num_envs": 4, "num_steps": 16, "network": Network(hidden=(8,)), **settings}
+    return ControlTask(Control(**settings), Setup(env, seed=seed, gamma=0.9, fast=fast), model)
+
+
+def collect(task):
+    return task.collector.collect(task.actor()).buffer
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_collection_repeats_with_the_seed(env):
+    first, again, other = (collect(make_task(env, seed)) for seed in (3, 3, 4))
+    assert all(map(torch.equal, first.tensors(), again.tensors()))
+    assert not torch.equal(first.obs[:, 0], other.obs[:, 0])
+
+
+def test_model_environment_and_noise_have_streams_of_their_own():
+    task = make_task()
+    given = make_task(model=task.model)
+    assert given.model is task.model
+    collect(task)
+    again = make_task()
+    assert torch.equal(parameters(again.model), parameters(task.model))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_state_restores_environment_and_noise(env, correlation):
+    task, other = (make_task(env, noise_correlation=correlation) for _ in range(2))
+    for _ in range(3):
+        collect(task)
+    state = task.state_dict()
+    expected = collect(task)
+    other.load_state_dict(state, 192)
+    assert all(map(torch.equal, collect(other).tensors(), expected.tensors()))
+
+
+def test_gymnasium_environment_starts_new_episodes_that_differ_from_the_first():
+    task = make_task(vectorized=False)
+    assert isinstance(task.env, GymnasiumEnv)
+    first = collect(task)
+    restored = []
+    for step in (64, 64, 128):
+        other = make_task(vectorized=False)
+        other.load_state_dict(task.state_dict(), step)
+        restored.append(collect(other))
+    assert torch.equal(restored[0].obs, restored[1].obs)
+    assert not torch.equal(restored[0].obs[:, 0], restored[2].obs[:, 0])
+    assert not torch.equal(restored[0].obs[:, 0], first.obs[:, 0])
+
+
+def test_environment_is_the_vectorised_one_unless_asked_otherwise():
+    assert isinstance(make_task().env, CartPole)
+    assert isinstance(make_task(vectorized=False).env, GymnasiumEnv)
+    assert make_task("Pendulum-v1", env_kwargs={"g": 5.0}).env._gravity_gain == 7.5
+
+
+def test_reward_scale_belongs_to_the_model_and_has_the_estimators_discount():
+    assert make_task().model.reward_scale is None
+    task = make_task(normalize_reward=True)
+    assert task.model.reward_scale.gamma == 0.9
+    assert "reward_scale.running" in task.model.state_dict()
+
+
+def test_without_fast_the_actor_is_torch():
+    assert isinstance(make_task(fast=False).actor(), ModelActor)
+    assert not isinstance(make_task().actor(), ModelActor)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_evaluation_repeats_and_leaves_training_alone(deterministic, fast):
+    task, untouched = make_task(fast=fast), make_task(fast=fast)
+    first, again = (task.evaluate(20, seed=5, deterministic=deterministic) for _ in range(2))
+    assert first.returns.tolist() == again.returns.tolist()
+    assert (len(first.returns), first.deterministic) == (20, deterministic)
+    assert all(map(torch.equal, collect(task).tensors(), collect(untouched).tensors()))
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "message"),
+    [
+        ("CartPol-v1", UnknownEnv, "did you mean 'CartPole-v1'"),
+        ("GymV21Environment-v0", EnvError, "cannot be made"),
+    ],
+)
+def test_environment_that_cannot_be_made_is_named(env, error, message):
+    ControlTask.available("CartPole-v1")
+    with pytest.raises(error, match=message):
+        ControlTask.available(env)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_envs": 0}, "num_envs must be at least 1, got 0"),
+        ({"noise_correlation": 1.0}, r"noise_correlation must be in \[0, 1\), got 1.0"),
+        ({"noise_correlation": -0.1}, r"noise_correlation must be in \[0, 1\), got -0.1"),
+    ],
+)
+def test_setting_out_of_range_is_an_error(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Control(**settings)
+
+
+def test_training_goes_on_from_a_checkpoint_to_the_bit():
+    def make_trainer():
+        settings = {"num_envs": 4, "num_steps": 16, "minibatch_size": 32, "hidden": (8,), "noise_correlation": 0.5}
+        return Trainer(make_config("ppo-clip", "Pendulum-v1", normalize_obs=True, normalize_reward=True, **settings))
+
+    first, second = make_trainer(), make_trainer()
+    for _ in range(3):
+        first.iterate()
+    checkpoint = first.checkpoint()
+    second.restore(checkpoint)
+    second.model.load_state_dict({name: x.clone() for name, x in checkpoint.model.items()})
+    for trainer in (first, second):
+        trainer.iterate()
+    assert all(map(torch.equal, first.model.state_dict().values(), second.model.state_dict().values()))
+
+
+def test_model_is_built_for_the_spaces_of_the_environment():
+    task = make_task("Pendulum-v1")
+    assert isinstance(task.env.action_space, spaces.Box)
+    assert task.model.policy.net.outputs == 1
+    assert np.isclose(float(task.model.policy.log_scale.exp()), 2.0)

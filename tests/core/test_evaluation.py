@@ -1,0 +1,63 @@
+"""Evaluation episodes of a scripted environment, and their summary."""
+
+import numpy as np
+import pytest
+from builders import Scripted
+
+from rlzoo.core.env import Episode
+from rlzoo.core.evaluation import Evaluation, Played, play_episodes
+
+
+def idle(obs, forced):
+    return np.zeros(len(obs), np.int64)
+
+
+def episode(length):
+    """An episode of `Scripted`: rewards 1, 2, ..."""
+    return Episode(length * (length + 1) / 2, length)
+
+
+@pytest.mark.parametrize(("episodes", "shares"), [(1, (1, 0)), (2, (1, 1)), (5, (3, 2))])
+def test_every_copy_plays_its_share_however_short_its_episodes(episodes, shares):
+    expected = [episode(9)] * shares[0] + [episode(2)] * shares[1]
+    assert play_episodes(Scripted([9, 2]), idle, episodes) == expected
+
+
+class Interrupted(Scripted):
+    """Its second step of an episode is forced: no action is taken, and the reward is no part of the return."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, forced = super().step(action)
+        return obs, reward, terminated, truncated, forced | (self.time == 1)
+
+
+def test_forced_steps_within_an_episode_do_not_end_it():
+    assert play_episodes(Interrupted([4]), idle, 2) == [Episode(1.0 + 3 + 4, 3)] * 2
+
+
+def test_evaluation_of_episodes():
+    evaluation = Evaluation.of([Episode(1.0, 3), Episode(5.0, 4)], True, 7)
+    assert evaluation.returns.tolist() == [1, 5]
+    assert evaluation.lengths.tolist() == [3, 4]
+    assert (evaluation.deterministic, evaluation.seed) == (True, 7)
+
+
+def test_summary_by_hand():
+    evaluation = Evaluation(np.array([1.0, 5.0]), np.array([3, 4]), True, 7, {"more": 1})
+    assert evaluation.summary() == {
+        "mean_return": 3.0,
+        "std_return": 2.0,
+        "min_return": 1.0,
+        "max_return": 5.0,
+        "mean_length": 3.5,
+        "episodes": 2,
+        "deterministic": True,
+        "seed": 7,
+        "more": 1,
+    }
+
+
+def test_played_episodes_have_a_line_each():
+    played = Played.of([Episode(1234.5, 3), Episode(-2.0, 4)])
+    assert played.transcript == "episode 1: return 1,234.5, 3 steps\nepisode 2: return -2.0, 4 steps"
+    assert played.summary == {"episodes": [{"return": 1234.5, "length": 3}, {"return": -2.0, "length": 4}]}
