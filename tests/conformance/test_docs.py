@@ -344,3 +344,9 @@ def test_files_to_read_for_a_contribution_are_as_long_as_it_says():
         assert len(files.split()) <= 4
         assert total <= 600
         assert total == pytest.approx(int(lines), rel=0.05)
+
+
+def test_methods_of_a_language_task_are_on_the_page():
+    text = (ROOT / "docs/tasks-of-your-own.md").read_text()
+    own = {name for name in vars(rlzoo.LanguageTask) if name.startswith("own_")}
+    assert set(re.findall(r"^\| `(own_\w+)` \|", text, re.MULTILINE)) == own
