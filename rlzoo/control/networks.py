@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, Self
 
@@ -54,6 +55,12 @@ class MLP(nn.Module):
         self.activation = activation
         self.activated = [True] * len(hidden) + [False] * (outputs is not None)
         self.outputs = sizes[-1]
+
+    @cached_property
+    def affine(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
+        """(weight (O, I), bias (O,)) of each layer."""
+        params = list(self.parameters())
+        return list(zip(params[::2], params[1::2], strict=True))
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         if Tape.current is not None and self.activated and not x.requires_grad:

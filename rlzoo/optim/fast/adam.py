@@ -54,8 +54,10 @@ class FastAdam:
         g = self._gradient(objective_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
         norm = clip_norm(g, max_grad_norm, loss.__qualname__)
         step_size, eps = adam.bias_corrected(learning_rate)
-        blocks = [torch.split(x, _BLOCK) for x in (adam.theta, adam.m, adam.v, g)]
-        for theta, m, v, grad in zip(*blocks, strict=True):
+        for start in range(0, len(g), _BLOCK):
+            whole = start == 0 and len(g) <= _BLOCK
+            parts = adam.theta, adam.m, adam.v, g
+            theta, m, v, grad = parts if whole else (x[start : start + _BLOCK] for x in parts)
             adam.step(theta, m, v, grad, step_size, eps)
         adam.count += 1
         return norm

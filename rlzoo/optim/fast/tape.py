@@ -6,7 +6,7 @@ For small networks, autograd's overhead costs more than the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 class Layered(Protocol):
     """A stack of linear layers; `activated` tells which are followed by the activation."""
 
-    layers: nn.ModuleList
     activated: list[bool]
     outputs: int
+
+    @property
+    def affine(self) -> list[tuple[nn.Parameter, nn.Parameter]]: ...
 
     @property
     def activation(self) -> str: ...
@@ -74,8 +76,7 @@ class Tape:
 def evaluate(net: Layered, x: Float[Tensor, "B I"]) -> list[Tensor]:
     """x and then the output of each layer (B, ·), in as few operations as possible."""
     layers = [x]
-    for layer, activated in zip(_linear(net), net.activated, strict=True):
-        weight, bias = layer.weight, layer.bias
+    for (weight, bias), activated in zip(net.affine, net.activated, strict=True):
         if not activated:
             x = torch.addmm(bias, x, weight.t())
         elif net.activation == "tanh":  # 1 − 2σ(−2z)
@@ -90,22 +91,17 @@ def evaluate(net: Layered, x: Float[Tensor, "B I"]) -> list[Tensor]:
 def pull_back(net: Layered, layers: list[Tensor], grad: Float[Tensor, "B O"]) -> list[tuple[Tensor, Tensor]]:
     """Each parameter and its gradient, given the result of `evaluate` and the gradient of the last output."""
     grads: list[tuple[Tensor, Tensor]] = []
-    linear = _linear(net)
-    for i in reversed(range(len(linear))):
-        weight, x = linear[i].weight, layers[i]
+    for i in reversed(range(len(net.affine))):
+        (weight, bias), x = net.affine[i], layers[i]
         if net.activated[i]:
             slope = torch.ops.aten.tanh_backward if net.activation == "tanh" else _relu_backward
             grad = slope(grad, layers[i + 1])
         # Of two equal products, the one with the wider result is several times as fast.
         wide = weight.shape[0] <= weight.shape[1]
-        grads += [(linear[i].bias, grad.sum(0)), (weight, grad.t() @ x if wide else (x.t() @ grad).t())]
+        grads += [(bias, grad.sum(0)), (weight, grad.t() @ x if wide else (x.t() @ grad).t())]
         if i:
             grad = grad @ weight
     return grads
-
-
-def _linear(net: Layered) -> list[Any]:
-    return list(net.layers)
 
 
 def _relu_backward(grad: Tensor, output: Tensor) -> Tensor:
