@@ -210,7 +210,8 @@ def test_metrics_of_language_models_are_explained(workplace):
 
     tokenizer = sft.train_tokenizer(["ab"], 258)
     shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}
-    pretrained.save(pretrained.new_causal_lm(shape, len(tokenizer)), tokenizer, "model")
+    pretrained.new_causal_lm(shape, len(tokenizer)).save_pretrained("model")
+    tokenizer.save_pretrained("model")
     Path("prompts.txt").write_text("a\nb\n")
     Path("score.py").write_text("def score(prompts, responses):\n    return range(len(responses))\n")
     task = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:score", "max_new_tokens": 4}
@@ -344,3 +345,9 @@ def test_files_to_read_for_a_contribution_are_as_long_as_it_says():
         assert len(files.split()) <= 4
         assert total <= 600
         assert total == pytest.approx(int(lines), rel=0.05)
+
+
+def test_methods_of_a_language_task_are_on_the_page():
+    text = (ROOT / "docs/tasks-of-your-own.md").read_text()
+    own = {name for name in vars(rlzoo.LanguageTask) if name.startswith("own_")}
+    assert set(re.findall(r"^\| `(own_\w+)` \|", text, re.MULTILINE)) == own
