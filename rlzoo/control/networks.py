@@ -101,7 +101,7 @@ class MLPPolicy(Policy):
         return self
 
     def _set_units(self) -> None:
-        """Computes `centre` and `log_scale` in the network's precision: a conversion would keep earlier rounding."""
+        """Computes `centre` and `log_scale` in the precision of the network, so that they are rounded only once."""
         if self.box is not None:
             like = next(self.net.parameters())
             centre, scale = box_units(self.box, np.float64 if like.dtype == torch.float64 else np.float32)
