@@ -6,9 +6,10 @@
     python benchmarks/language_throughput.py generate                         # beside model.generate
     python benchmarks/language_throughput.py trpo                             # one TRPO update of GPT-2
 
-TRL wants versions of its own, hence the environment. Contestants take turns, each in a process of its own, so that
-a slow minute of the machine hits all alike. The sizes are those of `benchmarks/peers/trl_ppo.py`; an iteration is
-everything from prompts to the updated model: generation, log-probabilities, reference, rewards, four epochs.
+TRL needs other versions of its dependencies, so it has its own environment. Contestants take turns, each in its own
+process, so that load of the machine affects all of them. The sizes are those of `benchmarks/peers/trl_ppo.py`. An
+iteration is everything from prompts to the updated model: generation, log-probabilities, reference, rewards, four
+epochs.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 def random_scores(prompts: list[str], responses: list[str]) -> list[float]:
-    """Scores without meaning, which cost nothing."""
+    """Random scores, which take no time."""
     import numpy as np
 
     return np.random.default_rng(len(prompts)).normal(size=len(prompts)).tolist()
 
 
 def make_model(size: str, folder: Path) -> None:
-    """A GPT-2 of random weights, and a tokenizer of one word per id."""
+    """A GPT-2 with random weights, and a tokenizer with one word for each id."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    from rlzoo.lm.model.pretrained import new_causal_lm, save, use_tokens
+    from rlzoo.lm.model.pretrained import new_causal_lm
+    from rlzoo.lm.model.saving import save, use_tokens
 
     model = new_causal_lm({"model_type": "gpt2", **SIZES[size]["config"]})
     words = Tokenizer(WordLevel({str(i): i for i in range(model.config.vocab_size)}, unk_token="0"))
@@ -62,7 +64,7 @@ def make_model(size: str, folder: Path) -> None:
 
 
 def make_prompts(size: str, path: Path) -> None:
-    """Prompts of random words; the end of sequence is not among them."""
+    """Prompts of random words without the end of sequence."""
     import numpy as np
 
     shape = SIZES[size]["prompts"] * 4, SIZES[size]["prompt_tokens"]
@@ -71,7 +73,7 @@ def make_prompts(size: str, path: Path) -> None:
 
 
 def train(algorithm: str, size: str, precision: str, iterations: int, folder: Path, **settings: Any) -> dict[str, Any]:
-    """Seconds and response tokens of some iterations after a first one."""
+    """Seconds and response tokens of iterations after a first one."""
     from rlzoo import Trainer, make_config
 
     shape = SIZES[size]
@@ -97,12 +99,14 @@ def train(algorithm: str, size: str, precision: str, iterations: int, folder: Pa
 
 
 def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[str, Any]:
-    """Seconds of ours and of `model.generate`, in turns, on the same weights and prompts."""
+    """Seconds of rlzoo's collection and of `model.generate`, in turns, with the same weights and prompts."""
     import torch
-    from rlzoo.lm.model.generate import generate
 
+    from rlzoo.core.collector import Collector
     from rlzoo.lm.model import pretrained
+    from rlzoo.lm.model.acting import TokenActor
     from rlzoo.lm.model.language_model import LanguageModel
+    from rlzoo.lm.reward.env import LMEnv
 
     shape = SIZES[size]
     model = pretrained.load_causal_lm(folder / "model")
@@ -114,10 +118,12 @@ def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[s
     prompt = torch.tensor(pretrained.encode(tokenizer, lines))
     everywhere = torch.ones_like(prompt).bool()
     end, new = int(tokenizer.eos_token_id), shape["new_tokens"]
+    env = LMEnv(ours, tokenizer, lines, random_scores, max_new_tokens=new).over(lines)
+    collector = Collector(env, whole_episodes=True)
     seconds: dict[str, list[float]] = {"ours": [], "generate": []}
     for _ in range(iterations + 1):
         start = time.perf_counter()
-        generate(ours, prompt, everywhere, new, {end}, end)
+        collector.collect(TokenActor(ours))
         seconds["ours"].append(time.perf_counter() - start)
         start = time.perf_counter()
         with torch.no_grad():
@@ -130,7 +136,7 @@ def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[s
 
 
 def contestant(options: argparse.Namespace) -> None:
-    """One measurement, in a process of its own; prints a line of JSON."""
+    """One measurement in its own process; prints a line of JSON."""
     import torch
 
     torch.set_num_threads(options.threads)
@@ -227,7 +233,7 @@ def measure_trpo(options: argparse.Namespace) -> list[str]:
 
 
 def make_model_apart(size: str, folder: Path) -> None:
-    """In a process of its own: what it takes to make a model is no part of any measurement."""
+    """Makes the model in its own process, so that its time and memory are not measured."""
     make_prompts(size, folder / "prompts.txt")
     code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import language_throughput as b, pathlib; "
     subprocess.run(
@@ -240,7 +246,7 @@ def main() -> None:
     parser.add_argument("what", choices=["ppo", "generate", "trpo"])
     parser.add_argument("--peer", default="trl/bin/python", help="Python of the environment with TRL")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, help="a measurement; by default 2 for gpt2 and 20 for small")
+    parser.add_argument("--iterations", type=int, help="of a measurement; by default 2 for gpt2 and 20 for small")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--threads", type=int, default=2)

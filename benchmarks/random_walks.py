@@ -1,12 +1,12 @@
-"""The price of a KL: RandomWalks with its presets, for several β.
+"""Expected optimality against KL to the reference: RandomWalks with its presets, for several β.
 
     python benchmarks/random_walks.py run      # β from 0 to 0.5 -> results/random-walks-frontier.jsonl
     python benchmarks/random_walks.py report   # -> results/random-walks.md and docs/assets/random-walks.png
 
 Every run is the command `rlzoo train ALGORITHM RandomWalks --seed 10 --beta β` with one PyTorch thread, `--jobs` of
-them side by side. Optimality and KL are those of the final evaluation; optimality is exact, the KL an average over
-100 responses of its exact value at each token. What is there already is not run again. For the five algorithms over
-several seeds: `rlzoo benchmark lm`.
+them in parallel. Optimality and KL are those of the final evaluation. Optimality is exact; the KL is exact at each
+token and averaged over 100 responses. Finished runs are not repeated. `rlzoo benchmark lm` compares the five
+algorithms over several seeds.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def report() -> None:
         for r in mine:
             place = (r["kl"], r["optimality"])
             axes.annotate(f"{r['beta']:g}", place, (4, -11), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="KL to the supervised start, nats a response", ylabel="exact expected optimality")
-    axes.set_title("the price of a KL: β at each point")
+    axes.set(xlabel="KL to the SFT checkpoint, nats per response", ylabel="exact expected optimality")
+    axes.set_title("optimality and KL; β at each point")
     axes.legend(frameon=False, loc="lower right")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

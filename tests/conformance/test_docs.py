@@ -206,12 +206,11 @@ def test_language_tasks_are_on_their_page():
 
 def test_metrics_of_language_models_are_explained(workplace):
     from rlzoo.lm.finetune import sft
-    from rlzoo.lm.model import pretrained
+    from rlzoo.lm.model import pretrained, saving
 
     tokenizer = sft.train_tokenizer(["ab"], 258)
     shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}
-    pretrained.new_causal_lm(shape, len(tokenizer)).save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    saving.save(pretrained.new_causal_lm(shape, len(tokenizer)), tokenizer, "model")
     Path("prompts.txt").write_text("a\nb\n")
     Path("score.py").write_text("def score(prompts, responses):\n    return range(len(responses))\n")
     task = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:score", "max_new_tokens": 4}
