@@ -160,6 +160,32 @@ def test_fast_implementations_change_results_by_rounding_alone(algorithm, data, 
     assert first == pytest.approx(second, rel=1e-3, abs=1e-5)
 
 
+def shift(path, count):
+    """Adds blanks to the header of a safetensors file, which moves its tensors."""
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size] + b" " * count
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
+
+
+@pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip"])
+def test_the_alignment_of_a_file_changes_no_result(algorithm, tmp_path):
+    """Of actor, critic and reward model. One short response, because products of few rows are those that differ."""
+    (tmp_path / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
+    tiny.save_lm(tmp_path / "model")
+    tiny.make_reward_model(tmp_path / "model").save(tmp_path / "judge")
+    given = {"reward": str(tmp_path / "judge"), "critic": "reward-model", "prompts": str(tmp_path / "prompts.txt")}
+    given |= {"responses_per_batch": 1, "max_new_tokens": 4}
+    found = []
+    for count in (0, 8, 16, 24):
+        for name in ("model", "judge"):
+            shift(tmp_path / name / "model.safetensors", count)
+        trainer = Trainer(config(tmp_path, algorithm, **given))
+        metrics = [trainer.iterate().metrics for _ in range(2)]
+        found.append((metrics, {name: p.numpy().tobytes() for name, p in trainer.model.state_dict().items()}))
+    assert all(x == found[0] for x in found)
+
+
 def test_what_a_run_saves_ends_its_texts_in_hugging_face(tmp_path):
     """The model of `sft`, and `start` and `actor` of a run: greedy and sampled generation stop at EOS, as pipelines."""
     tiny.save_lm(tmp_path / "random")
