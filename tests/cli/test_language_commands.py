@@ -280,9 +280,9 @@ def test_fine_tuned_model_and_reward_model_make_a_run(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("sft", "Missing from rlzoo sft: TEXTS A .txt file, a text a line"),
-        ("sft texts.txt --model model", "Missing from rlzoo sft: --out STR The directory to save"),
-        ("reward-model pairs.jsonl", "Missing from rlzoo reward-model: --model STR What to start from"),
+        ("sft", "Missing from rlzoo sft: TEXTS A .txt file with one text in each line"),
+        ("sft texts.txt --model model", "Missing from rlzoo sft: --out STR Directory for the model"),
+        ("reward-model pairs.jsonl", "Missing from rlzoo reward-model: --model STR Initial model"),
         ("sft nowhere.txt --model model --out x", "no such file: nowhere.txt"),
         ("sft texts.txt --model model --out pairs.jsonl", "pairs.jsonl is a file"),
         ("sft texts.txt --model model --out x --epocs 3", "no option '--epocs'; did you mean '--epochs'?"),
