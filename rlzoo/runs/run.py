@@ -156,7 +156,7 @@ class Run:
 
     @property
     def extended_at(self) -> int | None:
-        """The step where the run had ended before it was taken further."""
+        """The step where the run had finished before its number of steps was raised."""
         step = self._read_config().get("extended_at")
         return step if isinstance(step, int) else None
 
@@ -165,7 +165,7 @@ class Run:
             record = json.loads(self._config.read_bytes())
             version = record["format"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunError(f"{self._config} is not a run's configuration: {_describe(error)}") from error
+            raise RunError(f"{self._config} cannot be read: {_describe(error)}") from error
         if version not in READABLE:
             raise RunError(f"{self._config} has format {version}; this rlzoo reads {' and '.join(map(str, READABLE))}")
         return dict(record)

@@ -39,12 +39,12 @@ class Signals:
 
 @contextlib.contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Delays the `KeyboardInterrupt` of a Ctrl-C to the end of the block.
+    """Delays the effect of a Ctrl-C to the end of the block.
 
-    An import that is interrupted leaves half a module behind, and often another error than `KeyboardInterrupt`.
+    An import that is interrupted leaves half a module behind, and often raises another error than `KeyboardInterrupt`.
     """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
     received = False
@@ -57,26 +57,35 @@ def deferred_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, handler)
     if received:
-        raise KeyboardInterrupt
+        handler(signal.SIGINT, None)
 
 
-def exit_on_lost_interrupts() -> None:
-    """Ends the process if a `KeyboardInterrupt` is raised where Python cannot pass it on, such as in a destructor."""
-    show = sys.unraisablehook
+def interrupt_once() -> None:
+    """Lets only the first Ctrl-C raise `KeyboardInterrupt`, so that a second one does not stop the cleanup.
 
-    def hook(unraisable: Any) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            return show(unraisable)
+    The process ends if the exception is raised where Python cannot pass it on, such as in a destructor.
+    """
+    raised = False
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        nonlocal raised
+        if not raised:
+            raised = True
+            raise KeyboardInterrupt
+
+    def unraisable(arguments: Any) -> None:
+        if not issubclass(arguments.exc_type, KeyboardInterrupt):
+            return sys.__unraisablehook__(arguments)
         print("rlzoo: interrupted", file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
 
-    sys.unraisablehook = hook
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = unraisable
 
 
-def exit_on_signals(code: int) -> None:
-    """Lets a signal end the process at once with an exit code, for the time in which the interpreter shuts down."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: os._exit(code))
+def ignore_interrupts() -> None:
+    """Ignores Ctrl-C while the interpreter shuts down."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

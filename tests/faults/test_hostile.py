@@ -108,7 +108,7 @@ def test_damaged_checkpoint_is_named_with_an_older_one(run, damage, capsys):
     steps = run.steps()
     damage(last(run))
     with pytest.raises(
-        RunError, match=f"cannot read checkpoint .*{steps[-1]}: .*give --checkpoint {steps[-2]}"
+        RunError, match=f"cannot read checkpoint .*{steps[-1]}: .*use --checkpoint {steps[-2]}"
     ) as error:
         resume(run)
     assert "\n" not in str(error.value)
@@ -169,19 +169,21 @@ def test_pickle_in_disguise_is_not_executed(run, name, writer, tmp_path):
         "[" * 100_000,
         "{}",
         '{"format": 1}',
-        '{"format": 2}',
-        '{"format": 2, "algorithm": "ppo-clip"}',
-        '{"format": 2, "algorithm": 3, "env": "CartPole-v1"}',
-        '{"format": 2, "algorithm": ["ppo-clip"], "env": "CartPole-v1"}',
-        '{"format": 2, "algorithm": "os:system", "env": "CartPole-v1"}',
-        '{"format": 2, "algorithm": ":", "env": "CartPole-v1"}',
-        '{"format": 2, "algorithm": "ppo-clip", "env": 3}',
-        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "gamma": "high"}',
-        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "hidden": 5}',
-        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "estimator": "os:system"}',
-        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "gama": 0.9}',
-        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "env_kwargs": []}',
-        '{"format": 2, "algorithm": "ppo-clip", "env": "CartPole-v1", "network": {}}',
+        '{"format": "3"}',
+        '{"format": 4}',
+        '{"format": 3}',
+        '{"format": 3, "algorithm": "ppo-clip"}',
+        '{"format": 3, "algorithm": 3, "env": "CartPole-v1"}',
+        '{"format": 3, "algorithm": ["ppo-clip"], "env": "CartPole-v1"}',
+        '{"format": 3, "algorithm": "os:system", "env": "CartPole-v1"}',
+        '{"format": 3, "algorithm": ":", "env": "CartPole-v1"}',
+        '{"format": 3, "algorithm": "ppo-clip", "env": 3}',
+        '{"format": 3, "algorithm": "ppo-clip", "env": "CartPole-v1", "gamma": "high"}',
+        '{"format": 3, "algorithm": "ppo-clip", "env": "CartPole-v1", "hidden": 5}',
+        '{"format": 3, "algorithm": "ppo-clip", "env": "CartPole-v1", "estimator": "os:system"}',
+        '{"format": 3, "algorithm": "ppo-clip", "env": "CartPole-v1", "gama": 0.9}',
+        '{"format": 3, "algorithm": "ppo-clip", "env": "CartPole-v1", "env_kwargs": []}',
+        '{"format": 3, "algorithm": "ppo-clip", "env": "CartPole-v1", "network": {}}',
     ],
 )
 def test_damaged_configuration(run, text, capsys):
@@ -190,6 +192,32 @@ def test_damaged_configuration(run, text, capsys):
         resume(run)
     assert main(["eval", str(run.path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"algorithm": 3},
+        {"env": []},
+        {"gama": 0.9},
+        {"learning_rate": 1e-3, "anneal_lr": "yes", "minibatch_size": []},
+        {"learning_rate": "high", "anneal_lr": True},
+        {"learning_rate": [1], "anneal_lr": True},
+        {"max_new_tokens": "x", "minibatch_size": 64},
+        {"max_new_tokens": 0, "minibatch_size": 64},
+        {"max_new_tokens": None, "num_envs": "many"},
+    ],
+)
+def test_damaged_configuration_of_format_2(run, settings, capsys):
+    pair = {"algorithm": "ppo-clip", "env": "CartPole-v1"} if settings else {}
+    (run.path / "config.json").write_text(json.dumps({"format": 2, **pair, **settings}))
+    with pytest.raises(RunError, match=r"config\.json"):
+        rlzoo.evaluate(run)
+    assert main(["eval", str(run.path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(RunError, match="has an older format"):
+        resume(run)
 
 
 @pytest.mark.parametrize("name", ["1e9", "-5", "../1", "latest", ".200.tmp", "200.bak"])

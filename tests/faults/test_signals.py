@@ -13,6 +13,7 @@ import short_runs
 from rlzoo.control.evaluation import evaluate_model
 from rlzoo.core.errors import Interrupted
 from rlzoo.runs.run import Run
+from rlzoo.runs.signals import deferred_interrupts, interrupt_once
 from rlzoo.runs.train import resume
 
 
@@ -97,3 +98,87 @@ def test_interrupted_while_it_imports(tmp_path):
     _, line = process.communicate(timeout=30)
     assert process.returncode == 130
     assert line == "rlzoo: interrupted\n"
+
+
+def keep_sending(process):
+    """Sends SIGINT every few milliseconds until the process has ended; returns its output."""
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.003)
+    return process.communicate(timeout=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["imports", "training", "end"])
+def test_many_signals_give_one_line_at_most(moment, tmp_path):
+    path = tmp_path / "run"
+    steps = "1500" if moment == "end" else "10_000_000"
+    command = [sys.executable, "-m", "rlzoo", "train", "ppo", "CartPole-v1", "--total-steps", steps]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--out", str(path)], **streams) as process:
+        if moment == "imports":
+            time.sleep(0.5)
+        elif moment == "training":
+            while not (path / "metrics.jsonl").exists():
+                time.sleep(0.05)
+        else:
+            while "deterministic" not in process.stdout.readline():
+                assert process.poll() is None
+        _, error = keep_sending(process)
+    assert process.returncode in ((0, 130) if moment == "end" else (130,)), error
+    assert error.count("\n") <= 1
+    assert "Traceback" not in error
+    assert "ignored" not in error
+    if moment != "end":
+        assert error.startswith("rlzoo: ")
+
+
+def test_deferred_interrupts_take_effect_at_the_end_of_the_block():
+    done = []
+
+    def block():
+        with deferred_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert done == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_error_in_the_block_is_not_hidden_by_an_interrupt():
+    def block():
+        with deferred_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            _ = 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        block()
+
+
+def test_only_the_first_interrupt_is_raised(monkeypatch):
+    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    try:
+        interrupt_once()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        sys.unraisablehook = hook
+
+
+def test_interrupt_in_a_destructor_ends_the_process():
+    code = """
+import os, signal
+from rlzoo.runs.signals import interrupt_once
+interrupt_once()
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+Last()
+print("not reached")
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "rlzoo: interrupted\n")
