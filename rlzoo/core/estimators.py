@@ -106,7 +106,7 @@ def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> 
     rows = len(mask)
     require(
         group >= 2,
-        f"advantages relative to a group need at least 2 rows in it, got {group}: increase num_envs or group_size",
+        f"advantages relative to a group need at least 2 rows with the same start, got {group}",
     )
     require(not mask[rows - rows % group :].any(), f"{rows} rows cannot be divided into groups of {group}")
     discount = gamma ** (mask.cumsum(1) - 1).clamp(min=0).to(reward.dtype)

@@ -336,7 +336,7 @@ def test_rows_without_a_step_are_no_samples(relative):
 @pytest.mark.parametrize(
     ("rows", "size", "message"),
     [
-        (4, 1, "relative to a group need at least 2 rows in it, got 1: increase num_envs"),
+        (4, 1, "relative to a group need at least 2 rows with the same start, got 1"),
         (8, 3, "8 rows cannot be divided into groups of 3"),
         (2, 3, "2 rows cannot be divided into groups of 3"),
     ],

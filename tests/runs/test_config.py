@@ -94,6 +94,10 @@ def test_flat_form_survives_json(algorithm):
         ({"env": "RandomWalks", "num_steps": 8}, "no setting 'num_steps'; did you mean 'total_steps'?"),
         ({"env": "RandomWalks", "beta": -1}, "beta must be at least 0, got -1"),
         (
+            {"compile": True, "fast": False},
+            "compile is one of the faster implementations that fast=False switches off: leave out one of the two",
+        ),
+        (
             {"env": "RandomWalks", "compile": True},
             "compile is not available for language models",
         ),
