@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,6 @@ _TAGS = {
     "steps_per_second": "time/steps_per_second",
     "mean_return": "episode/return",
     "mean_length": "episode/length",
-    "score": "lm/score",
-    "score_std": "lm/score_std",
-    "kl_reference": "lm/kl_reference",
-    "beta": "lm/beta",
-    "ended": "lm/ended",
 }
 
 
@@ -62,9 +57,14 @@ class Logger:
         self._flushed = time.monotonic()
 
     def iteration(
-        self, step: int, seconds: float, metrics: Mapping[str, float], episodes: Sequence[Episode]
+        self,
+        step: int,
+        seconds: float,
+        metrics: Mapping[str, float],
+        episodes: Sequence[Episode],
+        environment: Collection[str] = (),
     ) -> dict[str, Any]:
-        """Records an iteration that took `seconds` and ended at `step`."""
+        """Records an iteration that took `seconds` and ended at `step`; `environment` names the environment metrics."""
         before, self._step = self._step, step
         self._seconds += seconds
         self._returns.extend(episode.return_ for episode in episodes)
@@ -79,7 +79,8 @@ class Logger:
         record |= {name: _six_digits(x) for name, x in metrics.items()}
         self._metrics.add(record)
         if step // self._stride > before // self._stride:
-            scalars = {_TAGS.get(name) or f"train/{name}": x for name, x in record.items()}
+            groups = {name: f"env/{name}" for name in environment} | _TAGS
+            scalars = {groups.get(name) or f"train/{name}": x for name, x in record.items()}
             del scalars["train/step"]
             self._events.scalars(step, scalars)
         self.display.update(record)

@@ -27,8 +27,11 @@ class Iteration:
     step: int
     """Environment steps so far."""
     metrics: Metrics
+    """Metrics of the environment and of the algorithm."""
     episodes: list[Episode]
     """Episodes that ended in this iteration."""
+    environment_metrics: frozenset[str] = frozenset()
+    """Names of the metrics that come from the environment."""
 
 
 class Trainer:
@@ -69,15 +72,15 @@ class Trainer:
         model, env = self.model, self.task.env
         experience = self.task.collector.collect(self.task.actor())
         buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
-        buffer, episodes, metrics = env.score(experience._replace(buffer=buffer))
+        buffer, episodes, environment = env.score(experience._replace(buffer=buffer))
 
         self.state.progress = self.step / self.config.total_steps
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
-        metrics = metrics | self.algorithm.update(model, self.state, scaled)
+        metrics = environment | self.algorithm.update(model, self.state, scaled)
         if model.normalizer is not None:
             model.normalizer.update(buffer.obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
-        return Iteration(self.step, metrics, episodes)
+        return Iteration(self.step, metrics, episodes, frozenset(environment))
 
     def checkpoint(self) -> Checkpoint:
         """Everything that the rest of the run depends on."""

@@ -85,7 +85,10 @@ class Session:
         """One iteration, and the evaluation and checkpoint that are due after it. Returns whether the run ends here."""
         trainer, before, start = self.trainer, self.trainer.step, time.perf_counter()
         iteration = trainer.iterate()
-        self.logger.iteration(iteration.step, time.perf_counter() - start, iteration.metrics, iteration.episodes)
+        seconds = time.perf_counter() - start
+        self.logger.iteration(
+            iteration.step, seconds, iteration.metrics, iteration.episodes, iteration.environment_metrics
+        )
         stop = self.on_iteration is not None and bool(self.on_iteration(trainer, iteration))
 
         def due(interval: int) -> bool:

@@ -89,9 +89,9 @@ def test_what_tensorboard_shows_of_a_run(run):
     board.Reload()
     tags = board.Tags()
     expected = {
-        "lm/score",
-        "lm/kl_reference",
-        "lm/beta",
+        "env/score",
+        "env/kl_reference",
+        "env/beta",
         "episode/return",
         "eval/kl_reference",
         "eval/ended",

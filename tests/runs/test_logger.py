@@ -141,13 +141,13 @@ def test_configuration_is_a_table_whatever_it_holds(tmp_path):
     assert cells(text)[1:] == [["stop_tokens", "('<|end|>',)"], ["reward", "a_b:c_d"]]
 
 
-def test_metrics_of_language_tasks_have_a_group_of_their_own(tmp_path):
+def test_metrics_of_the_environment_have_a_group_of_their_own(tmp_path):
     logger = make_logger(tmp_path, total_steps=1)
-    metrics = ("score", "score_std", "kl_reference", "beta", "ended")
-    logger.iteration(1, 0.1, dict.fromkeys(metrics, 0.5) | {"kl": 0.1}, [])
+    metrics = ("score", "beta")
+    logger.iteration(1, 0.1, dict.fromkeys(metrics, 0.5) | {"kl": 0.1}, [], metrics)
     logger.flush()
-    tags = {tag for tag in tensorboard(tmp_path).Tags()["scalars"] if tag.split("/")[0] in ("lm", "train")}
-    assert tags == {"train/kl", *(f"lm/{name}" for name in metrics)}
+    tags = {tag for tag in tensorboard(tmp_path).Tags()["scalars"] if tag.split("/")[0] in ("env", "train")}
+    assert tags == {"train/kl", *(f"env/{name}" for name in metrics)}
 
 
 def test_an_iteration_costs_little(tmp_path):
