@@ -57,14 +57,15 @@ class PPOClip(Algorithm):
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
         objective = torch.min(ratio * advantage, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
         error = value_error(value, batch, clip_coef if self.clip_value else None)
-        loss = self.vf_coef * error - objective
+        loss = 0.5 * self.vf_coef * error - objective
         if self.ent_coef:
             loss = loss - ent_coef * policy.entropy()
         return batch.mean(loss)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
-        clip_coef = state.at(self.clip_coef)
+        clip_coef, ent_coef = state.at(self.clip_coef), state.at(self.ent_coef)
+        learning_rate = state.at(self.learning_rate)
 
         steps, grad_norm = 0, 0.0
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
@@ -75,8 +76,8 @@ class PPOClip(Algorithm):
                 model,
                 minibatch,
                 clip_coef,
-                state.at(self.ent_coef),
-                learning_rate=state.at(self.learning_rate),
+                ent_coef,
+                learning_rate=learning_rate,
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1

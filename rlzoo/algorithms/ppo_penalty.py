@@ -68,7 +68,7 @@ class PPOPenalty(Algorithm):
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
         objective = ratio * advantage - kl_coef * batch.old.kl(policy)
-        loss = self.vf_coef * value_error(value, batch) - objective
+        loss = 0.5 * self.vf_coef * value_error(value, batch) - objective
         if self.ent_coef:
             loss = loss - ent_coef * policy.entropy()
         return batch.mean(loss)
@@ -77,7 +77,8 @@ class PPOPenalty(Algorithm):
         batch = self.estimator(buffer).rows(model.context)
         with torch.no_grad():
             batch = batch.replace(old=model.distribution(batch.obs).detach())
-        beta = state.scalars["kl_coef"]
+        beta, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
+        learning_rate = state.at(self.learning_rate)
 
         grad_norm = 0.0
         for _ in range(self.epochs):
@@ -87,8 +88,8 @@ class PPOPenalty(Algorithm):
                     model,
                     minibatch,
                     beta,
-                    state.at(self.ent_coef),
-                    learning_rate=state.at(self.learning_rate),
+                    ent_coef,
+                    learning_rate=learning_rate,
                     max_grad_norm=self.max_grad_norm,
                 )
 

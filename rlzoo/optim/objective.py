@@ -41,17 +41,17 @@ def mean_kl(model: ActorCritic, batch: Buffer) -> Tensor:
 
 
 def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:
-    """½(V − G)² at each step, (R, T).
+    """(V − G)² at each step, (R, T).
 
-    With `clip_coef` ε, the larger of that and ½(clip(V, V_old − ε, V_old + ε) − G)².
+    With `clip_coef` ε, the larger of that and (clip(V, V_old − ε, V_old + ε) − G)².
     """
     error = mse_loss(value, batch.return_, reduction="none")
     if clip_coef is not None:
         near = batch.value + (value - batch.value).clamp(-clip_coef, clip_coef)
         error = error.maximum(mse_loss(near, batch.return_, reduction="none"))
-    return 0.5 * error
+    return error
 
 
 def value_loss(model: ActorCritic, batch: Buffer) -> Tensor:
     """E[½(V(s) − G)²], where `batch.obs` holds the features that `model.value` takes."""
-    return batch.mean(value_error(model.value(batch.obs), batch))
+    return 0.5 * batch.mean(value_error(model.value(batch.obs), batch))

@@ -208,9 +208,9 @@ def test_value_loss_is_half_the_masked_mean_square():
 @pytest.mark.parametrize(
     ("value", "old", "target", "expected"),
     [
-        (1.5, 1.0, 3.0, 0.5 * 1.8**2),  # clipped to 1.2, which is farther from the target
-        (0.5, 1.0, 3.0, 0.5 * 2.5**2),  # clipped to 0.8, which is nearer
-        (1.1, 1.0, 3.0, 0.5 * 1.9**2),  # within the bounds
+        (1.5, 1.0, 3.0, 1.8**2),  # clipped to 1.2, which is farther from the target
+        (0.5, 1.0, 3.0, 2.5**2),  # clipped to 0.8, which is nearer
+        (1.1, 1.0, 3.0, 1.9**2),  # within the bounds
     ],
 )
 def test_clipped_value_error_by_hand(value, old, target, expected):
@@ -220,4 +220,4 @@ def test_clipped_value_error_by_hand(value, old, target, expected):
     error = value_error(filled[0], batch, clip_coef=0.2)
     torch.testing.assert_close(error, torch.full_like(error, expected), rtol=1e-12, atol=0)
     plain = value_error(filled[0], batch)
-    torch.testing.assert_close(plain, torch.full_like(plain, 0.5 * (value - target) ** 2), rtol=1e-12, atol=0)
+    torch.testing.assert_close(plain, torch.full_like(plain, (value - target) ** 2), rtol=1e-12, atol=0)
