@@ -289,7 +289,7 @@ def test_a_failed_job_does_not_stop_the_others(tmp_path, capsys):
     assert main(["benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "results"), "--jobs", "2"]) == 1
     shown = capsys.readouterr()
     assert "failing CartPole-v1 seed 1 failed: ValueError: a bad day" in shown.err
-    assert "5 of 6 jobs are done; see them: rlzoo report" in shown.out
+    assert "5 of 6 jobs are done; show them with: rlzoo report" in shown.out
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from scipy import stats
 
 from rlzoo.control import envs
+from rlzoo.core.errors import EnvError
 
 IDS = envs.builtin_ids()
 TERMINATING = [env_id for env_id in IDS if env_id != "Pendulum-v1"]
@@ -296,5 +297,5 @@ def test_first_step_without_a_reset_starts_every_copy():
 
 @pytest.mark.parametrize(("num_envs", "limit"), [(0, 10), (1, 0)])
 def test_sizes_must_be_positive(num_envs, limit):
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(EnvError, match="must be positive"):
         envs.make("CartPole-v1", num_envs, 0, max_episode_steps=limit)

@@ -84,7 +84,7 @@ def test_environment_without_a_state_starts_new_episodes_on_resume(tmp_path, cap
     run = quick_run(tmp_path, minibatch_size=25, **SETTINGS)
     before = run.steps()[-1]
     resume(run, total_steps=500, progress=True)
-    assert "Trap-v0 cannot give its state: new episodes start\n" in capsys.readouterr().out
+    assert "Trap-v0 cannot save its state: new episodes start\n" in capsys.readouterr().out
     assert run.steps()[-1] > before
     assert run.metrics()[-1]["mean_length"] == 5
 
