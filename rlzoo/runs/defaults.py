@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rlzoo.algorithms import Algorithm
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.runs.config import ALIASES, assemble
-from rlzoo.runs.presets import find_preset, find_recipe
+from rlzoo.runs.presets import find_preset, find_recipe, is_file, read_preset
+from rlzoo.runs.run import config_file, read_settings
 
 Settings = dict[str, Any]
 
@@ -31,20 +33,48 @@ def with_preset(
 
 
 def with_recipe(recipe: str, algorithm: str | Algorithm, env: str, settings: Settings) -> tuple[Settings, Settings]:
-    """`settings` on top of a recipe, and what the recipe contributed.
+    """`settings` on top of a recipe or a preset file, and what it contributed.
 
     A recipe may name an estimator. If `settings` name another one, settings that it does not have are left out.
 
     Raises:
-        ConfigError: there is no such recipe, or it sets something that the algorithm or task does not have.
+        ConfigError: there is no such recipe or file, or it sets something that the algorithm or task does not have.
     """
-    given = find_recipe(recipe)
+    name = algorithm if isinstance(algorithm, str) else algorithm.name
+    given = read_preset(Path(recipe), ALIASES.get(name, name), env) if is_file(recipe) else find_recipe(recipe)
     missing = given.keys() - _known(algorithm, env, given)
     if missing:
-        name = algorithm if isinstance(algorithm, str) else algorithm.name
         raise ConfigError(f"preset {recipe!r} sets {min(missing)}, which {name} on {env} does not have")
     given = _not_overridden(given, settings, algorithm, env)
     return given | settings, given
+
+
+def from_config(
+    path: Path | str, algorithm: str | None, env: str | None, settings: Settings
+) -> tuple[str, str, Settings]:
+    """Algorithm, environment and settings of a `config.json`, changed by `settings`.
+
+    If `settings` name an estimator, settings of the file that this estimator does not have are left out.
+
+    Args:
+        path: the file, or the run directory that holds it.
+        algorithm, env: None, or the same as in the file.
+
+    Raises:
+        RunError: the file cannot be used.
+        ConfigError: the file has another algorithm or environment.
+    """
+    file = config_file(path)
+    base = read_settings(file)
+    if not {"algorithm", "env"} <= base.keys():
+        raise RunError(f"{file} names no algorithm or no env")
+    pair = base.pop("algorithm"), base.pop("env")
+    for kind, wanted, found in zip(("algorithm", "env"), (algorithm, env), pair, strict=True):
+        require(
+            wanted is None or ALIASES.get(wanted, wanted) == found,
+            f"{file} has {kind} {found}, not {wanted}: leave the {kind} out",
+        )
+    return *pair, _not_overridden(base, settings, *pair) | settings
 
 
 def starting_from(
