@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, pair_of, threads_for
@@ -36,14 +36,14 @@ class _Train(Output):
     """Run directory; none for runs/<algorithm>-<env>-s<seed>-<time>."""
     overwrite: Switch = False
     """Replace an existing run."""
-    seed: Seeds = Seeds()
+    seed: Seeds = field(default_factory=Seeds)
     """Seed of everything random in the run. Several, such as 1 2 3 or 1-5, train a run each, at the same time."""
     jobs: int | None = None
     """Processes at a time when there are several seeds; none for the number of cores."""
     config: str | None = None
     """Run again what this config.json (or the run directory that holds it) says, with the other options as changes."""
     preset: str | None = None
-    """A recipe for language tasks (rlzoo list shows them) or a preset file (.toml), on top of the preset of the pair."""
+    """A recipe for language tasks (rlzoo list) or a preset file (.toml), on top of the preset of the pair."""
     no_preset: Switch = False
     """Start from the defaults of the classes, without the preset of the pair."""
     estimator: str | None = None
@@ -138,7 +138,8 @@ def train_command(arguments: list[str]) -> int:
     if several:
         config, lines = configured(algorithm, env, command.config, preset, settings)
         return train_seeds_command(config, lines, command)
-    settings |= {"seed": x for x in command.seed}
+    if command.seed:
+        settings["seed"] = command.seed[0]
     run = train(
         algorithm,
         env,
