@@ -234,11 +234,8 @@ def entropy_collapses(r: Record) -> str | None:
 
 
 def value_lags(r: Record) -> str | None:
-    without_value = r.settings.get("baseline") is False or r.settings.get("estimator") in (
-        "leave-one-out",
-        "group-norm",
-    )
-    if not r.has("explained_variance") or without_value or r.solved or len(_known(r, "mean_return")) == 0:
+    no_value = r.settings.get("baseline") is False or r.settings.get("estimator") in ("leave-one-out", "group-norm")
+    if not r.has("explained_variance") or no_value or r.solved or len(_known(r, "mean_return")) == 0:
         return None
     if all_returns_equal(r) is not None:
         return None
@@ -392,7 +389,7 @@ RULES = (
     Rule(
         "gradient-always-clipped",
         gradient_always_clipped,
-        "Nearly the whole gradient is that of a value with large returns, and clipping leaves the policy's part too small.",
+        "Nearly all of the gradient is that of a value with large returns; clipping leaves the policy little of it.",
         "normalize_reward; lower vf_coef; raise max_grad_norm",
     ),
     Rule(
