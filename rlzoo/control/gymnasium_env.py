@@ -77,9 +77,15 @@ class GymnasiumEnv(VectorEnv):
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
         self._steps += 1
-        obs, reward, terminated, truncated = self._call(partial(self._vector.step, self._native(action)))
+        action = native_actions(self.action_space, action)
+        obs, reward, terminated, truncated = self._call(partial(self._vector.step, action))
         self._store(obs, reward)
         return self._obs, self._reward, terminated, truncated, terminated | truncated
+
+    @property
+    def raw_observation_space(self) -> gymnasium.Space[Any]:
+        """Of the observations before they are flattened."""
+        return self._vector.get_attr("raw_space")[0]
 
     @property
     def render_fps(self) -> float:
@@ -97,16 +103,6 @@ class GymnasiumEnv(VectorEnv):
         # After a worker process has died, Gymnasium waits for the others or finds a broken pipe.
         with contextlib.suppress(EOFError, OSError):
             self._vector.close(timeout=1)
-
-    def _native(self, action: Array) -> Array:
-        """Actions converted to the action space of the environment."""
-        space: Any = self.action_space
-        action = action.reshape(self.num_envs, *space.shape)
-        if isinstance(space, spaces.Box):
-            action = np.clip(action, space.low, space.high)
-        else:
-            action = action + getattr(space, "start", 0)
-        return action.astype(space.dtype, copy=False)
 
     def _store(self, obs: Array, reward: Array | float) -> None:
         with np.errstate(over="ignore"):
@@ -146,7 +142,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
         super().__init__(env)
         self._index = index
-        self._space = env.observation_space
+        self.raw_space = env.observation_space
         self._shape = env.observation_space.shape if isinstance(env.observation_space, spaces.Box) else None
         flat = spaces.flatten_space(env.observation_space)
         self._no_obs = np.zeros(flat.shape or (), flat.dtype)
@@ -169,7 +165,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
-        return spaces.flatten(self._space, obs)
+        return spaces.flatten(self.raw_space, obs)
 
     def _report(self, error: Exception) -> dict[str, Any]:
         report = _CopyError(f"copy {self._index} raised {_one_line(error)}")
@@ -186,6 +182,16 @@ def _make_copy(spec: EnvSpec, kwargs: dict[str, Any], index: int) -> _Copy:
     if not _is_action_space(env.action_space):
         raise UnsupportedSpace(f"environment {spec.id!r}: action space {env.action_space} is not supported")
     return _Copy(env, index)
+
+
+def native_actions(space: Any, action: Array) -> Array:
+    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
+    action = action.reshape(len(action), *space.shape)
+    if isinstance(space, spaces.Box):
+        action = np.clip(action, space.low, space.high)
+    else:
+        action = action + getattr(space, "start", 0)
+    return action.astype(space.dtype, copy=False)
 
 
 def _is_flat(space: gymnasium.Space[Any]) -> bool:

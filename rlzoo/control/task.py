@@ -11,6 +11,7 @@ import torch
 
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.evaluation import evaluate_model
 from rlzoo.control.networks import Network
 from rlzoo.control.rendering import watch
@@ -88,6 +89,11 @@ class ControlTask(EnvTask):
             return make_actor(self.model, noise.zeros() if deterministic else noise, self.setup.fast)
 
         return Played.of(watch(self.setup.env, self.settings.env_kwargs, actor, episodes, seed, video))
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
+        env: Any = self.env
+        raw = getattr(env, "raw_observation_space", env.observation_space)
+        return ControlPolicy(self.model, raw, env.action_space, deterministic, seed, self.setup.fast)
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

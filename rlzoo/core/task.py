@@ -14,8 +14,8 @@ import torch
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.env import Episode, VectorEnv, env_name
-from rlzoo.core.errors import require
+from rlzoo.core.env import Array, Episode, VectorEnv, env_name
+from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played, play_episodes
 from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
@@ -81,6 +81,41 @@ class Setup:
     """Progress callback for long operations."""
 
 
+class DeployedPolicy(abc.ABC):
+    """A policy outside of training: `action = policy(obs)`, with observations and actions of the environment's own."""
+
+    observation_space: Any
+    action_space: Any
+
+    @abc.abstractmethod
+    def __call__(self, obs: Any) -> Any:
+        """An action for `env.step` from one observation, or an array of actions from a batch.
+
+        Raises:
+            ConfigError: the observation is not one of the environment.
+        """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Clears the memory of a recurrent policy: call it where an episode begins. Other policies have none."""
+
+    @abc.abstractmethod
+    def flatten(self, obs: Any) -> Array:
+        """One observation or a batch as the input (N, *obs) float32 of the model and of exported files."""
+
+    @abc.abstractmethod
+    def export(self, format: str, about: Mapping[str, str]) -> bytes:
+        """The deterministic policy as the contents of a file for other programs.
+
+        Args:
+            format: onnx, torchscript or c.
+            about: texts that the file should hold, by name.
+
+        Raises:
+            ConfigError: the format is unknown, a package is missing, or a part of the policy cannot be exported to it.
+        """
+
+
 class Task(abc.ABC):
     """An environment, a model for it, and how to evaluate it.
 
@@ -131,6 +166,18 @@ class Task(abc.ABC):
         found = self.evaluate(episodes, seed=seed, deterministic=deterministic)
         pairs = zip(found.returns.tolist(), found.lengths.tolist(), strict=True)
         return Played.of([Episode(return_, length) for return_, length in pairs])
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
+        """The model as it is now, for use outside of training.
+
+        Args:
+            deterministic: take the most probable action instead of a sample.
+            seed: seed of the samples.
+
+        Raises:
+            ConfigError: the task has no policy that acts on observations of its own.
+        """
+        raise ConfigError(f"{env_name(self.setup.env)} has no policy for other programs; load_model gives its model")
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from safetensors import SafetensorError
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.version import __version__
+from rlzoo.runs import hub
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
 from rlzoo.runs.config import Config, make_config
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
@@ -76,11 +77,13 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str | Run) -> Run:
-        """Opens an existing run directory.
+        """Opens an existing run directory, or downloads the run of a policy on the Hugging Face hub, `hf:user/name`.
 
         Raises:
-            RunError: there is no run.
+            RunError: there is no run, or the hub cannot be reached.
         """
+        if isinstance(path, str) and path.startswith(hub.PREFIX):
+            path = hub.download(path.removeprefix(hub.PREFIX))
         run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
             raise RunError(f"{run.path} holds no run (no config.json)")
@@ -161,6 +164,11 @@ class Run:
             return make_config(record.pop("algorithm"), record.pop("env"), **record)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return self._read_config()
 
     @property
     def objects(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.streams import stream, torch_generator
-from rlzoo.core.task import Setup, Task, TaskSettings
+from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
 from rlzoo.lm.finetune.data import read_prompts, read_texts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
@@ -269,6 +269,12 @@ class LanguageTask(Task):
         require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
         return Played(samples, transcript(samples), summary(samples))
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
+        actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR
+        raise ConfigError(
+            f"{self.setup.env} trains a language model: load {actor} with AutoModelForCausalLM of transformers"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
