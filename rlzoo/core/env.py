@@ -15,6 +15,14 @@ Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
 
+def env_name(env: Any) -> str:
+    """The name of an environment: its id, or the name of the function or class that makes it."""
+    if isinstance(env, str):
+        return env
+    made = getattr(getattr(env, "spec", None), "id", None)
+    return str(made or getattr(env, "__name__", type(env).__name__))
+
+
 class Episode(NamedTuple):
     """A finished episode."""
 

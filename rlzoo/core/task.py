@@ -14,7 +14,7 @@ import torch
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.env import Episode, VectorEnv
+from rlzoo.core.env import Episode, VectorEnv, env_name
 from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, Played, play_episodes
 from rlzoo.core.fields import Count, check_fields
@@ -27,6 +27,8 @@ from rlzoo.core.streams import number, stream, torch_generator
 class TaskSettings:
     """Settings of a task. A subclass is a frozen dataclass; its fields become options of the command line."""
 
+    kept: ClassVar[frozenset[str]] = frozenset()
+    """Settings whose objects the task saves in the run directory, so that a loaded run does not need them again."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of other settings for this task, such as {"gamma": 1.0}."""
     units: ClassVar[Mapping[str, tuple[str, str]]] = {}
@@ -51,8 +53,8 @@ class RolloutSettings(TaskSettings):
 class Setup:
     """What a task knows about its run."""
 
-    env: str
-    """Name of the task or environment, as the user gave it."""
+    env: Any
+    """The task or environment, as the user gave it."""
     seed: int = 0
     device: str = "cpu"
     gamma: float = 0.99
@@ -119,7 +121,7 @@ class Task(abc.ABC):
         Raises:
             ConfigError: they cannot be shown or recorded.
         """
-        require(video is None, f"video: {self.setup.env} cannot be recorded")
+        require(video is None, f"video: {env_name(self.setup.env)} cannot be recorded")
         found = self.evaluate(episodes, seed=seed, deterministic=deterministic)
         pairs = zip(found.returns.tolist(), found.lengths.tolist(), strict=True)
         return Played.of([Episode(return_, length) for return_, length in pairs])
