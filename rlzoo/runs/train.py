@@ -19,7 +19,7 @@ from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.runs.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.defaults import starting_from
-from rlzoo.runs.display import Display, make_display
+from rlzoo.runs.display import Display, display_for
 from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
@@ -73,9 +73,9 @@ def train(
         settings, started_from = starting_from(algorithm, env, settings, preset)
         config = make_config(algorithm, env, **settings)
     check_device(config.device)
-    display = _display(progress)
+    display = display_for(progress)
     with _memory_checked(config):
-        trainer = Trainer(config, model, say=display.say)
+        trainer = Trainer(config, model, progress=display)
     run = Run.create(out or default_directory(config), config, overwrite, model)
     for line in started_from:
         display.say(line)
@@ -113,7 +113,7 @@ def resume(
         TrainingError, Interrupted: as for `train`.
     """
     run = Run.open(run)
-    display = _display(progress)
+    display = display_for(progress)
     with run.lock():
         if not run.resumable:
             raise RunError(f"{run.path} has an older format: it can be evaluated and played, but not resumed")
@@ -126,7 +126,7 @@ def resume(
             return run
         check_device(config.device)
         with _memory_checked(config):
-            trainer = Trainer(config, model, run.path, display.say)
+            trainer = Trainer(config, model, run.path, display)
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
@@ -164,12 +164,6 @@ def check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
-
-
-def _display(progress: bool | Display) -> Display:
-    if isinstance(progress, Display):
-        return progress
-    return make_display() if progress else Display()
 
 
 @contextlib.contextmanager
