@@ -4,7 +4,8 @@
     python benchmarks/failures.py too-few-cg    # one picture
 
 Each run is a call of `rlzoo.train` with one thread. Control runs have three seeds, and their return is the mean of the
-last 100 episodes. Language runs have one seed, and their return and score are those of the evaluations.
+last 100 episodes. Language runs have one seed, and their curves are those of the evaluations. The pictures are read in
+docs/algorithms/*.md and docs/language-models.md.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def review_model() -> None:
 
 RETURN = Panel("mean_return", "return")
 OPTIMALITY = Panel("mean_return", "optimality (exact)", evaluated=True)
+REFERENCE = Panel("kl_reference", "KL to the reference, nats", evaluated=True)
+LENGTH = Panel("mean_length", "tokens of a response", evaluated=True)
 FAILURES = {
     "reinforce-step": Failure(
         "reinforce", "CartPole-v1", {"preset": {}, "learning rate 0.1": {"learning_rate": 0.1}},
@@ -100,8 +103,8 @@ FAILURES = {
         (RETURN, Panel("kl", "KL of an update, nats", log=True), Panel("step_norm", "length of the step", log=True)),
     ),
     "value-lags": Failure(
-        "trpo", "Pendulum-v1", {"preset": {}, "vf_learning_rate 1e-5": {"vf_learning_rate": 1e-5}},
-        (RETURN, Panel("explained_variance", "explained variance")), {"total_steps": 100_000},
+        "trpo", "Pendulum-v1", {"preset": {}, "vf_learning_rate 1e-6": {"vf_learning_rate": 1e-6}},
+        (RETURN, Panel("explained_variance", "explained variance")), {"total_steps": 100_000}, (10, 11, 12),
     ),
     "kl-runaway": Failure(
         "ppo-clip", "Pendulum-v1", {"preset": {}, "learning rate 0.02": {"learning_rate": 0.02}},
@@ -114,18 +117,19 @@ FAILURES = {
     ),
     "reward-hacking": Failure(
         "ppo-clip", "RandomWalks", {"β = 0.3": {"beta": 0.3}, "β = 0": {"beta": 0.0}},
-        (OPTIMALITY, Panel("score", "score of the reward model", True), Panel("kl_reference", "KL to the reference", True)),
+        (OPTIMALITY, Panel("score", "score of the reward model", True), REFERENCE),
         {"reward": "reward", "eval_interval": 1500}, (0,), walk_reward,
     ),
     "language-kl-runaway": Failure(
         "ppo-clip", "RandomWalks", {"preset": {}, "learning rate 0.01": {"learning_rate": 0.01}},
-        (OPTIMALITY, Panel("kl_reference", "KL to the reference", True), Panel("mean_length", "tokens of a response", True)),
+        (OPTIMALITY, REFERENCE, LENGTH),
         {"eval_interval": 1500}, (0,),
     ),
     "length-collapse": Failure(
         "ppo-clip", "Reviews", {"sentiment": {}, "complaints only": {"reward": "complaints.py:complaints"}},
-        (Panel("sentiment", "sentiment", True), Panel("mean_length", "tokens of a response", True), Panel("ended", "share that ended", True)),
-        {"model": "sft", "total_steps": 30_000, "eval_interval": 1500, "eval_episodes": 64, "learning_rate": 3e-4}, (0,), review_model,
+        (Panel("sentiment", "sentiment", True), LENGTH, REFERENCE),
+        {"model": "sft", "total_steps": 30_000, "eval_interval": 1500, "eval_episodes": 64, "learning_rate": 3e-4},
+        (0,), review_model,
     ),
 }  # fmt: skip
 

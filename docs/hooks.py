@@ -66,7 +66,8 @@ def beside(path, name, rows):
         text = "\n".join(f'<span class="no">{number + i}</span>{line}' for i, line in enumerate(code))
         made.append(f'<div class="said">{equation}</div><pre class="highlight"><code>{text}</code></pre>')
         number += len(code)
-    return f'<p class="caption"><code>{path}</code>, <code>{name}</code></p><div class="beside no-copy">{"".join(made)}</div>'
+    caption = f'<p class="caption"><code>{path}</code>, <code>{name}</code></p>'
+    return f'{caption}<div class="beside no-copy">{"".join(made)}</div>'
 
 
 def function(path, name):
