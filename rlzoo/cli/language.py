@@ -47,7 +47,7 @@ class _RewardModel(_Fit):
 
 
 def sft_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
+    with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.sft import SFTSettings, run_sft
 
     description = "Fine-tune a language model on texts."
@@ -57,7 +57,7 @@ def sft_command(arguments: list[str]) -> int:
 
 
 def reward_model_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
+    with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.reward_model import RewardModelSettings, run_reward_model
 
     description = "Train a reward model on pairs of responses with a preference."

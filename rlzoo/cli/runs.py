@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, threads_for
+from rlzoo.cli.common import Output, Threads, display, importing, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, settings_groups, with_parts
 from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.runs.registry import TASKS, uses_all_cores
+from rlzoo.runs.registry import TASKS
 
 if TYPE_CHECKING:
     from rlzoo.runs.run import Run
@@ -97,7 +97,7 @@ def train_command(arguments: list[str]) -> int:
     contradiction = command.no_preset and command.preset is not None
     require(not contradiction, "--preset and --no-preset contradict each other")
     algorithm, env = (*names, *("ppo-clip", _EXAMPLE)[len(names) :])
-    with importing(threads_for(command, uses_all_cores(env))):
+    with importing(threads_for(command)):
         from rlzoo.runs.config import assemble
         from rlzoo.runs.defaults import starting_from
         from rlzoo.runs.train import train
@@ -145,7 +145,7 @@ def _algorithms() -> str:
 
 def resume_command(arguments: list[str]) -> int:
     options = parse(_Resume, arguments, "rlzoo resume", "Continue a run from its last checkpoint.")
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.train import resume
 
     shown = display(options)
@@ -155,7 +155,7 @@ def resume_command(arguments: list[str]) -> int:
 
 def eval_command(arguments: list[str]) -> int:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import describe, evaluate
         from rlzoo.runs.run import Run
 
@@ -171,7 +171,7 @@ def eval_command(arguments: list[str]) -> int:
 def play_command(arguments: list[str]) -> int:
     description = "Watch episodes in a window or record a video. For a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import played
         from rlzoo.runs.run import Run
 

@@ -122,6 +122,7 @@ class Run:
             **config.to_dict(),
             "model_class": model,
             "extended_at": extended_at,
+            "threads": torch.get_num_threads(),
             "versions": versions(),
             "git_commit": git_commit(),
         }
@@ -139,7 +140,7 @@ class Run:
         """
         record = self._read_config()
         version = record.pop("format")
-        for name in ("model_class", "extended_at", "versions", "git_commit"):
+        for name in ("model_class", "extended_at", "threads", "versions", "git_commit"):
             record.pop(name, None)
         try:
             if version < FORMAT:

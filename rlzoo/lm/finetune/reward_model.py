@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from rlzoo.core.fields import Count, NonNegative, Positive, Range
+from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune.data import Pair, held_out, read_pairs
 from rlzoo.lm.finetune.sft import FitSettings, Metrics, describe, fit, mean_of
 from rlzoo.lm.model.padding import pad
@@ -139,6 +140,7 @@ def run_reward_model(
     reward_model = RewardModel(net, tokenizer)
     size = sum(p.numel() for p in net.parameters())
     say(f"{len(pairs):,} pairs; {type(net).__name__} of {size:,} parameters")
+    fit_to(size, say)
     metrics = train_reward_model(pairs, settings, reward_model, lambda metrics: say(describe(metrics, settings.epochs)))
     reward_model.save(out)
     say(f"saved in {out}" + (f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else ""))

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from rlzoo.core.errors import NonFiniteError, require
 from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive, Range, UnitInterval, check_fields
+from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune.data import held_out, read_texts
 from rlzoo.lm.model.padding import micro_batches, pad, summed_nll
 from rlzoo.lm.model.pretrained import (
@@ -272,6 +273,7 @@ def run_sft(
     use_tokens(actor, tokenizer)
     size = sum(p.numel() for p in actor.parameters())
     say(f"{len(texts):,} texts; {type(actor).__name__} of {size:,} parameters, {len(tokenizer):,} tokens")
+    fit_to(size, say)
     metrics = sft(texts, settings, actor, tokenizer, lambda metrics: say(describe(metrics, settings.epochs)))
     save(actor, tokenizer, out)
     say(f"saved in {out}" + (f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else ""))
