@@ -21,6 +21,7 @@ from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.streams import number, stream, torch_generator
+from rlzoo.core.threads import announce
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ class EnvTask(Task):
     def __init__(self, settings: Any, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings = settings
         self.setup = setup
+        announce(setup.progress.say)
         self.env = self.make_env(settings.num_envs, number(stream(setup.seed, "env")))
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)

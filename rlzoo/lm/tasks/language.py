@@ -19,6 +19,7 @@ from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.streams import stream, torch_generator
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
+from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune.data import read_prompts, read_texts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
@@ -60,6 +61,7 @@ class LanguageTask(Task):
         self.tokenizer = pretrained.load_tokenizer(self._source)
         self.score, self.score_name = self._find_score()
         self.model = (self._build() if model is None else self._given(model)).to(setup.device)
+        fit_to(sum(p.numel() for p in self.model.parameters()), setup.progress.say)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
