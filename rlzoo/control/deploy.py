@@ -70,9 +70,10 @@ class ControlPolicy(DeployedPolicy):
             rows = [obs] if _is_single(space, obs) else list(iterate(batch_space(space), obs))
             flat: list[Any] = [spaces.flatten(space, row) for row in rows]
             with np.errstate(over="ignore"):
-                return np.stack(flat).astype(np.float32)
+                return np.stack(flat).astype(np.float32).reshape(len(rows), spaces.flatdim(space))
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise ConfigError(f"obs must be one observation of {space} or a batch: {error!r}") from error
+            name = " ".join(str(space).split())
+            raise ConfigError(f"obs is neither an observation of {name} nor a batch of them: {error!r}") from error
 
     def export(self, format: str, about: Mapping[str, str]) -> bytes:
         return export_model(self.model, spaces.flatdim(self.observation_space), self.action_space, format, about)
