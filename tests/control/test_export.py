@@ -2,9 +2,11 @@
 
 import ctypes
 import io
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from rlzoo.core.errors import ConfigError
 from rlzoo.core.models import ActorCritic
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,))
 ACTIONS = {
     **SPACES,
@@ -77,7 +80,9 @@ def c(data, folder):
     (folder / "policy.h").write_bytes(data)
     (folder / "policy.c").write_text(LOOP.format(kind=kind))
     flags = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-shared", "-fPIC"]
-    subprocess.run([COMPILER, *flags, "-o", folder / "policy.so", folder / "policy.c", "-lm"], check=True)
+    subprocess.run(
+        [COMPILER, *FLAGS, "-shared", "-fPIC", "-o", folder / "policy.so", folder / "policy.c", "-lm"], check=True
+    )
     library = ctypes.CDLL(str(folder / "policy.so"))
 
     def act(obs):
@@ -116,6 +121,18 @@ def test_exported_policy_takes_flat_observations(space, format, tmp_path):
     batched = batch_space(space, 10_000)
     batched.seed(0)
     check_parity(make_policy(ACTIONS["multidiscrete"], space), format, tmp_path, batched.sample())
+
+
+@pytest.mark.skipif(COMPILER is None, reason="there is no C compiler: neither cc, gcc nor clang")
+def test_program_of_the_documentation(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/use-your-policy.md").read_text()
+    (program,) = re.findall(r"^```c\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    policy = make_policy(ACTIONS["discrete"])
+    (tmp_path / "policy.h").write_bytes(policy.export("c", ABOUT))
+    (tmp_path / "main.c").write_text(program)
+    subprocess.run([COMPILER, *FLAGS, tmp_path / "main.c", "-o", tmp_path / "main", "-lm"], check=True)
+    printed = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
+    assert int(printed) == policy(np.float32([0.02, -0.01, 0.03, 0.04]))
 
 
 @pytest.mark.parametrize("format", ["onnx", "torchscript"])

@@ -129,7 +129,9 @@ class Bare(EnvTask):
 
 
 def test_task_without_a_policy_says_so():
-    with pytest.raises(ConfigError, match="^module:Bare has no policy for other programs; load_model gives its model$"):
+    with pytest.raises(
+        ConfigError, match=r"^module:Bare has no policy for other programs; load_model gives its model$"
+    ):
         Bare().policy()
 
 
@@ -338,7 +340,7 @@ def test_policy_that_is_not_on_the_hub(hub):
 
 def test_run_on_the_hub_cannot_be_resumed(run, hub):
     rlzoo.push(run, "user/name")
-    with pytest.raises(RunError, match="^hf:user/name is on the Hugging Face hub: it can be evaluated"):
+    with pytest.raises(RunError, match=r"^hf:user/name is on the Hugging Face hub: it can be evaluated"):
         rlzoo.resume("hf:user/name", 10_000)
 
 
