@@ -79,7 +79,6 @@ def c(data, folder):
     kind, number = ("float", np.float32) if b"float *action)" in data else ("int", np.int32)
     (folder / "policy.h").write_bytes(data)
     (folder / "policy.c").write_text(LOOP.format(kind=kind))
-    flags = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-shared", "-fPIC"]
     subprocess.run(
         [COMPILER, *FLAGS, "-shared", "-fPIC", "-o", folder / "policy.so", folder / "policy.c", "-lm"], check=True
     )
@@ -207,6 +206,18 @@ def test_part_that_cannot_be_exported_is_named(cls, format, message):
         own(cls).export(format, ABOUT)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_network_of_several_modules_is_named_by_its_first(shared):
+    model = make_model(ACTIONS["box"], 4, dtype=torch.float32)
+    trunk = nn.Sequential(nn.LayerNorm(4)) if shared else None
+    if not shared:
+        model.policy.net = nn.Sequential(nn.LayerNorm(4), model.policy.net)
+    model = ActorCritic(model.policy, model.value, trunk)
+    policy = ControlPolicy(model, OBSERVATIONS, ACTIONS["box"], fast=False)
+    with pytest.raises(ConfigError, match="a part of this policy is a LayerNorm: export it as onnx"):
+        policy.export("c", ABOUT)
 
 
 def test_operation_that_onnx_does_not_have_is_named_with_its_part():

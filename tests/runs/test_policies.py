@@ -113,6 +113,21 @@ def test_policy_of_an_environment_with_dicts_and_a_start(tmp_path):
         del gymnasium.registry["Matching-v0"]
 
 
+def test_policy_of_a_model_of_ones_own_needs_it_again(tmp_path):
+    def make():
+        env = gymnasium.make("CartPole-v1")
+        return rlzoo.Network(hidden=(3,)).build(env.observation_space, env.action_space)
+
+    run = short_runs.quick_run(tmp_path / "run", model=make())
+    for load in (rlzoo.load_policy, rlzoo.export):
+        with pytest.raises(RunError, match="pass model="):
+            load(run)
+    assert rlzoo.load_policy(run, model=make())(OBSERVATIONS).shape == (200,)
+    assert rlzoo.export(run, "c", tmp_path / "policy.h", model=make()).read_text().count("rlzoo_w1[]") == 1
+    rlzoo.push(run, tmp_path / "shared", model=make())
+    assert "They are needed to load it:\n\n- pass model=... (" in (tmp_path / "shared/README.md").read_text()
+
+
 def test_seed_below_0(run):
     with pytest.raises(ConfigError, match="seed must be at least 0, got -1"):
         rlzoo.load_policy(run, seed=-1)
