@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,14 +19,8 @@ from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played, play_episodes
 from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.streams import number, stream, torch_generator
-
-Say = Callable[[str], None]
-"""Progress callback: shows one line of text."""
-
-
-def silent(line: str) -> None:
-    """Shows nothing."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +71,8 @@ class Setup:
     """Every setting of the run by its name."""
     folder: Path | None = None
     """The run directory, if there is one already."""
-    say: Say = silent
-    """Progress callback for long operations."""
+    progress: Progress = SILENT
+    """Progress of long operations."""
 
 
 class DeployedPolicy(abc.ABC):

@@ -15,8 +15,9 @@ from rlzoo.algorithms import ALGORITHMS, Algorithm
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check_fields
+from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.schedules import linear_ends, load_function
-from rlzoo.core.task import Say, Setup, TaskSettings, silent
+from rlzoo.core.task import Setup, TaskSettings
 from rlzoo.runs.objects import describe, first_description, holds_object, import_name, written
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.settings import Setting, is_part, settings_of, unknown_name
@@ -79,7 +80,7 @@ class Config:
         kept = self.task.kept
         return {name: first_description(x) for name, x in flat.items() if holds_object(x) and name not in kept}
 
-    def setup(self, folder: Path | None = None, say: Say = silent) -> Setup:
+    def setup(self, folder: Path | None = None, progress: Progress = SILENT) -> Setup:
         """What the task needs to know about the run."""
         estimator = self.algorithm.estimator
         return Setup(
@@ -93,7 +94,7 @@ class Config:
             fast=self.fast,
             values={name: x.value for name, x in self.table.items()} | {"algorithm": self.algorithm.name},
             folder=folder,
-            say=say,
+            progress=progress,
         )
 
 

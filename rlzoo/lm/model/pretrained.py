@@ -48,10 +48,19 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     files = tokenizer.vocab_files_names.values()
     found = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
     require(found, f"{name} holds no tokenizer: there is no tokenizer.json")
+    return with_padding(tokenizer, f"of {name}")
+
+
+def with_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer, which pads with end of sequence if it has no padding token.
+
+    Raises:
+        ConfigError: it has neither of the two tokens.
+    """
     if tokenizer.pad_token_id is None:
         require(
             tokenizer.eos_token_id is not None,
-            f"the tokenizer of {name} has neither a padding nor an end-of-sequence token; add one with "
+            f"the tokenizer {name} has neither a padding nor an end-of-sequence token; add one with "
             "tokenizer.add_special_tokens({'eos_token': '<eos>'}), model.resize_token_embeddings(len(tokenizer)) "
             "and save_pretrained of both",
         )
@@ -124,6 +133,19 @@ def new_causal_lm(
             made, attn_implementation=None if attention == "auto" else attention, trust_remote_code=False
         )
     return _ready(model.float(), name)
+
+
+def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+    """A loaded model, checked as one that is loaded by its name; its dropout is removed.
+
+    Raises:
+        ConfigError: it is not in float32 or float64, it is damaged, of another kind, or has too small a vocabulary.
+    """
+    name = f"the given {type(model).__name__}"
+    half = next((p.dtype for p in model.parameters() if p.dtype not in (torch.float32, torch.float64)), None)
+    require(half is None, f"{name} is in {half}: training needs float32, such as model.float()")
+    check_vocabulary(model, vocab_size, name)
+    return _ready(model, name)
 
 
 def is_config(source: Path | str) -> bool:
@@ -240,7 +262,8 @@ def _ready(model: Any, name: str) -> PreTrainedModel:
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")
     model.eval()
     with torch.no_grad(), loading(name, "model"):
-        first, second = model.base_model(torch.tensor([[0, 0], [0, 1]]), use_cache=False)[0][:, 0]
+        rows = torch.tensor([[0, 0], [0, 1]], device=model.device)
+        first, second = model.base_model(rows, use_cache=False)[0][:, 0]
     require(torch.allclose(first, second, atol=1e-4), f"{name} looks ahead: it is no causal language model")
     return model
 

@@ -122,7 +122,7 @@ class LanguageTask(Task):
             return self.settings.model
         sft = self.own_sft()
         assert sft is not None
-        return str(sft.path(self.setup.env, self.setup.say))
+        return str(sft.path(self.setup.env, self.setup.progress))
 
     def _find_score(self) -> tuple[Score, str]:
         spec = self.settings.reward
