@@ -90,8 +90,8 @@ class Run:
         Raises:
             RunError: there is no run, or the hub cannot be reached.
         """
-        if isinstance(path, str) and path.startswith(hub.PREFIX):
-            path = hub.download(path.removeprefix(hub.PREFIX))
+        if hub.is_name(path):
+            path = hub.download(str(path).removeprefix(hub.PREFIX))
         run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
             raise RunError(f"{run.path} holds no run (no config.json)")

@@ -17,6 +17,7 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.runs import hub
 from rlzoo.runs.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.defaults import from_config, starting_from
 from rlzoo.runs.display import Display, display_for
@@ -106,6 +107,8 @@ def resume(
         RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
         TrainingError, Interrupted: as for `train`.
     """
+    if hub.is_name(run):
+        raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
     run = Run.open(run)
     display = display_for(progress)
     with run.lock():

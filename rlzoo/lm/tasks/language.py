@@ -274,9 +274,7 @@ class LanguageTask(Task):
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
         actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR
-        raise ConfigError(
-            f"{self.setup.env} trains a language model: load {actor} with AutoModelForCausalLM of transformers"
-        )
+        raise ConfigError(f"{self.setup.env} trains a language model: load {actor} with transformers")
 
     def state_dict(self) -> dict[str, Any]:
         return {
