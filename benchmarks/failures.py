@@ -1,7 +1,8 @@
 """What goes wrong, and how it looks: runs with one wrong setting beside the same runs without it.
 
-    python benchmarks/failures.py               # everything -> docs/assets/failures/*.svg and results/failures.jsonl
-    python benchmarks/failures.py too-few-cg    # one picture
+    python benchmarks/failures.py               # all runs -> results/failures.jsonl and docs/assets/failures/*.svg
+    python benchmarks/failures.py too-few-cg    # those of one picture
+    python benchmarks/failures.py draw          # only the pictures, from the results
 
 Each run is a call of `rlzoo.train` with one thread. Control runs have three seeds, and their return is the mean of the
 last 100 episodes. Language runs have one seed, and their curves are those of the evaluations. The pictures are read in
@@ -32,7 +33,7 @@ from rlzoo.lm.tasks.random_walks import WalkGraph
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "docs" / "assets" / "failures"
-TABLE = HERE / "results" / "failures.jsonl"
+DATA = HERE / "results" / "failures.jsonl"
 STYLES: list[dict[str, Any]] = [{"color": "#009E73"}, {"color": "#D55E00", "linestyle": "dashed"}]
 
 Curve = tuple[list[float], list[float]]
@@ -72,17 +73,19 @@ def walk_reward() -> None:
 
 
 def review_model() -> None:
-    """`sft`: a language model of reviews, and `complaints.py`: a score that only punishes."""
+    """`sft`: a language model of reviews, and `brief.py`: their score minus a cost for each word."""
     reviews.write("data")
     shape = {"model_type": "gpt2", "n_layer": 2, "n_embd": 96, "n_head": 4, "n_positions": 96}
     Path("small.json").write_text(json.dumps(shape), encoding="utf-8")
     run_sft("data/texts.txt", "small.json", "sft", SFTSettings(learning_rate=2e-3, epochs=2))
-    Path("complaints.py").write_text(
-        "import re\n\nfrom rlzoo.lm.tasks.reviews import NEGATIVE\n\n\n"
-        "def complaints(prompts, responses):\n"
-        '    return [-sum(word in NEGATIVE for word in re.findall(r"\\w+", text.lower())) for text in responses]\n',
-        encoding="utf-8",
-    )
+    source = """
+from rlzoo.lm.tasks.reviews import sentiment
+
+
+def brief(prompts, responses):
+    return [score - 0.2 * len(x.split()) for score, x in zip(sentiment(prompts, responses), responses)]
+"""
+    Path("brief.py").write_text(source, encoding="utf-8")
 
 
 RETURN = Panel("mean_return", "return")
@@ -126,7 +129,7 @@ FAILURES = {
         {"eval_interval": 1500}, (0,),
     ),
     "length-collapse": Failure(
-        "ppo-clip", "Reviews", {"sentiment": {}, "complaints only": {"reward": "complaints.py:complaints"}},
+        "ppo-clip", "Reviews", {"sentiment": {}, "sentiment − 0.2 for each word": {"reward": "brief.py:brief"}},
         (Panel("sentiment", "sentiment", True), LENGTH, REFERENCE),
         {"model": "sft", "total_steps": 30_000, "eval_interval": 1500, "eval_episodes": 64, "learning_rate": 3e-4},
         (0,), review_model,
@@ -137,16 +140,19 @@ FAILURES = {
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     PICTURES.mkdir(parents=True, exist_ok=True)
-    known = {x["picture"]: x for x in map(json.loads, TABLE.read_text().splitlines())} if TABLE.exists() else {}
-    for name in names or FAILURES:
+    known = {x["picture"]: x["curves"] for x in map(json.loads, DATA.read_text().splitlines())} if DATA.exists() else {}
+    for name in [] if names == ["draw"] else names or FAILURES:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            curves = measured(FAILURES[name])
+            known[name] = measured(FAILURES[name])
+        lines = [json.dumps({"picture": x, "curves": known[x]}, ensure_ascii=False) for x in FAILURES if x in known]
+        DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(
+            name,
+            {label: {m: [y[-1] for _, y in c] for m, c in x.items()} for label, x in known[name].items()},
+            flush=True,
+        )
+    for name, curves in known.items():
         (PICTURES / f"{name}.svg").write_text(drawn(FAILURES[name], curves), encoding="utf-8")
-        last = {label: {metric: ends(found) for metric, found in x.items()} for label, x in curves.items()}
-        known[name] = {"picture": name, **last}
-        print(json.dumps(known[name]), flush=True)
-        lines = [json.dumps(known[x]) + "\n" for x in FAILURES if x in known]
-        TABLE.write_text("".join(lines), encoding="utf-8")
 
 
 def measured(failure: Failure) -> dict[str, dict[str, list[Curve]]]:
@@ -162,7 +168,7 @@ def measured(failure: Failure) -> dict[str, dict[str, list[Curve]]]:
             for panel in failure.panels:
                 lines = evaluations if panel.evaluated else run.metrics()
                 points = [(x["step"], value(x, panel.metric)) for x in lines]
-                known = [(step, y) for step, y in points if y is not None]
+                known = [(step, float(f"{y:.4g}")) for step, y in points if y is not None]
                 found[label][panel.metric].append(([x for x, _ in known], [y for _, y in known]))
     return found
 
@@ -182,15 +188,12 @@ def drawn(failure: Failure, curves: dict[str, dict[str, list[Curve]]]) -> str:
         axes.set(title=panel.title, xlabel="steps", yscale="log" if panel.log else "linear")
         axes.margins(x=0)
         axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k")
+        if panel.log:
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         if panel is failure.panels[0]:
-            axes.legend(loc="best")
+            axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.22))
 
     return figures.grid([partial(draw, panel=panel) for panel in failure.panels])
-
-
-def ends(curves: list[Curve]) -> list[float]:
-    """The last value of each curve."""
-    return [float(f"{y[-1]:.4g}") for _, y in curves]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""MkDocs hooks: the committed reports as pages, equations as MathML, and an update's source beside its equations."""
+"""MkDocs hooks: reports and notebooks as pages, equations as MathML, and an update's source beside its equations."""
 
 import ast
+import base64
 import html
+import json
 import re
 from pathlib import Path
 
@@ -19,14 +21,41 @@ ROW = re.compile(r"<tr>\s*<td>(.*?)</td>\s*<td>(.*?)</td>\s*</tr>", re.DOTALL)
 
 
 def on_files(files, config):
-    """Adds the reports of the benchmarks and their figures, which are outside `docs`."""
+    """Adds the reports of the benchmarks and their figures, which are outside `docs`, and the notebooks as pages."""
     for pattern in ("*/figures/*.svg", "*/report.md"):
         for path in sorted((ROOT / "benchmarks/results").glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
             file = File.generated(config, f"../{name}", abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED)
             file.dest_uri = str(Path(name).with_suffix(".html")) if path.suffix == ".md" else name
             files.append(file)
+    for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
+        text = notebook(json.loads(path.read_text(encoding="utf-8")), path.name)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=text))
     return files
+
+
+def notebook(content, name):
+    """A notebook, with its outputs, as Markdown."""
+    parts = []
+    for cell in content["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(re.sub(r"(?<=\w)\.ipynb\)", ".md)", source))
+        else:
+            parts += [f"``` {{ .python }}\n{source}\n```", *(shown(output) for output in cell["outputs"])]
+    return "\n\n".join([*parts, f"The notebook: [{name}]({name})."]) + "\n"
+
+
+def shown(output):
+    """An output of a cell: a picture or text."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        return f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"]).replace(chr(10), "")}">'
+    if "image/svg+xml" in data:
+        svg = base64.b64encode("".join(data["image/svg+xml"]).encode()).decode()
+        return f'<img alt="" src="data:image/svg+xml;base64,{svg}">'
+    text = "".join(output.get("text", data.get("text/plain", [])))
+    return f"``` {{ .text .no-copy .output }}\n{text}\n```"
 
 
 def on_page_content(content, page, config, files):

@@ -22,7 +22,7 @@ for i, (label, (algorithm, settings)) in enumerate(variants.items()):
         points = [(x["step"], x["mean_return"]) for x in run.evaluations() if not x["deterministic"]]
         plt.plot(*zip(*points, strict=True), color=f"C{i}", label=None if seed else label)
         finals.append(rlzoo.evaluate(run, episodes=20).mean_return)
-    low, high = bootstrap((finals,), np.mean).confidence_interval
+    low, high = bootstrap((finals,), np.mean, method="percentile").confidence_interval
     print(f"{label}: {np.mean(finals):.0f} [{low:.0f}, {high:.0f}]")
 plt.legend()
 plt.savefig("curves.png")

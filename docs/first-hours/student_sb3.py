@@ -30,7 +30,7 @@ for i, (label, (algorithm, settings)) in enumerate(variants.items()):
         means = log["results"].mean(axis=1)
         plt.plot(log["timesteps"], means, color=f"C{i}", label=None if seed else label)
         finals.append(evaluate_policy(model, test_env, n_eval_episodes=20, deterministic=False)[0])
-    low, high = bootstrap((finals,), np.mean).confidence_interval
+    low, high = bootstrap((finals,), np.mean, method="percentile").confidence_interval
     print(f"{label}: {np.mean(finals):.0f} [{low:.0f}, {high:.0f}]")
 plt.legend()
 plt.savefig("curves.png")
