@@ -48,6 +48,8 @@ class RolloutSettings(TaskSettings):
     """Copies of the environment."""
     num_steps: Count = 128
     """Steps of each copy in a buffer. Not used by algorithms that need whole episodes."""
+    model: str | None = None
+    """Directory of a run to start from, with the weights of its last checkpoint; none for a new model."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,11 @@ class Task(abc.ABC):
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restores a state that was taken at `step`."""
 
+    @property
+    def starts_from(self) -> str | None:
+        """Directory of the run whose weights the model starts from; None if it does not start from a run."""
+        return None
+
     def begin(self, folder: Path) -> None:
         """Called when training starts: writes files that a resumed run needs into the run directory."""
 
@@ -216,6 +223,10 @@ class EnvTask(Task):
                 setup.whole_episodes or size == "all" or size <= steps,
                 f"{name} must be at most num_envs * num_steps = {steps}, got {size}",
             )
+
+    @property
+    def starts_from(self) -> str | None:
+        return getattr(self.settings, "model", None)
 
     @abc.abstractmethod
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:
