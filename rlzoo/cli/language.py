@@ -58,10 +58,10 @@ def sft_command(arguments: list[str]) -> int:
 
 def reward_model_command(arguments: list[str]) -> int:
     with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
-        from rlzoo.lm.finetune.reward_model import RewardModelSettings, run_reward_model
+        from rlzoo.lm.finetune.reward_model import RewardNetworkSettings, run_reward_model
 
     description = "Train a reward model on pairs of responses with a preference."
-    options, settings = _fit_options("reward-model", description, _RewardModel, RewardModelSettings, arguments)
+    options, settings = _fit_options("reward-model", description, _RewardModel, RewardNetworkSettings, arguments)
     metrics = run_reward_model(options.pairs, options.model, options.out, settings, _say(options), options.overwrite)
     return _report_fit(metrics, options, settings.epochs)
 

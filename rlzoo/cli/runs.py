@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse, settings_groups, with_parts
+from rlzoo.cli.options import Positional, Repeated, Switch, parse, settings_groups, with_parts
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.runs.registry import TASKS, uses_all_cores
 
@@ -41,6 +41,10 @@ class _Train(Output):
     """Start from the defaults of the classes, without the preset of the pair."""
     estimator: str | None = None
     """gae, monte-carlo, leave-one-out, group-norm or module:Class; none for the algorithm's own."""
+    network: str | None = None
+    """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
+    wrapper: Repeated = ()
+    """Wrapper of each environment, module:Class or module:Class(key=value). Repeat it for more, the innermost first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +107,11 @@ def train_command(arguments: list[str]) -> int:
         from rlzoo.runs.train import train
 
     preset = command.preset or not command.no_preset
-    settings: dict[str, Any] = {} if command.estimator is None else {"estimator": command.estimator}
+    named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
+    settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
     table = assemble(algorithm, env, starting_from(algorithm, env, settings, preset)[0]).table
-    del table["env"]
+    for name in ("env", "wrappers"):
+        table.pop(name, None)
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
     description += "\n\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
     if not names:

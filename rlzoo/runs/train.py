@@ -76,7 +76,7 @@ def train(
     display = _display(progress)
     with _memory_checked(config):
         trainer = Trainer(config, model, say=display.say)
-    run = Run.create(out or default_directory(config), config, overwrite, model)
+    run = Run.create(out or default_directory(config), config, overwrite, model, trainer.task.described_spaces())
     for line in started_from:
         display.say(line)
     display.say(f"training in {run.path}")
@@ -127,6 +127,7 @@ def resume(
         check_device(config.device)
         with _memory_checked(config):
             trainer = Trainer(config, model, run.path, display.say)
+        run.check_spaces(trainer.task.described_spaces())
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
@@ -137,7 +138,9 @@ def resume(
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
         if config != before:
-            run.write_config(config, model, trainer.step if finished else run.extended_at)
+            run.write_config(
+                config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
+            )
         run.forget_after(trainer.step)
         trainer.task.begin(run.path)
         Session(trainer, run, logger, on_iteration).go()

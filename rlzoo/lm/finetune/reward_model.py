@@ -23,7 +23,7 @@ from rlzoo.lm.reward.reward_model import RewardModel, last_scores
 
 
 @dataclass(frozen=True)
-class RewardModelSettings(FitSettings):
+class RewardNetworkSettings(FitSettings):
     """Settings of `rlzoo reward-model`. The loss is −log σ(r_c − r_r − margin) + centring·(r_c + r_r)²."""
 
     epochs: Count = 1
@@ -45,7 +45,7 @@ def preference_loss(
 
 def train_reward_model(
     pairs: Sequence[Pair],
-    settings: RewardModelSettings,
+    settings: RewardNetworkSettings,
     model: RewardModel,
     on_epoch: Callable[[Metrics], None] = lambda metrics: None,
 ) -> Metrics:
@@ -109,7 +109,7 @@ def run_reward_model(
     pairs_path: Path | str,
     model: Path | str,
     out: Path | str,
-    settings: RewardModelSettings,
+    settings: RewardNetworkSettings,
     say: Callable[[str], Any] = print,
     overwrite: bool = False,
 ) -> Metrics:
