@@ -11,6 +11,7 @@ from typing import Literal
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.errors import require
+from rlzoo.core.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class _Report:
 
 def benchmark_command(arguments: list[str]) -> int:
     options = parse(_Benchmark, arguments, "rlzoo benchmark", "Run a suite of algorithms, environments and seeds.")
-    with importing(threads=1):
+    with importing(Threads(1)):
         from rlzoo.benchmark.progress import Progress, make_progress
         from rlzoo.benchmark.runner import run_suite
         from rlzoo.benchmark.suite import load_suite
@@ -70,7 +71,7 @@ def report_command(arguments: list[str]) -> int:
     description = "Write tables and figures of runs and of the results of suites."
     options = parse(_Report, arguments, "rlzoo report", description)
     require(len(options.paths) > 0, "runs or folders of results are missing: rlzoo report PATH [PATH ...]")
-    with importing(threads=1):
+    with importing(Threads(1)):
         from rlzoo.benchmark.from_runs import find_results
         from rlzoo.benchmark.report import write_report
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class _Diagnose:
 def diagnose_command(arguments: list[str]) -> int:
     description = "Read the metrics of a run and name what looks wrong, with what to turn."
     options = parse(_Diagnose, arguments, "rlzoo diagnose", description)
-    with importing(threads=1):
+    with importing(Threads(1)):
         from rlzoo.runs.diagnose import diagnose
         from rlzoo.runs.run import Run
 

@@ -18,10 +18,14 @@ from tyro.conf import Positional as Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rlzoo.core.errors import ConfigError
-from rlzoo.core.schedules import Schedule, as_text
+from rlzoo.core.schedules import Schedule
+from rlzoo.runs.objects import describe, import_name
 from rlzoo.runs.settings import Setting, unknown_name
 
 T = TypeVar("T")
+
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
+"""An option that may be given several times, with one text each."""
 
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 """An option without a value, and without the opposite `--no-` option."""
@@ -191,7 +195,7 @@ def _seeds(texts: list[str]) -> Seeds:
 
 
 def _shown(schedule: Any) -> str:
-    return as_text(schedule) if callable(schedule) else str(schedule)
+    return import_name(schedule) or describe(schedule) if callable(schedule) else str(schedule)
 
 
 def _word(word: str, value: Any) -> Callable[[list[str]], Any]:

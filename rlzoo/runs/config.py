@@ -15,8 +15,10 @@ from rlzoo.algorithms import ALGORITHMS, Algorithm
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check_fields
-from rlzoo.core.schedules import as_text, linear_ends, load_function
-from rlzoo.core.task import Say, Setup, TaskSettings, silent
+from rlzoo.core.progress import SILENT, Progress
+from rlzoo.core.schedules import linear_ends, load_function
+from rlzoo.core.task import Setup, TaskSettings
+from rlzoo.runs.objects import describe, first_description, holds_object, import_name, saved, written
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.settings import Setting, is_part, settings_of, unknown_name
 
@@ -27,7 +29,7 @@ ALIASES = {"ppo": "ppo-clip"}
 class Config:
     """Everything that a run depends on."""
 
-    env: str
+    env: Any
     """Name or `module:Class` of a task, Gymnasium id, or `module:Id` of an environment that a module registers."""
     algorithm: Algorithm
     task: TaskSettings
@@ -59,20 +61,28 @@ class Config:
         return settings_of(self, units=self.task.units)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting by its name, as values for JSON. The algorithm and its estimator are names.
+        """Every setting by its name, as values for JSON. The algorithm, its estimator and the network are names.
 
-        Raises:
-            ConfigError: a schedule is a function that cannot be imported.
+        An object is `"module:name"` if it can be imported from there, else `{"object": "<short description>"}`.
         """
-        flat = {name: _plain(setting) for name, setting in self.table.items()}
+        kept = self.task.kept
+        flat = {name: (saved if name in kept else written)(x.value) for name, x in self.table.items()}
         return {
             "env": flat.pop("env"),
             "algorithm": _name_of(self.algorithm, ALGORITHMS),
             "estimator": _name_of(self.algorithm.estimator, ESTIMATORS),
+            **{name: _name_of(getattr(self.task, name), kind.known) for name, kind in self.task.named_parts.items()},
             **flat,
         }
 
-    def setup(self, folder: Path | None = None, say: Say = silent) -> Setup:
+    @property
+    def objects(self) -> dict[str, str]:
+        """The settings that `to_dict` can only describe and that a loaded run needs again, with their descriptions."""
+        flat = self.to_dict()
+        kept = self.task.kept
+        return {name: first_description(x) for name, x in flat.items() if holds_object(x) and name not in kept}
+
+    def setup(self, folder: Path | None = None, progress: Progress = SILENT) -> Setup:
         """What the task needs to know about the run."""
         estimator = self.algorithm.estimator
         return Setup(
@@ -86,15 +96,15 @@ class Config:
             fast=self.fast,
             values={name: x.value for name, x in self.table.items()} | {"algorithm": self.algorithm.name},
             folder=folder,
-            say=say,
+            progress=progress,
         )
 
 
-def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config:
+def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config:
     """A `Config` from flat settings. Each setting goes to the part that has a field of that name.
 
-    `algorithm` and the setting `estimator` are names, `module:Class`, or instances. The settings `task` and `network`
-    are instances. "none" means None for a setting that can be None.
+    `algorithm` and the settings `estimator` and `network` are names, `module:Class`, or instances. The setting `task`
+    is an instance. "none" means None for a setting that can be None.
 
     Raises:
         ConfigError: no part has such a field (the nearest name is suggested), a value is out of range, or the parts do
@@ -106,17 +116,20 @@ def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config
     return config
 
 
-def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) -> Config:
+def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
     """`make_config` without the final `check`."""
     settings = dict(settings)
-    task = settings.pop("task", None) or task_class(env).Settings()
+    task = settings.pop("task", None) or task_class(env).default_settings(env)
     require(isinstance(task, TaskSettings), f"task must be TaskSettings, got {task!r}")
 
     def instance(part: Any, kind: str, base: type, registry: Mapping[str, type]) -> Any:
-        """The part itself, or one made from a name and the task's defaults."""
+        """The part itself, or one made from a name or class and the task's defaults."""
         if isinstance(part, str):
-            part = _replace(_class_of(part, registry, base, kind)(), task.defaults, task.units)
-        require(isinstance(part, base), f"{kind} must be a name or an {base.__name__}, got {part!r}")
+            part = _class_of(part, registry, base, kind)
+        if isinstance(part, type) and issubclass(part, base):
+            part = _replace(part(), task.defaults, task.units)
+        example = f"such as {kind}={next(iter(registry))!r} or {kind}={next(iter(registry.values())).__name__}()"
+        require(isinstance(part, base), f"{kind} must be a name or {_a(base.__name__)}, {example}, got {part!r}")
         return part
 
     if isinstance(algorithm, str):
@@ -125,10 +138,15 @@ def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) 
     if "estimator" in settings:
         estimator = instance(settings.pop("estimator"), "estimator", Estimator, ESTIMATORS)
         chosen = dataclasses.replace(chosen, estimator=estimator)
+    for name, kind in task.named_parts.items():
+        if name in settings:
+            task = dataclasses.replace(task, **{name: instance(settings.pop(name), name, kind.base, kind.known)})
     config = Config(env, chosen, task)
     nested = (f.name for f in dataclasses.fields(task) if is_part(getattr(task, f.name)))
     known = {*config.table, *nested, "estimator"} - {"env"}
     unknown = settings.keys() - known
+    if unknown == {"model"} and not isinstance(settings["model"], str):
+        raise ConfigError(f"model must be an ActorCritic, such as model=my_model, got {settings['model']!r}")
     if unknown:
         raise ConfigError(unknown_name("setting", min(unknown), known))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
@@ -214,21 +232,11 @@ def _check_magnitude(setting: Setting) -> None:
             )
 
 
-def _plain(setting: Setting) -> Any:
-    """The value of a setting; a function as `module:function`."""
-    if not callable(setting.value):
-        return setting.value
-    try:
-        return as_text(setting.value)
-    except ConfigError as error:
-        raise ConfigError(f"{setting.name}: {error}") from error
-
-
-def _name_of(part: Any, registry: Mapping[str, type]) -> str:
-    """The name of a part's class: a registered one, or `module:Class`."""
+def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:
+    """The name of a part's class: a registered one, or `module:Class`; else a description of the part."""
     cls = type(part)
     names = (name for name, registered in registry.items() if registered is cls)
-    return next(names, f"{cls.__module__}:{cls.__qualname__}")
+    return next(names, None) or import_name(cls) or {"object": describe(part)}
 
 
 def _class_of(name: str, registry: Mapping[str, type], base: type, kind: str) -> Any:
@@ -242,5 +250,9 @@ def _class_of(name: str, registry: Mapping[str, type], base: type, kind: str) ->
         cls = getattr(importlib.import_module(module), qualname)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot load {kind} {name!r}: {error}") from error
-    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not an {base.__name__}")
+    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not {_a(base.__name__)}")
     return cls
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "AEIO" else f"a {noun}"

@@ -20,7 +20,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -30,13 +30,17 @@ import torch
 from safetensors import SafetensorError
 
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.models import ActorCritic
 from rlzoo.core.version import __version__
+from rlzoo.runs import hub
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
 from rlzoo.runs.config import Config, make_config
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.objects import describe, holds_object, names_code
+from rlzoo.runs.settings import unknown_name
 from rlzoo.runs.upgrade import upgrade
 
-_NOT_SETTINGS = ("model_class", "extended_at", "versions", "git_commit")
+_NOT_SETTINGS = ("objects", "spaces", "model_class", "extended_at", "threads", "versions", "git_commit")
 """Entries of `config.json` beside its format and the settings."""
 
 _TAIL = 16_384
@@ -53,12 +57,20 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: Path | str, config: Config, overwrite: bool = False, model: str | None = None) -> Run:
+    def create(
+        cls,
+        path: Path | str,
+        config: Config,
+        overwrite: bool = False,
+        model: ActorCritic | None = None,
+        spaces: Mapping[str, str] | None = None,
+    ) -> Run:
         """Makes a new run directory.
 
         Args:
             overwrite: replace an existing run.
-            model: name of the model's class, if `config` does not describe the model.
+            model: the model, if `config` does not describe it.
+            spaces: of the task (see `Task.described_spaces`).
 
         Raises:
             RunError: the directory holds a run and `overwrite` is False, or it holds other files.
@@ -76,16 +88,18 @@ class Run:
                 )
             with run.lock():
                 run._clear()
-        run.write_config(config, model)
+        run.write_config(config, model, spaces)
         return run
 
     @classmethod
     def open(cls, path: Path | str | Run) -> Run:
-        """Opens an existing run directory.
+        """Opens an existing run directory, or downloads the run of a policy on the Hugging Face hub, `hf:user/name`.
 
         Raises:
-            RunError: there is no run.
+            RunError: there is no run, or the hub cannot be reached.
         """
+        if hub.is_name(path):
+            path = hub.download(str(path).removeprefix(hub.PREFIX))
         run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
             raise RunError(f"{run.path} holds no run (no config.json)")
@@ -115,47 +129,82 @@ class Run:
         for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
             path.unlink(missing_ok=True)
 
-    def write_config(self, config: Config, model: str | None = None, extended_at: int | None = None) -> None:
+    def write_config(
+        self,
+        config: Config,
+        model: ActorCritic | None = None,
+        spaces: Mapping[str, str] | None = None,
+        extended_at: int | None = None,
+    ) -> None:
         """Writes `config.json`.
 
         Args:
-            model: as for `create`.
+            model, spaces: as for `create`.
             extended_at: the step where the run had finished before its number of steps was raised.
-
-        Raises:
-            ConfigError: a setting cannot be written as JSON.
         """
+        objects = config.objects | ({} if model is None else {"model": describe(model)})
         record = {
             "format": FORMAT,
             **config.to_dict(),
-            "model_class": model,
+            "objects": {name: f"pass {name}=... ({what})" for name, what in objects.items()},
+            "spaces": dict(spaces or {}),
             "extended_at": extended_at,
+            "threads": torch.get_num_threads(),
             "versions": versions(),
             "git_commit": git_commit(),
         }
-        try:
-            data = json.dumps(record, indent=2)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"config.json cannot hold these settings: {error}") from error
-        write_atomically(self._config, (data + "\n").encode())
+        write_atomically(self._config, (json.dumps(record, indent=2) + "\n").encode())
 
-    def read_config(self) -> Config:
+    def read_config(self, **objects: Any) -> Config:
         """The configuration of the run.
 
+        Args:
+            objects: settings that are objects, by name, and `model` if the run was trained with one. Those in
+                `self.objects` are needed. None means not given.
+
         Raises:
-            RunError: the file is damaged, or has an unknown format.
+            RunError: the file is damaged, or has an unknown format; an object is missing, or it is given for a setting
+                that is none.
         """
-        settings = read_settings(self._config)
+        settings, needed = read_settings(self._config), self.objects
+        objects = {name: x for name, x in objects.items() if x is not None}
+        missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
+        if missing:
+            made = f"{self.path} was made from objects that config.json cannot hold"
+            raise RunError(f"{made}: pass {', '.join(missing)}")
+        objects.pop("model", None)
+        for name, x in objects.items():
+            if name not in settings:
+                raise RunError(f"{self.path}: {unknown_name('setting', name, settings)}")
+            if not (holds_object(settings[name]) or names_code(settings[name])):
+                raise RunError(f"{self.path} was made with {name}={settings[name]!r}: leave {name} out")
+            settings[name] = x
         try:
             return make_config(settings.pop("algorithm"), settings.pop("env"), **settings)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
 
     @property
-    def model_name(self) -> str | None:
-        """Name of the model that was given to `train`; None if `config.json` describes it."""
-        name = read_record(self._config).get("model_class")
-        return None if name is None else str(name)
+    def record(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return read_record(self._config)
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """What `config.json` cannot hold and a loaded run needs: `{"env": "pass env=... (<description>)"}`."""
+        record = read_record(self._config)
+        if older := record.get("model_class"):  # an earlier form of `objects`
+            return {"model": f"pass model=... ({older})"}
+        objects = record.get("objects")
+        return {str(name): str(text) for name, text in objects.items()} if isinstance(objects, dict) else {}
+
+    def check_spaces(self, spaces: Mapping[str, str]) -> None:
+        """Raises `RunError` if a task has other spaces than the run was trained with (see `Task.described_spaces`)."""
+        trained = read_record(self._config).get("spaces") or {}
+        for kind, space in spaces.items():
+            if trained.get(kind, space) != space:
+                was = f"but the run was trained with {trained[kind]}"
+                raise RunError(f"{self.path}: the {kind} space is now {space}, {was}")
 
     @property
     def extended_at(self) -> int | None:

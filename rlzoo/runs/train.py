@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from rlzoo.algorithms import Algorithm
+from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.runs import hub
 from rlzoo.runs.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.defaults import from_config, starting_from
-from rlzoo.runs.display import Display, make_display
-from rlzoo.runs.evaluate import check_model_given
+from rlzoo.runs.display import Display, display_for
 from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
@@ -28,13 +29,13 @@ from rlzoo.runs.session import OnIteration, Session, out_of_memory
 
 def train(
     algorithm: str | Algorithm | Config | None = None,
-    env: str | None = None,
+    env: Any = None,
     *,
     config: Config | Path | str | None = None,
     out: Path | str | None = None,
     overwrite: bool = False,
     preset: bool | str = True,
-    model: ActorCritic | Path | str | None = None,
+    model: Any = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
     **settings: Any,
@@ -50,8 +51,8 @@ def train(
         overwrite: replace an existing run.
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
             recipe or a preset file (`.toml`), whose settings come on top of them.
-        model: train this model instead of a new one. `resume` and `evaluate` then need it again. A string or path sets
-            `model` of a language task.
+        model: train this model instead of a new one. `resume` and `evaluate` then need it again. Anything else than an
+            `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
         settings: fields of `Config` and of its parts, by name.
@@ -63,21 +64,25 @@ def train(
         TrainingError: training failed.
         Interrupted: a signal stopped training, after a checkpoint was written.
     """
-    if isinstance(model, (Path, str)):
-        settings["model"], model = str(model), None
+    if isinstance(model, Run):
+        model = model.path
+    if not isinstance(model, ActorCritic | None):
+        settings["model"], model = str(model) if isinstance(model, Path) else model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
     check_device(config.device)
-    display = _display(progress)
+    display = display_for(progress)
     with _memory_checked(config):
-        trainer = Trainer(config, model, say=display.say)
-    model_name = None if model is None else f"{type(model).__module__}:{type(model).__qualname__}"
-    run = Run.create(out or default_directory(config), config, overwrite, model_name)
+        trainer = Trainer(config, model, progress=display)
+    warm = _warm_start(trainer)
+    run = Run.create(out or default_directory(config), config, overwrite, model, trainer.task.described_spaces())
     for line in started_from:
         display.say(line)
     display.say(f"training in {run.path}")
     with run.lock():
         trainer.task.begin(run.path)
         logger = Logger(run.path, config.total_steps, config.to_dict(), display)
+        if warm:
+            _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
     return run
 
@@ -90,6 +95,7 @@ def resume(
     model: ActorCritic | None = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    **objects: Any,
 ) -> Run:
     """Continues a run from its last checkpoint. The result is the same as without the interruption.
 
@@ -100,19 +106,21 @@ def resume(
         total_steps: a new number of steps for the run.
         checkpoint: step of an earlier checkpoint to continue from. Everything later is deleted.
         model, progress, on_iteration: as for `train`.
+        objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
     Raises:
         RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
         TrainingError, Interrupted: as for `train`.
     """
+    if hub.is_name(run):
+        raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
     run = Run.open(run)
-    display = _display(progress)
+    display = display_for(progress)
     with run.lock():
         if not run.resumable:
             raise RunError(f"{run.path} has an older format: it can be evaluated and played, but not resumed")
-        before = run.read_config()
+        before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
-        check_model_given(run, model)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
         finished = run.finished and checkpoint is None
         if finished and config.total_steps <= before.total_steps:
@@ -120,27 +128,64 @@ def resume(
             return run
         check_device(config.device)
         with _memory_checked(config):
-            trainer = Trainer(config, model, run.path, display.say)
+            trainer = Trainer(config, model, run.path, display)
+        run.check_spaces(trainer.task.described_spaces())
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
+            warm = saved is None and _warm_start(trainer)
             logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
-            display.say(f"{config.env} cannot save its state: new episodes start")
+            display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
         if config != before:
-            run.write_config(config, run.model_name, trainer.step if finished else run.extended_at)
+            run.write_config(
+                config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
+            )
         run.forget_after(trainer.step)
         trainer.task.begin(run.path)
+        if warm:
+            _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
     return run
 
 
+def _warm_start(trainer: Trainer) -> bool:
+    """Gives the model the weights of the run that its task starts from. Returns whether there is one.
+
+    Raises:
+        RunError: there is no such run or checkpoint.
+        ConfigError: its weights do not fit the model.
+    """
+    source, model = trainer.task.starts_from, trainer.model
+    if source is None:
+        return False
+    found, own = Run.open(source).load().model, model.state_dict()
+    kept = {name: x for name, x in own.items() if name.startswith("reward_scale.")}  # of this run's own environments
+    found = {name: x for name, x in found.items() if not name.startswith("reward_scale.")}
+    remedy = f"give the network and environment of {source}"
+    for name in sorted((own.keys() - kept.keys()) ^ found.keys()):
+        has, lacks = ("this model", source) if name in own else (source, "this model")
+        raise ConfigError(f"model: {has} has {name}, {lacks} has not; {remedy}")
+    for name, x in found.items():
+        shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
+        require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
+    model.load_state_dict(found | kept)
+    return True
+
+
+def _save_start(run: Run, trainer: Trainer, logger: Logger) -> None:
+    """Writes a checkpoint of step 0, so that the run no longer depends on the one that it started from."""
+    start = trainer.checkpoint()
+    start.state["logger"] = logger.state_dict()
+    run.save(trainer.step, start)
+
+
 def configured(
     algorithm: str | Algorithm | Config | None,
-    env: str | None,
+    env: Any,
     config: Config | Path | str | None,
     preset: bool | str,
     settings: dict[str, Any],
@@ -170,7 +215,9 @@ def configured(
 def default_directory(config: Config, seeds: bool = False) -> Path:
     """A path under `runs/` that does not exist yet, for a run or for the runs of several seeds."""
     seed = "seeds" if seeds else f"s{config.seed}"
-    name = re.sub(r"[^\w.]+", "-", f"{config.to_dict()['algorithm']}-{config.env}-{seed}")
+    written = config.to_dict()["algorithm"]
+    algorithm = written if isinstance(written, str) else config.algorithm.name
+    name = re.sub(r"[^\w.]+", "-", f"{algorithm}-{env_name(config.env)}-{seed}")
     path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     others = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
     return next(p for p in itertools.chain([path], others) if not p.exists())
@@ -186,12 +233,6 @@ def check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
-
-
-def _display(progress: bool | Display) -> Display:
-    if isinstance(progress, Display):
-        return progress
-    return make_display() if progress else Display()
 
 
 @contextlib.contextmanager

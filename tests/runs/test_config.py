@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -79,8 +79,14 @@ def test_flat_form_survives_json(algorithm):
         ({"target_kl": -1}, "target_kl must be above 0, got -1"),
         ({"env_kwargs": 3}, "env_kwargs must be a dict, got 3"),
         ({"device": 0}, "device must be a string, got 0"),
-        ({"network": {}}, "network must be a Network, got {}"),
-        ({"estimator": 3}, "estimator must be a name or an Estimator, got 3"),
+        (
+            {"network": {}},
+            "network must be a name or a NetworkSettings, such as network='mlp' or network=Network(), got {}",
+        ),
+        (
+            {"estimator": 3},
+            "estimator must be a name or an Estimator, such as estimator='gae' or estimator=GAE(), got 3",
+        ),
         (
             {"estimator": "gea"},
             "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-norm)",
@@ -131,7 +137,7 @@ def test_language_tasks_have_settings_of_their_own():
             "cannot load algorithm 'rlzoo.algorithms:PPOClop': module 'rlzoo.algorithms' has no attribute 'PPOClop'",
         ),
         ("os:getcwd", "'os:getcwd' is not an Algorithm"),
-        (3, "algorithm must be a name or an Algorithm, got 3"),
+        (3, "algorithm must be a name or an Algorithm, such as algorithm='reinforce' or algorithm=Reinforce(), got 3"),
     ],
 )
 def test_wrong_algorithms_are_named(name, message):
@@ -187,10 +193,31 @@ def test_schedules_survive_json(schedule, text):
     check_schedules(again)
 
 
-def test_lambda_cannot_be_written():
+def test_lambda_is_described():
     config = make_config("ppo", "CartPole-v1", learning_rate=lambda progress: 0.1)
-    with pytest.raises(ConfigError, match="learning_rate: a schedule must be a function that can be imported"):
-        config.to_dict()
+    assert config.to_dict()["learning_rate"] == {"object": "a lambda of test_config"}
+    assert config.objects == {"learning_rate": "a lambda of test_config"}
+    json.dumps(config.to_dict())
+
+
+@dataclass(frozen=True)
+class Keeping(Control):
+    """Settings of a task that saves an object in the run directory."""
+
+    kept = frozenset({"kept_object"})
+    kept_object: Any = None
+
+
+def test_objects_that_the_task_keeps_are_not_needed_again():
+    config = Config("CartPole-v1", PPOClip(), Keeping(kept_object=object()))
+    assert config.to_dict()["kept_object"] == {"object": "an instance of object of builtins"}
+    assert config.objects == {}
+
+
+def test_algorithm_of_a_script_is_described(monkeypatch):
+    monkeypatch.setattr(OwnAlgorithm, "__module__", "__main__")
+    config = make_config(OwnAlgorithm(), "CartPole-v1")
+    assert config.objects == {"algorithm": "an instance of OwnAlgorithm of __main__"}
 
 
 @pytest.mark.parametrize(
