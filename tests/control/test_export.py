@@ -190,6 +190,15 @@ def test_model_of_the_users_own_is_traced(format, tmp_path):
     check_parity(own(Doubled), format, tmp_path, np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32))
 
 
+@pytest.mark.parametrize("format", ["onnx", "torchscript"])
+def test_convolutional_trunk_is_traced(format, tmp_path):
+    convolutions = nn.Sequential(nn.Unflatten(-1, (3, 8, 8)), nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Flatten())
+    model = make_model(ACTIONS["discrete"], 36, dtype=torch.float32)
+    model = ActorCritic(model.policy, model.value, convolutions)
+    policy = ControlPolicy(model, spaces.Box(0, 255, (3, 8, 8), np.uint8), ACTIONS["discrete"])
+    check_parity(policy, format, tmp_path, np.random.default_rng(0).integers(0, 256, (10_000, 3, 8, 8), np.uint8))
+
+
 @pytest.mark.parametrize(
     ("cls", "format", "message"),
     [
