@@ -125,13 +125,16 @@ def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
 
 def _problems(study: Study) -> dict[str, list[str]]:
     """Runs that failed, are missing or diverged, each in a line."""
-    found: dict[str, list[str]] = {"failed": [], "missing": [], "diverged": []}
+    found: dict[str, list[str]] = {"failed": [], "missing": [], "unfinished": [], "diverged": []}
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
         for x in folder.failures:
             found["failed"].append(f"{x.label} on {x.env}, seed {x.seed}{where} failed: {one_line(x.error)}")
         for label, env, seed in folder.missing:
             found["missing"].append(f"{label} on {env}, seed {seed}{where} is missing")
+        for (label, env, seed), step in folder.unfinished.items():
+            total = folder.environments[env].total_steps
+            found["unfinished"].append(f"{label} on {env}, seed {seed}{where} is at step {step:,} of {total:,}")
         for run in folder.outcomes:
             if not np.isfinite(np.array([run.final_stochastic, *run.stochastic], float)).all():
                 found["diverged"].append(f"{run.label} on {run.env}, seed {run.seed}{where} diverged")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class _Push(_Saved):
 def export_command(arguments: list[str]) -> int:
     description = "Write the deterministic policy to a file for other programs, with the normaliser inside."
     options = parse(_Export, arguments, "rlzoo export", description)
-    with importing(1):
+    with importing(Threads(1)):
         from rlzoo.runs.policies import export
 
     print(export(options.run, options.format, options.out, checkpoint=options.checkpoint))
@@ -46,7 +47,7 @@ def export_command(arguments: list[str]) -> int:
 def push_command(arguments: list[str]) -> int:
     description = "Upload the policy to the Hugging Face hub with a model card, or write the same files to a folder."
     options = parse(_Push, arguments, "rlzoo push", description)
-    with importing(1):
+    with importing(Threads(1)):
         from rlzoo.runs.policies import push
 
     print(push(options.run, options.repo, private=options.private, checkpoint=options.checkpoint))

@@ -7,11 +7,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, pair_of, threads_for
+from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
 from rlzoo.cli.options import Positional, Seeds, Switch, parse, settings_groups, with_parts
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.runs.registry import TASKS, uses_all_cores
+from rlzoo.runs.registry import TASKS
 
 if TYPE_CHECKING:
     from rlzoo.runs.run import Run
@@ -110,7 +110,7 @@ def train_command(arguments: list[str]) -> int:
     require(several or command.jobs is None, "--jobs is for several seeds: --seed 1 2 3")
     known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
     algorithm, env = (*names, *known[len(names) :])
-    with importing(threads_for(command, uses_all_cores(env) and not several)):
+    with importing(threads_for(command)):
         from rlzoo.runs.config import assemble
         from rlzoo.runs.defaults import from_config, starting_from
         from rlzoo.runs.train import configured, train
@@ -171,7 +171,7 @@ def resume_command(arguments: list[str]) -> int:
     if holds_seeds(options.run):
         return resume_seeds_command(options)
     require(options.jobs is None, f"--jobs is for the runs of several seeds; {options.run} does not hold any")
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.train import resume
 
     shown = display(options)
@@ -181,7 +181,7 @@ def resume_command(arguments: list[str]) -> int:
 
 def eval_command(arguments: list[str]) -> int:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import describe, evaluate
         from rlzoo.runs.run import Run
 
@@ -197,7 +197,7 @@ def eval_command(arguments: list[str]) -> int:
 def play_command(arguments: list[str]) -> int:
     description = "Watch episodes in a window or record a video. For a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import played
         from rlzoo.runs.run import Run
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.cli.common import Output, display, importing
+from rlzoo.cli.common import Output, display, importing, threads_for
 from rlzoo.core.errors import require
-from rlzoo.runs.registry import cores
 
 if TYPE_CHECKING:
     from rlzoo.runs.config import Config
@@ -40,7 +39,7 @@ def train_seeds_command(config: Config, lines: list[str], options: Any) -> int:
 def resume_seeds_command(options: Any) -> int:
     """`rlzoo resume` with a directory that holds the runs of several seeds."""
     require(options.checkpoint is None, "--checkpoint is for the run of one seed")
-    with importing(options.threads or 1):
+    with importing(threads_for(options)):
         from rlzoo.benchmark.seeds import seed_runs
 
     runs, shown = seed_runs(options.run), display(options)
@@ -49,10 +48,12 @@ def resume_seeds_command(options: Any) -> int:
 
 
 def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, options: Output, shown: Display) -> int:
+    from joblib import cpu_count
+
     from rlzoo.benchmark.seeds import train_seeds
 
     threads = options.threads or 1
-    jobs = getattr(options, "jobs", None) or max(1, cores() // threads)
+    jobs = getattr(options, "jobs", None) or max(1, cpu_count() // threads)
     failed = train_seeds(runs, total_steps=total_steps, jobs=jobs, threads=threads, display=shown)
     done = {seed: run for seed, run in runs.items() if seed not in failed}
     _print_scores(folder, done, options)

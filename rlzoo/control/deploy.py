@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
@@ -70,12 +71,16 @@ class ControlPolicy(DeployedPolicy):
             rows = [obs] if _is_single(space, obs) else list(iterate(batch_space(space), obs))
             flat: list[Any] = [spaces.flatten(space, row) for row in rows]
             with np.errstate(over="ignore"):
-                return np.stack(flat).astype(np.float32)
+                return np.stack(flat).astype(np.float32).reshape(len(rows), spaces.flatdim(space))
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise ConfigError(f"obs must be one observation of {space} or a batch: {error!r}") from error
+            name = " ".join(str(space).split())
+            raise ConfigError(f"obs is neither an observation of {name} nor a batch of them: {error!r}") from error
 
     def export(self, format: str, about: Mapping[str, str]) -> bytes:
-        return export_model(self.model, spaces.flatdim(self.observation_space), self.action_space, format, about)
+        space = batch_space(self.observation_space, 100)
+        space.seed(0)
+        obs = torch.from_numpy(self.flatten(space.sample()))
+        return export_model(self.model, obs, self.action_space, format, about)
 
     def _noise(self) -> Iterator[Array]:
         """Standard noise for each call of the actor. Zeros give the most probable actions."""

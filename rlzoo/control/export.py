@@ -21,17 +21,16 @@ from rlzoo.core.models import ActorCritic, Normalizer
 
 
 def export_model(
-    model: ActorCritic, inputs: int, action_space: gymnasium.Space[Any], format: str, about: Mapping[str, str]
+    model: ActorCritic, obs: Tensor, action_space: gymnasium.Space[Any], format: str, about: Mapping[str, str]
 ) -> bytes:
     """The deterministic policy as the contents of a file, with the normaliser of the observations inside.
 
-    The file's input is `obs` (N, inputs) float32, by Gymnasium's rules for flattening. Its output is `action` (N, *A),
-    as `env.step` takes it: float32 for a Box, else integers. An ONNX or TorchScript file is loaded again, and compared
-    with the policy.
+    The file's input is `obs` (N, D) float32, flat observations. Its output is `action` (N, *A), as `env.step` takes
+    it: float32 for a Box, else integers. An ONNX or TorchScript file is loaded again, and compared with the policy.
 
     Args:
         model: on the CPU.
-        inputs: size of a flat observation.
+        obs: some observations (N, D), which the policies are compared on.
         format: onnx, torchscript or c.
         about: texts to write into the file, by name.
 
@@ -42,9 +41,9 @@ def export_model(
     module = PolicyModule(model, action_space).eval()
     named = " or ".join(_own_parts(model)) or "this policy"
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-        obs = torch.randn(100, inputs, generator=torch.Generator().manual_seed(0))
-        require(model.act(obs)[1] is None, f"{named} has a memory, which no export format holds: use load_policy")
         try:
+            memory = model.act(obs)[1]
+            require(memory is None, f"{named} has a memory, which no export format holds: use load_policy")
             data, loaded = FORMATS[format](module, obs[:2], about)
             same = loaded is None or _same(module(obs), loaded(obs))
         except ConfigError:
@@ -57,16 +56,20 @@ def export_model(
 
 
 def _own_parts(model: ActorCritic) -> list[str]:
-    """Names of the parts of a model that are no MLPs."""
-    parts = (model, ActorCritic), (model.normalizer, Normalizer), (model.trunk, MLP), (model.policy, MLPPolicy)
-    return [type(part).__name__ for part, kind in parts if part is not None and type(part) is not kind]
+    """Names of the parts of a policy that are not those of the built-in MLPs."""
+    head = model.policy, MLPPolicy
+    net = getattr(model.policy, "net", None), MLP
+    parts = ((model, ActorCritic), (model.normalizer, Normalizer), (model.trunk, MLP), head, net)
+    others: list[Any] = [part for part, kind in parts if part is not None and type(part) is not kind]
+    return [type(part[0] if isinstance(part, nn.Sequential) else part).__name__ for part in others]
 
 
 def _same(wanted: Tensor, found: Tensor) -> bool:
     """Whether two batches of actions are equal up to rounding, which may decide between equally probable actions."""
     if wanted.shape != found.shape:
         return False
-    return torch.isclose(found.double(), wanted.double(), rtol=1e-4, atol=1e-5).double().mean().item() > 0.95
+    same = torch.isclose(found.double(), wanted.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+    return same.double().mean().item() > 0.95
 
 
 class PolicyModule(nn.Module):

@@ -21,6 +21,7 @@ from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.streams import number, stream, torch_generator
+from rlzoo.core.threads import announce
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class RolloutSettings(TaskSettings):
     """Copies of the environment."""
     num_steps: Count = 128
     """Steps of each copy in a buffer. Not used by algorithms that need whole episodes."""
+    model: str | None = None
+    """Directory of a run to start from, with the weights of its last checkpoint; none for a new model."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,11 @@ class Task(abc.ABC):
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restores a state that was taken at `step`."""
 
+    @property
+    def starts_from(self) -> str | None:
+        """Directory of the run whose weights the model starts from; None if it does not start from a run."""
+        return None
+
     def begin(self, folder: Path) -> None:
         """Called when training starts: writes files that a resumed run needs into the run directory."""
 
@@ -200,6 +208,7 @@ class EnvTask(Task):
     def __init__(self, settings: Any, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings = settings
         self.setup = setup
+        announce(setup.progress.say)
         self.env = self.make_env(settings.num_envs, number(stream(setup.seed, "env")))
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
@@ -214,6 +223,10 @@ class EnvTask(Task):
                 setup.whole_episodes or size == "all" or size <= steps,
                 f"{name} must be at most num_envs * num_steps = {steps}, got {size}",
             )
+
+    @property
+    def starts_from(self) -> str | None:
+        return getattr(self.settings, "model", None)
 
     @abc.abstractmethod
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:

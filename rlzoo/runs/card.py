@@ -28,7 +28,7 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
     record = run.record
     evaluations = [e for e in run.evaluations() if e["step"] == step]
     kinds = {"deterministic" if e["deterministic"] else "stochastic": e for e in evaluations}  # the last of each kind
-    return template("rlzoo.runs", "card.md.jinja", finalize=escaped).render(
+    return template("rlzoo.runs", "card.md.jinja", finalize=_line).render(
         metadata=Markup(_metadata(record, kinds)),
         algorithm=record["algorithm"],
         env=_text(record["env"]),
@@ -88,4 +88,10 @@ def _figures(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return " ".join(value.split()) if isinstance(value, str) else json.dumps(value)
+    """A value of `config.json`."""
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+
+
+def _line(value: Any) -> Markup:
+    """Text in one line of Markdown."""
+    return value if isinstance(value, Markup) else escaped(" ".join(str(value).split()))

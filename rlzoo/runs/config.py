@@ -18,7 +18,7 @@ from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.schedules import linear_ends, load_function
 from rlzoo.core.task import Setup, TaskSettings
-from rlzoo.runs.objects import describe, first_description, holds_object, import_name, written
+from rlzoo.runs.objects import describe, first_description, holds_object, import_name, saved, written
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.settings import Setting, is_part, settings_of, unknown_name
 
@@ -65,7 +65,8 @@ class Config:
 
         An object is `"module:name"` if it can be imported from there, else `{"object": "<short description>"}`.
         """
-        flat = {name: written(setting.value) for name, setting in self.table.items()}
+        kept = self.task.kept
+        flat = {name: (saved if name in kept else written)(x.value) for name, x in self.table.items()}
         return {
             "env": flat.pop("env"),
             "algorithm": _name_of(self.algorithm, ALGORITHMS),

@@ -14,6 +14,11 @@ _PATIENCE = 3.0
 """Seconds to wait for the hub's first answer."""
 
 
+def is_name(run: object) -> bool:
+    """Whether this names a policy on the hub, rather than a run directory."""
+    return isinstance(run, str) and run.startswith(PREFIX)
+
+
 def download(repo: str) -> Path:
     """A local copy of a repository, from the cache if the hub cannot be reached.
 
@@ -26,16 +31,16 @@ def download(repo: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    try:
-        exists = _exists(repo)
-    except RunError:
-        with contextlib.suppress(LocalEntryNotFoundError):
-            return Path(snapshot_download(repo, local_files_only=True))
-        raise
-    if not exists:
-        raise RunError(f"the Hugging Face hub has no policy {repo}; for a private one, log in with: hf auth login")
     with _hub_errors():
-        return Path(snapshot_download(repo, allow_patterns=["*.json", "*.jsonl", "checkpoints/*"]))
+        try:
+            exists = _exists(repo)
+        except Exception:
+            with contextlib.suppress(LocalEntryNotFoundError):
+                return Path(snapshot_download(repo, local_files_only=True))
+            raise
+        if exists:
+            return Path(snapshot_download(repo, allow_patterns=["*.json", "*.jsonl", "checkpoints/*"]))
+    raise RunError(f"the Hugging Face hub has no policy {repo}; for a private one, log in with: hf auth login")
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:
@@ -50,8 +55,8 @@ def upload(folder: Path, repo: str, private: bool) -> str:
     """
     from huggingface_hub import HfApi
 
-    _exists(repo)
     with _hub_errors():
+        _exists(repo)
         api = HfApi()
         address = api.create_repo(repo, private=private, exist_ok=True)
         api.upload_folder(
@@ -65,12 +70,11 @@ def _exists(repo: str) -> bool:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    with _hub_errors():
-        try:
-            HfApi().model_info(repo, timeout=_PATIENCE)
-            return True
-        except RepositoryNotFoundError:
-            return False
+    try:
+        HfApi().model_info(repo, timeout=_PATIENCE)
+        return True
+    except RepositoryNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

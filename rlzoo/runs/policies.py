@@ -86,13 +86,14 @@ def export(
         RunError: there is no such run or checkpoint, or it is damaged.
     """
     require(format in SUFFIXES, f"format must be {' or '.join(SUFFIXES)}, got {format!r}")
+    path = Path(f"policy{SUFFIXES[format]}" if out is None else out)
+    require(not path.is_dir(), f"out must be a file, and {path} is a directory")
     run = Run.open(run)
     step = run.step_of(checkpoint)
     policy = load_policy(run, step, model=model, **objects)
     record = run.record
     names = {name: str(record[name]) for name in ("env", "algorithm", "seed")}
     about = {"run": run.path.name, **names, "step": str(step), **record["versions"], **_spaces(policy)}
-    path = Path(f"policy{SUFFIXES[format]}" if out is None else out)
     write_atomically(path, policy.export(format, about))
     return path
 

@@ -40,7 +40,7 @@ from rlzoo.runs.objects import describe, holds_object, names_code
 from rlzoo.runs.settings import unknown_name
 from rlzoo.runs.upgrade import upgrade
 
-_NOT_SETTINGS = ("objects", "model_class", "extended_at", "versions", "git_commit")
+_NOT_SETTINGS = ("objects", "model_class", "extended_at", "threads", "versions", "git_commit")
 """Entries of `config.json` beside its format and the settings."""
 
 _TAIL = 16_384
@@ -90,8 +90,8 @@ class Run:
         Raises:
             RunError: there is no run, or the hub cannot be reached.
         """
-        if isinstance(path, str) and path.startswith(hub.PREFIX):
-            path = hub.download(path.removeprefix(hub.PREFIX))
+        if hub.is_name(path):
+            path = hub.download(str(path).removeprefix(hub.PREFIX))
         run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
             raise RunError(f"{run.path} holds no run (no config.json)")
@@ -134,6 +134,7 @@ class Run:
             **config.to_dict(),
             "objects": {name: f"pass {name}=... ({what})" for name, what in objects.items()},
             "extended_at": extended_at,
+            "threads": torch.get_num_threads(),
             "versions": versions(),
             "git_commit": git_commit(),
         }

@@ -17,6 +17,7 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.runs import hub
 from rlzoo.runs.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.defaults import from_config, starting_from
 from rlzoo.runs.display import Display, display_for
@@ -51,7 +52,7 @@ def train(
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
             recipe or a preset file (`.toml`), whose settings come on top of them.
         model: train this model instead of a new one. `resume` and `evaluate` then need it again. Anything else than an
-            `ActorCritic` sets `model` of a language task.
+            `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
         settings: fields of `Config` and of its parts, by name.
@@ -63,6 +64,8 @@ def train(
         TrainingError: training failed.
         Interrupted: a signal stopped training, after a checkpoint was written.
     """
+    if isinstance(model, Run):
+        model = model.path
     if not isinstance(model, ActorCritic | None):
         settings["model"], model = str(model) if isinstance(model, Path) else model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
@@ -70,6 +73,7 @@ def train(
     display = display_for(progress)
     with _memory_checked(config):
         trainer = Trainer(config, model, progress=display)
+    warm = _warm_start(trainer)
     run = Run.create(out or default_directory(config), config, overwrite, model)
     for line in started_from:
         display.say(line)
@@ -77,6 +81,8 @@ def train(
     with run.lock():
         trainer.task.begin(run.path)
         logger = Logger(run.path, config.total_steps, config.to_dict(), display)
+        if warm:
+            _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
     return run
 
@@ -106,6 +112,8 @@ def resume(
         RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
         TrainingError, Interrupted: as for `train`.
     """
+    if hub.is_name(run):
+        raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
     run = Run.open(run)
     display = display_for(progress)
     with run.lock():
@@ -124,6 +132,7 @@ def resume(
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
+            warm = saved is None and _warm_start(trainer)
             logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
@@ -134,8 +143,41 @@ def resume(
             run.write_config(config, model, trainer.step if finished else run.extended_at)
         run.forget_after(trainer.step)
         trainer.task.begin(run.path)
+        if warm:
+            _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
     return run
+
+
+def _warm_start(trainer: Trainer) -> bool:
+    """Gives the model the weights of the run that its task starts from. Returns whether there is one.
+
+    Raises:
+        RunError: there is no such run or checkpoint.
+        ConfigError: its weights do not fit the model.
+    """
+    source, model = trainer.task.starts_from, trainer.model
+    if source is None:
+        return False
+    found, own = Run.open(source).load().model, model.state_dict()
+    kept = {name: x for name, x in own.items() if name.startswith("reward_scale.")}  # of this run's own environments
+    found = {name: x for name, x in found.items() if not name.startswith("reward_scale.")}
+    remedy = f"give the network and environment of {source}"
+    for name in sorted((own.keys() - kept.keys()) ^ found.keys()):
+        has, lacks = ("this model", source) if name in own else (source, "this model")
+        raise ConfigError(f"model: {has} has {name}, {lacks} has not; {remedy}")
+    for name, x in found.items():
+        shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
+        require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
+    model.load_state_dict(found | kept)
+    return True
+
+
+def _save_start(run: Run, trainer: Trainer, logger: Logger) -> None:
+    """Writes a checkpoint of step 0, so that the run no longer depends on the one that it started from."""
+    start = trainer.checkpoint()
+    start.state["logger"] = logger.state_dict()
+    run.save(trainer.step, start)
 
 
 def configured(

@@ -9,7 +9,7 @@ import short_runs
 import torch
 
 import rlzoo
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.errors import RunError
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.config import make_config
 from rlzoo.runs.run import Run

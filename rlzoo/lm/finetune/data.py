@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import sys
@@ -244,6 +245,13 @@ def write_lines(folder: Path | str, files: Mapping[str, Sequence[str]]) -> dict[
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; give a folder that can be written") from error
     return {name: len(lines) for name, lines in files.items()}
+
+
+def save_prompts(path: Path, prompts: Sequence[str]) -> None:
+    """Writes prompts as a .jsonl file, which is complete or absent."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text("".join(f"{json.dumps({'prompt': text})}\n" for text in prompts), encoding="utf-8")
+    scratch.rename(path)
 
 
 def write_command(

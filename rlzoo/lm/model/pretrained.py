@@ -41,7 +41,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: there is none, or it has neither of the two tokens.
     """
-    name = str(name)
+    name = of_run(str(name))
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
@@ -135,6 +135,24 @@ def new_causal_lm(
     return _ready(model.float(), name)
 
 
+def of_run(name: str) -> str:
+    """The directory of the final actor if `name` is that of a run, else `name`.
+
+    Raises:
+        ConfigError: it is a run that has no final actor.
+    """
+    try:
+        record = json.loads(Path(name, "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return name
+    if not (isinstance(record, dict) and {"algorithm", "env"} <= record.keys() and "model_type" not in record):
+        return name
+    actor = Path(name, "actor")
+    fault = f"{name} is a run of {record['env']} without actor/: a language run that has finished has one"
+    require(actor.is_dir(), fault)
+    return str(actor)
+
+
 def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
     """A loaded model, checked as one that is loaded by its name; its dropout is removed.
 
@@ -199,6 +217,7 @@ def _weights(folder: Path) -> bool:
 
 def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = None) -> PreTrainedModel:
     classifier = auto is AutoModelForSequenceClassification
+    name = of_run(name)
     folder = Path(name)
     if folder.is_dir():
         require((folder / "config.json").is_file(), f"{name} holds no model: there is no config.json")
