@@ -17,7 +17,8 @@ from rlzoo.core.version import __version__
 
 if TYPE_CHECKING:
     from rlzoo.algorithms import NPG, TRPO, Algorithm, PPOClip, PPOPenalty, Reinforce, State, measure
-    from rlzoo.control.networks import Network
+    from rlzoo.control.cnn import CNN
+    from rlzoo.control.networks import Network, NetworkSettings
     from rlzoo.core.buffer import Buffer
     from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
     from rlzoo.core.env import Episode, Experience, VectorEnv
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from rlzoo.runs.train import resume, train
 
 __all__ = [
+    "CNN",
     "GAE",
     "NPG",
     "TRPO",
@@ -78,6 +80,7 @@ __all__ = [
     "MonteCarlo",
     "MultiCategorical",
     "Network",
+    "NetworkSettings",
     "NonFiniteError",
     "PPOClip",
     "PPOPenalty",
@@ -114,7 +117,8 @@ __all__ = [
 
 _MODULES = {
     "algorithms": "NPG TRPO Algorithm PPOClip PPOPenalty Reinforce State measure",
-    "control.networks": "Network",
+    "control.cnn": "CNN",
+    "control.networks": "Network NetworkSettings",
     "core.buffer": "Buffer",
     "core.distributions": "Categorical DiagGaussian Distribution MultiCategorical",
     "core.env": "Episode Experience VectorEnv",

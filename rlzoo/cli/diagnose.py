@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,9 @@ from rlzoo.runs.settings import Setting, unknown_name
 
 T = TypeVar("T")
 
+Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
+"""An option that may be given several times, with one text each."""
+
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 """An option without a value, and without the opposite `--no-` option."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
-from rlzoo.cli.options import Positional, Seeds, Switch, parse, settings_groups, with_parts
+from rlzoo.cli.options import Positional, Repeated, Seeds, Switch, parse, settings_groups, with_parts
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.runs.registry import TASKS
@@ -48,6 +48,10 @@ class _Train(Output):
     """Start from the defaults of the classes, without the preset of the pair."""
     estimator: str | None = None
     """gae, monte-carlo, leave-one-out, group-norm or module:Class; none for the algorithm's own."""
+    network: str | None = None
+    """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
+    wrapper: Repeated = ()
+    """Wrapper of each environment, module:Class or module:Class(key=value). Repeat it for more, the innermost first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +120,15 @@ def train_command(arguments: list[str]) -> int:
         from rlzoo.runs.train import configured, train
 
     preset = command.preset or not command.no_preset
-    settings: dict[str, Any] = {} if command.estimator is None else {"estimator": command.estimator}
+    named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
+    settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
     if command.config is None:
         base = starting_from(algorithm, env, settings, preset)[0]
     else:
         algorithm, env, base = from_config(command.config, algorithm, env, settings)
     table = assemble(algorithm, env, base).table
-    del table["env"], table["seed"]
+    for name in ("env", "seed", "wrappers"):
+        table.pop(name, None)
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
     description += "\n\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
     if not names and command.config is None:

@@ -41,6 +41,7 @@ def _is_plain(model: ActorCritic) -> bool:
     """Whether the model consists of the built-in MLPs, in single precision on the CPU."""
     parameter = next(model.policy.parameters())
     known = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.trunk, MLP | None)
+    known = known and isinstance(model.policy.net, MLP)
     return known and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +24,21 @@ from rlzoo.core.streams import number, stream, torch_generator
 from rlzoo.core.threads import announce
 
 
+class Kind(NamedTuple):
+    """What a setting may be that names a class: a dataclass with settings of its own, such as `network`."""
+
+    base: type
+    """Base class of all."""
+    known: Mapping[str, type]
+    """Classes that have a name. Others are given as `module:Class`."""
+
+
 @dataclass(frozen=True)
 class TaskSettings:
     """Settings of a task. A subclass is a frozen dataclass; its fields become options of the command line."""
 
+    named_parts: ClassVar[Mapping[str, Kind]] = {}
+    """Fields that are given as a name, `module:Class` or an instance."""
     kept: ClassVar[frozenset[str]] = frozenset()
     """Settings whose objects the task saves in the run directory, so that a loaded run does not need them again."""
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -139,8 +150,17 @@ class Task(abc.ABC):
         """Raises `ConfigError` if the settings do not fit the rest of the run."""
 
     @classmethod
+    def default_settings(cls, env: Any) -> TaskSettings:
+        """The settings that a run in `env` starts from."""
+        return cls.Settings()
+
+    @classmethod
     def available(cls, env: str) -> None:
         """Raises `EnvError` or `UnsupportedSpace` if the environment cannot be made here."""
+
+    def described_spaces(self) -> dict[str, str]:
+        """Observation and action space as text, by name. A loaded run must have the same as when it was trained."""
+        return {}
 
     @abc.abstractmethod
     def actor(self) -> Actor:

@@ -108,7 +108,7 @@ def _describe(name: str, given: Settings) -> str:
 
 def _not_overridden(defaults: Settings, settings: Settings, algorithm: str | Algorithm, env: Any) -> Settings:
     """The defaults that `settings` leave in force."""
-    if "estimator" in settings:
+    if {"estimator", "network"} & settings.keys():
         known = _known(algorithm, env, settings)
         defaults = {name: x for name, x in defaults.items() if name in known}
     return {name: x for name, x in defaults.items() if name not in settings}
@@ -116,5 +116,6 @@ def _not_overridden(defaults: Settings, settings: Settings, algorithm: str | Alg
 
 def _known(algorithm: str | Algorithm, env: Any, settings: Settings) -> set[str]:
     """Names of all settings, with the estimator that `settings` name."""
-    estimator = {name: x for name, x in settings.items() if name == "estimator"}
-    return {"estimator", *assemble(algorithm, env, estimator).table}
+    named = {name: x for name, x in settings.items() if name in ("estimator", "network")}
+    config = assemble(algorithm, env, named)
+    return {"estimator", *config.task.named_parts, *config.table}

@@ -20,7 +20,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,7 @@ from rlzoo.runs.objects import describe, holds_object, names_code
 from rlzoo.runs.settings import unknown_name
 from rlzoo.runs.upgrade import upgrade
 
-_NOT_SETTINGS = ("objects", "model_class", "extended_at", "threads", "versions", "git_commit")
+_NOT_SETTINGS = ("objects", "spaces", "model_class", "extended_at", "threads", "versions", "git_commit")
 """Entries of `config.json` beside its format and the settings."""
 
 _TAIL = 16_384
@@ -57,12 +57,20 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: Path | str, config: Config, overwrite: bool = False, model: ActorCritic | None = None) -> Run:
+    def create(
+        cls,
+        path: Path | str,
+        config: Config,
+        overwrite: bool = False,
+        model: ActorCritic | None = None,
+        spaces: Mapping[str, str] | None = None,
+    ) -> Run:
         """Makes a new run directory.
 
         Args:
             overwrite: replace an existing run.
             model: the model, if `config` does not describe it.
+            spaces: of the task (see `Task.described_spaces`).
 
         Raises:
             RunError: the directory holds a run and `overwrite` is False, or it holds other files.
@@ -80,7 +88,7 @@ class Run:
                 )
             with run.lock():
                 run._clear()
-        run.write_config(config, model)
+        run.write_config(config, model, spaces)
         return run
 
     @classmethod
@@ -121,11 +129,17 @@ class Run:
         for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
             path.unlink(missing_ok=True)
 
-    def write_config(self, config: Config, model: ActorCritic | None = None, extended_at: int | None = None) -> None:
+    def write_config(
+        self,
+        config: Config,
+        model: ActorCritic | None = None,
+        spaces: Mapping[str, str] | None = None,
+        extended_at: int | None = None,
+    ) -> None:
         """Writes `config.json`.
 
         Args:
-            model: as for `create`.
+            model, spaces: as for `create`.
             extended_at: the step where the run had finished before its number of steps was raised.
         """
         objects = config.objects | ({} if model is None else {"model": describe(model)})
@@ -133,6 +147,7 @@ class Run:
             "format": FORMAT,
             **config.to_dict(),
             "objects": {name: f"pass {name}=... ({what})" for name, what in objects.items()},
+            "spaces": dict(spaces or {}),
             "extended_at": extended_at,
             "threads": torch.get_num_threads(),
             "versions": versions(),
@@ -182,6 +197,14 @@ class Run:
             return {"model": f"pass model=... ({older})"}
         objects = record.get("objects")
         return {str(name): str(text) for name, text in objects.items()} if isinstance(objects, dict) else {}
+
+    def check_spaces(self, spaces: Mapping[str, str]) -> None:
+        """Raises `RunError` if a task has other spaces than the run was trained with (see `Task.described_spaces`)."""
+        trained = read_record(self._config).get("spaces") or {}
+        for kind, space in spaces.items():
+            if trained.get(kind, space) != space:
+                was = f"but the run was trained with {trained[kind]}"
+                raise RunError(f"{self.path}: the {kind} space is now {space}, {was}")
 
     @property
     def extended_at(self) -> int | None:

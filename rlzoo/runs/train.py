@@ -74,7 +74,7 @@ def train(
     with _memory_checked(config):
         trainer = Trainer(config, model, progress=display)
     warm = _warm_start(trainer)
-    run = Run.create(out or default_directory(config), config, overwrite, model)
+    run = Run.create(out or default_directory(config), config, overwrite, model, trainer.task.described_spaces())
     for line in started_from:
         display.say(line)
     display.say(f"training in {run.path}")
@@ -129,6 +129,7 @@ def resume(
         check_device(config.device)
         with _memory_checked(config):
             trainer = Trainer(config, model, run.path, display)
+        run.check_spaces(trainer.task.described_spaces())
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
@@ -140,7 +141,9 @@ def resume(
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
         if config != before:
-            run.write_config(config, model, trainer.step if finished else run.extended_at)
+            run.write_config(
+                config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
+            )
         run.forget_after(trainer.step)
         trainer.task.begin(run.path)
         if warm:
