@@ -135,20 +135,24 @@ FAILURES = {
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     PICTURES.mkdir(parents=True, exist_ok=True)
-    known = {x["picture"]: x["curves"] for x in map(json.loads, DATA.read_text().splitlines())} if DATA.exists() else {}
     chosen = [] if names == ["draw"] else names or list(FAILURES)
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            known[name] = measured(FAILURES[name])
+            curves = measured(FAILURES[name])
+        known = {**read(), name: curves}
         lines = [json.dumps({"picture": x, "curves": known[x]}, ensure_ascii=False) for x in FAILURES if x in known]
         DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(
-            name,
-            {label: {m: [y[-1] for _, y in c] for m, c in x.items()} for label, x in known[name].items()},
-            flush=True,
-        )
+        last = {label: {metric: [y[-1] for _, y in c] for metric, c in x.items()} for label, x in curves.items()}
+        print(name, last, flush=True)
+    known = read()
     for name in chosen or known:
         (PICTURES / f"{name}.svg").write_text(drawn(FAILURES[name], known[name]), encoding="utf-8")
+
+
+def read() -> dict[str, dict[str, dict[str, list[Curve]]]]:
+    """Curves by picture, label and metric."""
+    lines = DATA.read_text(encoding="utf-8").splitlines() if DATA.exists() else []
+    return {x["picture"]: x["curves"] for x in map(json.loads, lines)}
 
 
 def measured(failure: Failure) -> dict[str, dict[str, list[Curve]]]:

@@ -150,6 +150,10 @@ class Browser:
         return json.loads(message)
 
     def open(self, url):
+        self.navigate("about:blank")
+        self.navigate(url)
+
+    def navigate(self, url):
         self.events.clear()
         self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
@@ -206,7 +210,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(params=["server", "files"])
+@pytest.fixture(scope="module", params=["server", "files"])
 def address(request, site):
     """Where the site is: on a local server, and as files."""
     if request.param == "files":
