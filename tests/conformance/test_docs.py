@@ -281,12 +281,6 @@ def test_quoted_code_is_the_source(page, path, text):
     assert squeezed(text) in squeezed(SOURCES[path])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_page_of_an_algorithm_quotes_its_file(algorithm):
-    quoted = [path for path, _ in QUOTATION.findall((ROOT / f"docs/algorithms/{algorithm}.md").read_text())]
-    assert f"rlzoo/algorithms/{algorithm.replace('-', '_')}.py" in quoted
-
-
 def code_beside_equations():
     """(page, code) for each piece of code in the tables of equations and code."""
     for page in PAGES:
