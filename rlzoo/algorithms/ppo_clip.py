@@ -81,7 +81,8 @@ class PPOClip(Algorithm):
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1
-        return {**measure(model, batch, clip_coef), "gradient_steps": steps, "grad_norm": grad_norm}
+        metrics = measure(model, batch, clip_coef, whiten=self.normalize_advantage)
+        return {**metrics, "learning_rate": learning_rate, "gradient_steps": steps, "grad_norm": grad_norm}
 
 
 @torch.no_grad()

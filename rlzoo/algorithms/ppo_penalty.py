@@ -93,9 +93,9 @@ class PPOPenalty(Algorithm):
                     max_grad_norm=self.max_grad_norm,
                 )
 
-        metrics = measure(model, batch)
+        metrics = measure(model, batch, whiten=self.normalize_advantage)
         state.scalars["kl_coef"] = self.adapt(beta, metrics["kl"])
-        return {**metrics, "kl_coef": beta, "grad_norm": grad_norm}
+        return {**metrics, "learning_rate": learning_rate, "kl_coef": beta, "grad_norm": grad_norm}
 
     def adapt(self, beta: float, d: float) -> float:
         """β for the next update, given the KL `d` of this one."""

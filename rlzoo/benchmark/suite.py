@@ -239,7 +239,10 @@ def _settings(document: _Document, label: str, entry: Entry, env: str, given: di
     if entry.preset:
         of = entry.preset if isinstance(entry.preset, str) else None
         given = with_preset(algorithm, env, given, of)[0]
-    settings = make_config(algorithm, env, **given).to_dict()
+    config = make_config(algorithm, env, **given)
+    objects = [f"{name} is {what}" for name, what in config.objects.items()]
+    require(not objects, f"a suite needs settings that config.json can hold, but {', '.join(objects)}")
+    settings = config.to_dict()
     del settings["env"], settings["seed"]
     return _as_json(settings)
 

@@ -18,7 +18,8 @@ from tyro.conf import Positional as Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rlzoo.core.errors import ConfigError
-from rlzoo.core.schedules import Schedule, as_text
+from rlzoo.core.schedules import Schedule
+from rlzoo.runs.objects import describe, import_name
 from rlzoo.runs.settings import Setting, unknown_name
 
 T = TypeVar("T")
@@ -170,7 +171,7 @@ def _schedule(texts: list[str]) -> float | str:
 
 
 def _shown(schedule: Any) -> str:
-    return as_text(schedule) if callable(schedule) else str(schedule)
+    return import_name(schedule) or describe(schedule) if callable(schedule) else str(schedule)
 
 
 def _word(word: str, value: Any) -> Callable[[list[str]], Any]:

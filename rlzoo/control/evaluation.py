@@ -30,7 +30,7 @@ def evaluate_model(
     """Plays `episodes` complete episodes with a model, which stays unchanged. See `evaluate_actor`."""
 
     def actor(env: Any, seed: int) -> Actor:
-        return make_actor(model, _noise(env, seed, deterministic), fast)
+        return make_actor(model, evaluation_noise(env, seed, deterministic), fast)
 
     return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 
@@ -56,13 +56,19 @@ def evaluate_actor(
     """
 
     def actor(env: Any, seed: int) -> Actor:
-        noise = _noise(env, seed, deterministic)
+        noise = evaluation_noise(env, seed, deterministic)
         return lambda obs, forced: act(obs, next(noise))
 
     return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 
 
-def _noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:
+def evaluation_copies(env_id: str, episodes: int, vectorized: bool) -> int:
+    """Copies of an environment that play `episodes` episodes."""
+    return min(episodes, 128 if vectorized and env_id in envs.builtin_ids() else 8)
+
+
+def evaluation_noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:
+    """Action noise for an evaluation in `env`."""
     noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
     return noise.zeros() if deterministic else noise
 
@@ -78,7 +84,7 @@ def _evaluate(
 ) -> Evaluation:
     require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
     require(seed >= 0, f"seed must be at least 0, got {seed}")
-    copies = min(episodes, 128 if vectorized and env_id in envs.builtin_ids() else 8)
+    copies = evaluation_copies(env_id, episodes, vectorized)
     env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
     env = envs.make(env_id, copies, env_seed, vectorized=vectorized, **env_kwargs)
     try:

@@ -11,12 +11,12 @@ import torch
 
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
-from rlzoo.control.evaluation import evaluate_model
+from rlzoo.control.evaluation import evaluation_copies, evaluation_noise
 from rlzoo.control.networks import Network
 from rlzoo.control.rendering import watch
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
-from rlzoo.core.evaluation import Evaluation, Played
+from rlzoo.core.evaluation import Played
 from rlzoo.core.fields import Range
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.streams import stream
@@ -67,18 +67,11 @@ class ControlTask(EnvTask):
     def actor(self) -> Actor:
         return make_actor(self.model, self.noise, self.setup.fast)
 
-    def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        settings = self.settings
-        return evaluate_model(
-            self.model,
-            self.setup.env,
-            episodes,
-            seed=seed,
-            deterministic=deterministic,
-            vectorized=settings.vectorized,
-            fast=self.setup.fast,
-            **settings.env_kwargs,
-        )
+    def evaluation_copies(self, episodes: int) -> int:
+        return evaluation_copies(self.setup.env, episodes, self.settings.vectorized)
+
+    def evaluation_actor(self, env: VectorEnv, seed: int, deterministic: bool) -> Actor:
+        return make_actor(self.model, evaluation_noise(env, seed, deterministic), self.setup.fast)
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Plays episodes in a window, or records them at the environment's own frame rate."""

@@ -15,6 +15,14 @@ Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
 
+def env_name(env: Any) -> str:
+    """The name of an environment: its id, or the name of the function or class that makes it."""
+    if isinstance(env, str):
+        return env
+    made = getattr(getattr(env, "spec", None), "id", None)
+    return str(made or getattr(env, "__name__", type(env).__name__))
+
+
 class Episode(NamedTuple):
     """A finished episode."""
 
@@ -79,6 +87,10 @@ class VectorEnv(abc.ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state of `state_dict` exactly."""
         raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
+
+    def reseed(self, seed: int) -> bool:
+        """Makes the next `reset` begin as in a new environment with this seed. False if that is not possible."""
+        return False
 
     def close(self) -> None:
         """Releases resources."""

@@ -61,19 +61,3 @@ def load_function(text: str) -> Callable[[float], float]:
     if not callable(function):
         raise ConfigError(f"{text!r} is neither linear:START:END nor module:function")
     return function
-
-
-def as_text(function: Callable[[float], float]) -> str:
-    """`"module:function"` of a function, for `config.json`.
-
-    Raises:
-        ConfigError: it cannot be imported under that name.
-    """
-    name = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', '')}"
-    try:
-        importable = load_function(name) is function
-    except ConfigError:
-        importable = False
-    if not importable:
-        raise ConfigError(f"a schedule must be a function that can be imported as module:function, got {function!r}")
-    return name

@@ -15,8 +15,9 @@ from rlzoo.algorithms import ALGORITHMS, Algorithm
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check_fields
-from rlzoo.core.schedules import as_text, linear_ends, load_function
+from rlzoo.core.schedules import linear_ends, load_function
 from rlzoo.core.task import Say, Setup, TaskSettings, silent
+from rlzoo.runs.objects import describe, first_description, holds_object, import_name, written
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.settings import Setting, is_part, settings_of, unknown_name
 
@@ -27,7 +28,7 @@ ALIASES = {"ppo": "ppo-clip"}
 class Config:
     """Everything that a run depends on."""
 
-    env: str
+    env: Any
     """Name or `module:Class` of a task, Gymnasium id, or `module:Id` of an environment that a module registers."""
     algorithm: Algorithm
     task: TaskSettings
@@ -45,6 +46,8 @@ class Config:
     """Steps between evaluations; none for a tenth of total_steps."""
     eval_episodes: Count = 20
     """Episodes of each evaluation."""
+    final_eval_episodes: Count = 100
+    """Episodes of each of the two final evaluations, stochastic and deterministic."""
     checkpoint_interval: Count | None = None
     """Steps between checkpoints; none for a tenth of total_steps."""
     stop_return: float | None = None
@@ -61,16 +64,22 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name, as values for JSON. The algorithm and its estimator are names.
 
-        Raises:
-            ConfigError: a schedule is a function that cannot be imported.
+        An object is `"module:name"` if it can be imported from there, else `{"object": "<short description>"}`.
         """
-        flat = {name: _plain(setting) for name, setting in self.table.items()}
+        flat = {name: written(setting.value) for name, setting in self.table.items()}
         return {
             "env": flat.pop("env"),
             "algorithm": _name_of(self.algorithm, ALGORITHMS),
             "estimator": _name_of(self.algorithm.estimator, ESTIMATORS),
             **flat,
         }
+
+    @property
+    def objects(self) -> dict[str, str]:
+        """The settings that `to_dict` can only describe and that a loaded run needs again, with their descriptions."""
+        flat = self.to_dict()
+        kept = self.task.kept
+        return {name: first_description(x) for name, x in flat.items() if holds_object(x) and name not in kept}
 
     def setup(self, folder: Path | None = None, say: Say = silent) -> Setup:
         """What the task needs to know about the run."""
@@ -90,7 +99,7 @@ class Config:
         )
 
 
-def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config:
+def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config:
     """A `Config` from flat settings. Each setting goes to the part that has a field of that name.
 
     `algorithm` and the setting `estimator` are names, `module:Class`, or instances. The settings `task` and `network`
@@ -106,7 +115,7 @@ def make_config(algorithm: str | Algorithm, env: str, **settings: Any) -> Config
     return config
 
 
-def assemble(algorithm: str | Algorithm, env: str, settings: Mapping[str, Any]) -> Config:
+def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
     """`make_config` without the final `check`."""
     settings = dict(settings)
     task = settings.pop("task", None) or task_class(env).Settings()
@@ -214,21 +223,11 @@ def _check_magnitude(setting: Setting) -> None:
             )
 
 
-def _plain(setting: Setting) -> Any:
-    """The value of a setting; a function as `module:function`."""
-    if not callable(setting.value):
-        return setting.value
-    try:
-        return as_text(setting.value)
-    except ConfigError as error:
-        raise ConfigError(f"{setting.name}: {error}") from error
-
-
-def _name_of(part: Any, registry: Mapping[str, type]) -> str:
-    """The name of a part's class: a registered one, or `module:Class`."""
+def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:
+    """The name of a part's class: a registered one, or `module:Class`; else a description of the part."""
     cls = type(part)
     names = (name for name, registered in registry.items() if registered is cls)
-    return next(names, f"{cls.__module__}:{cls.__qualname__}")
+    return next(names, None) or import_name(cls) or {"object": describe(part)}
 
 
 def _class_of(name: str, registry: Mapping[str, type], base: type, kind: str) -> Any:

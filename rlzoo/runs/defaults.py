@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlzoo.algorithms import Algorithm
+from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError
 from rlzoo.runs.config import ALIASES, assemble
 from rlzoo.runs.presets import find_preset, find_recipe
@@ -13,7 +14,7 @@ Settings = dict[str, Any]
 
 
 def with_preset(
-    algorithm: str, env: str, settings: Settings, of: str | None = None
+    algorithm: str, env: Any, settings: Settings, of: str | None = None
 ) -> tuple[Settings, Settings | None]:
     """`settings` on top of the pair's preset, and what the preset contributed; None if there is no preset.
 
@@ -23,14 +24,14 @@ def with_preset(
         of: use the preset of this algorithm instead.
     """
     name = of or algorithm
-    preset = find_preset(ALIASES.get(name, name), env)
+    preset = find_preset(ALIASES.get(name, name), env) if isinstance(env, str) else None
     if preset is None:
         return settings, None
     preset = _not_overridden(preset, settings, algorithm, env)
     return preset | settings, preset
 
 
-def with_recipe(recipe: str, algorithm: str | Algorithm, env: str, settings: Settings) -> tuple[Settings, Settings]:
+def with_recipe(recipe: str, algorithm: str | Algorithm, env: Any, settings: Settings) -> tuple[Settings, Settings]:
     """`settings` on top of a recipe, and what the recipe contributed.
 
     A recipe may name an estimator. If `settings` name another one, settings that it does not have are left out.
@@ -42,13 +43,13 @@ def with_recipe(recipe: str, algorithm: str | Algorithm, env: str, settings: Set
     missing = given.keys() - _known(algorithm, env, given)
     if missing:
         name = algorithm if isinstance(algorithm, str) else algorithm.name
-        raise ConfigError(f"preset {recipe!r} sets {min(missing)}, which {name} on {env} does not have")
+        raise ConfigError(f"preset {recipe!r} sets {min(missing)}, which {name} on {env_name(env)} does not have")
     given = _not_overridden(given, settings, algorithm, env)
     return given | settings, given
 
 
 def starting_from(
-    algorithm: str | Algorithm, env: str, settings: Settings, preset: bool | str
+    algorithm: str | Algorithm, env: Any, settings: Settings, preset: bool | str
 ) -> tuple[Settings, list[str]]:
     """`settings` on top of the preset and the recipe that `preset` asks for (see `rlzoo.train`).
 
@@ -64,7 +65,7 @@ def starting_from(
         if tuned is not None:
             lines.insert(0, _describe(f"{name}/{env}", tuned))
         elif not lines:
-            lines = [f"no preset for {name} on {env}: starting from the defaults"]
+            lines = [f"no preset for {name} on {env_name(env)}: starting from the defaults"]
     return settings, lines
 
 
@@ -72,7 +73,7 @@ def _describe(name: str, given: Settings) -> str:
     return f"preset {name}: " + ", ".join(f"{setting}={value}" for setting, value in given.items())
 
 
-def _not_overridden(defaults: Settings, settings: Settings, algorithm: str | Algorithm, env: str) -> Settings:
+def _not_overridden(defaults: Settings, settings: Settings, algorithm: str | Algorithm, env: Any) -> Settings:
     """The defaults that `settings` leave in force."""
     if "estimator" in settings:
         known = _known(algorithm, env, settings)
@@ -80,7 +81,7 @@ def _not_overridden(defaults: Settings, settings: Settings, algorithm: str | Alg
     return {name: x for name, x in defaults.items() if name not in settings}
 
 
-def _known(algorithm: str | Algorithm, env: str, settings: Settings) -> set[str]:
+def _known(algorithm: str | Algorithm, env: Any, settings: Settings) -> set[str]:
     """Names of all settings, with the estimator that `settings` name."""
     estimator = {name: x for name, x in settings.items() if name == "estimator"}
     return {"estimator", *assemble(algorithm, env, estimator).table}

@@ -23,6 +23,9 @@ class Display:
     def update(self, record: Mapping[str, Any]) -> None:
         """Called after each iteration with its line of `metrics.jsonl`."""
 
+    def evaluating(self, name: str, done: int, episodes: int) -> None:
+        """Called between the steps of an evaluation, after `done` of its episodes."""
+
     def say(self, line: str) -> None:
         """Shows a line of text."""
 
@@ -36,8 +39,12 @@ def make_display(file: TextIO | None = None) -> Display:
     return LiveDisplay(file) if file.isatty() and os.environ.get("TERM") != "dumb" else LineDisplay(file)
 
 
+_SILENCE = 5.0
+"""Seconds without a line after which an evaluation shows one."""
+
+
 class LineDisplay(Display):
-    """A line for every tenth of the run. A broken pipe does not stop the run."""
+    """A line for every tenth of the run, and every few seconds of an evaluation. A broken pipe stops nothing."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -45,6 +52,7 @@ class LineDisplay(Display):
     def start(self, step: int, total_steps: int) -> None:
         self._clock = _Clock(step, total_steps)
         self._next = _next_tenth(step, total_steps)
+        self._shown = time.monotonic()
 
     def update(self, record: Mapping[str, Any]) -> None:
         step, total = record["step"], self._clock.total
@@ -53,7 +61,12 @@ class LineDisplay(Display):
             width = len(f"{total:,}")
             self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")
 
+    def evaluating(self, name: str, done: int, episodes: int) -> None:
+        if time.monotonic() - self._shown > _SILENCE:
+            self.say(f"{name}: {done:,}/{episodes:,}")
+
     def say(self, line: str) -> None:
+        self._shown = time.monotonic()
         with contextlib.suppress(BrokenPipeError):
             print(line, file=self._file, flush=True)
 
@@ -88,6 +101,12 @@ class LiveDisplay(Display):
             self._drawn = now
             summary = f"{_summary(record)}  {self._clock.pace(record['step'])}"
             self._progress.update(self._task, completed=record["step"], summary=summary, refresh=True)
+
+    def evaluating(self, name: str, done: int, episodes: int) -> None:
+        now = time.monotonic()
+        if self._progress is not None and now - self._drawn > 0.25:
+            self._drawn = now
+            self._progress.update(self._task, summary=f"{name} {done:,}/{episodes:,}", refresh=True)
 
     def say(self, line: str) -> None:
         if self._progress is None:

@@ -39,6 +39,7 @@ def evaluate(
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
+    **objects: Any,
 ) -> Evaluation:
     """Plays complete episodes with a run's policy on the CPU.
 
@@ -47,12 +48,13 @@ def evaluate(
         seed: seed of environments and actions. The same seed gives the same episodes.
         checkpoint: the step of a checkpoint, or "best" for the one with the best evaluation; by default the last one.
         model: a model to load the weights into, if the run was trained with a model of your own.
+        objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
     Raises:
         RunError: there is no such run or checkpoint, or it is damaged.
     """
     _check(episodes, seed)
-    task = load_task(run, checkpoint, model)
+    task = load_task(run, checkpoint, model, **objects)
     try:
         return task.evaluate(episodes, seed=seed, deterministic=deterministic)
     finally:
@@ -68,13 +70,14 @@ def play(
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
+    **objects: Any,
 ) -> Sequence[Any]:
     """Plays episodes of a run's policy in a window, or records them at the environment's own frame rate.
 
     Args:
         episodes: number of episodes; for a language model, of responses to the evaluation prompts.
         video: a file to record them in, `.mp4` or `.gif`.
-        deterministic, seed, checkpoint, model: as for `evaluate`.
+        deterministic, seed, checkpoint, model, objects: as for `evaluate`.
 
     Returns:
         An `Episode` for each episode; for a language model, a `Sample` with prompt, response and score.
@@ -84,7 +87,7 @@ def play(
         RunError: there is no such run or checkpoint, or it is damaged.
         EnvError: the environment cannot be rendered, or scoring a response failed.
     """
-    return played(run, episodes, video, deterministic, seed, checkpoint, model).records
+    return played(run, episodes, video, deterministic, seed, checkpoint, model, **objects).records
 
 
 def played(
@@ -95,10 +98,11 @@ def played(
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
+    **objects: Any,
 ) -> Played:
     """`play`, which also returns a transcript and a summary."""
     _check(episodes, seed)
-    task = load_task(run, checkpoint, model)
+    task = load_task(run, checkpoint, model, **objects)
     try:
         path = None if video is None else Path(video)
         return task.play(episodes, seed=seed, deterministic=deterministic, video=path)
@@ -107,20 +111,26 @@ def played(
 
 
 def load_model(
-    run: Run | Path | str, checkpoint: int | Literal["best"] | None = None, model: ActorCritic | None = None
+    run: Run | Path | str,
+    checkpoint: int | Literal["best"] | None = None,
+    model: ActorCritic | None = None,
+    **objects: Any,
 ) -> ActorCritic:
     """The model of a run's checkpoint, on the CPU. The arguments are those of `evaluate`.
 
     Raises:
         RunError: there is no such run or checkpoint, or it is damaged.
     """
-    task = load_task(run, checkpoint, model)
+    task = load_task(run, checkpoint, model, **objects)
     task.close()
     return task.model
 
 
 def load_task(
-    run: Run | Path | str, checkpoint: int | Literal["best"] | None = None, model: ActorCritic | None = None
+    run: Run | Path | str,
+    checkpoint: int | Literal["best"] | None = None,
+    model: ActorCritic | None = None,
+    **objects: Any,
 ) -> Task:
     """The task of a run on the CPU, with the model of a checkpoint. The arguments are those of `evaluate`.
 
@@ -128,8 +138,7 @@ def load_task(
         RunError: there is no such run or checkpoint, or it is damaged.
     """
     run = Run.open(run)
-    config = replace(run.read_config(), device="cpu")
-    check_model_given(run, model)
+    config = replace(run.read_config(model=model, **objects), device="cpu")
     weights = run.load(run.step_of(checkpoint)).model
     task = task_class(config.env)(config.task, config.setup(run.path), model)
     try:
@@ -137,12 +146,6 @@ def load_task(
     except RuntimeError as error:
         raise RunError(f"{run.path}: the weights do not fit the model: {' '.join(str(error).split())}") from error
     return task
-
-
-def check_model_given(run: Run, model: ActorCritic | None) -> None:
-    """Raises `RunError` if the configuration does not describe the run's model and none is given."""
-    if model is None and run.model_name is not None:
-        raise RunError(f"{run.path} was trained with your own model, {run.model_name}: pass it as model=...")
 
 
 def _check(episodes: int, seed: int) -> None:

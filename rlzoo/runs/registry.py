@@ -38,18 +38,24 @@ TASKS = {
 CONTROL = "rlzoo.control.task:ControlTask"
 
 
-def task_class(name: str) -> type[Task]:
+def task_class(name: Any) -> type[Task]:
     """The class of the task `name`.
 
     Args:
-        name: a registered task, `module:Class` of a `Task`, a Gymnasium id, or `module:Id` of an environment that the
-            module registers.
+        name: a registered task, a `Task` or its `module:Class`, a Gymnasium id, `module:Id` of an environment that the
+            module registers, or an object that `ControlTask` takes as an environment.
 
     Raises:
         UnknownEnv: there is no such task or environment (the nearest name is suggested), or the module cannot be
             imported.
         ConfigError: the module has no task and no environment of that name.
     """
+    from rlzoo.core.task import Task
+
+    if isinstance(name, type) and issubclass(name, Task):
+        return name
+    if not isinstance(name, str):
+        return _load(CONTROL)
     if name in TASKS:
         return _load(TASKS[name].task)
     found = _user_task(name)

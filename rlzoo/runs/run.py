@@ -28,10 +28,13 @@ import torch
 from safetensors import SafetensorError
 
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.models import ActorCritic
 from rlzoo.core.version import __version__
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
 from rlzoo.runs.config import Config, make_config
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.objects import describe, holds_object, names_code
+from rlzoo.runs.settings import unknown_name
 from rlzoo.runs.upgrade import upgrade
 
 _MODELS = ("start", "actor")
@@ -45,12 +48,12 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: Path | str, config: Config, overwrite: bool = False, model: str | None = None) -> Run:
+    def create(cls, path: Path | str, config: Config, overwrite: bool = False, model: ActorCritic | None = None) -> Run:
         """Makes a new run directory.
 
         Args:
             overwrite: replace an existing run.
-            model: name of the model's class, if `config` does not describe the model.
+            model: the model, if `config` does not describe it.
 
         Raises:
             RunError: the directory holds a run and `overwrite` is False, or it holds other files.
@@ -107,41 +110,52 @@ class Run:
         for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
             path.unlink(missing_ok=True)
 
-    def write_config(self, config: Config, model: str | None = None, extended_at: int | None = None) -> None:
+    def write_config(self, config: Config, model: ActorCritic | None = None, extended_at: int | None = None) -> None:
         """Writes `config.json`.
 
         Args:
             model: as for `create`.
             extended_at: the step where the run had finished before its number of steps was raised.
-
-        Raises:
-            ConfigError: a setting cannot be written as JSON.
         """
+        objects = config.objects | ({} if model is None else {"model": describe(model)})
         record = {
             "format": FORMAT,
             **config.to_dict(),
-            "model_class": model,
+            "objects": {name: f"pass {name}=... ({what})" for name, what in objects.items()},
             "extended_at": extended_at,
             "threads": torch.get_num_threads(),
             "versions": versions(),
             "git_commit": git_commit(),
         }
-        try:
-            data = json.dumps(record, indent=2)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"config.json cannot hold these settings: {error}") from error
-        write_atomically(self._config, (data + "\n").encode())
+        write_atomically(self._config, (json.dumps(record, indent=2) + "\n").encode())
 
-    def read_config(self) -> Config:
+    def read_config(self, **objects: Any) -> Config:
         """The configuration of the run.
 
+        Args:
+            objects: settings that are objects, by name, and `model` if the run was trained with one. Those in
+                `self.objects` are needed. None means not given.
+
         Raises:
-            RunError: the file is damaged, or has an unknown format.
+            RunError: the file is damaged, or has an unknown format; an object is missing, or it is given for a setting
+                that is none.
         """
-        record = self._read_config()
+        record, needed = self._read_config(), self.objects
+        objects = {name: x for name, x in objects.items() if x is not None}
+        missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
+        if missing:
+            made = f"{self.path} was made from objects that config.json cannot hold"
+            raise RunError(f"{made}: pass {', '.join(missing)}")
         version = record.pop("format")
-        for name in ("model_class", "extended_at", "threads", "versions", "git_commit"):
+        for name in ("objects", "model_class", "extended_at", "threads", "versions", "git_commit"):
             record.pop(name, None)
+        objects.pop("model", None)
+        for name, x in objects.items():
+            if name not in record:
+                raise RunError(f"{self.path}: {unknown_name('setting', name, record)}")
+            if not (holds_object(record[name]) or names_code(record[name])):
+                raise RunError(f"{self.path} was made with {name}={record[name]!r}: leave {name} out")
+            record[name] = x
         try:
             if version < FORMAT:
                 record = upgrade(record)
@@ -150,10 +164,13 @@ class Run:
             raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
 
     @property
-    def model_name(self) -> str | None:
-        """Name of the model that was given to `train`; None if `config.json` describes it."""
-        name = self._read_config().get("model_class")
-        return None if name is None else str(name)
+    def objects(self) -> dict[str, str]:
+        """What `config.json` cannot hold and a loaded run needs: `{"env": "pass env=... (<description>)"}`."""
+        record = self._read_config()
+        if older := record.get("model_class"):  # an earlier form of `objects`
+            return {"model": f"pass model=... ({older})"}
+        objects = record.get("objects")
+        return {str(name): str(text) for name, text in objects.items()} if isinstance(objects, dict) else {}
 
     @property
     def extended_at(self) -> int | None:
@@ -282,18 +299,13 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Deletes metrics, evaluations and checkpoints later than `step`, so that the run can continue there."""
-        ended = self._ended_at(step)
         for leftover in self.checkpoints.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._remove(s for s in self.steps() if s > step)
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             path = self.path / name
             if path.exists():
-                lines = [
-                    line
-                    for line, record in _read(path)
-                    if record["step"] < step or (record["step"] == step and (ended or not record.get("final")))
-                ]
+                lines = [line for line, record in _read(path) if record["step"] <= step]
                 write_atomically(path, "".join(lines).encode())
         best = self.best_step()
         if best is not None and best > step:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from rlzoo.algorithms import Algorithm
+from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.runs.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.defaults import starting_from
 from rlzoo.runs.display import Display, make_display
-from rlzoo.runs.evaluate import check_model_given
 from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
@@ -28,12 +28,12 @@ from rlzoo.runs.session import OnIteration, Session, out_of_memory
 
 def train(
     algorithm: str | Algorithm | Config,
-    env: str | None = None,
+    env: Any = None,
     *,
     out: Path | str | None = None,
     overwrite: bool = False,
     preset: bool | str = True,
-    model: ActorCritic | Path | str | None = None,
+    model: Any = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
     **settings: Any,
@@ -47,8 +47,8 @@ def train(
         overwrite: replace an existing run.
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
             recipe, whose settings come on top of them.
-        model: train this model instead of a new one. `resume` and `evaluate` then need it again. A string or path sets
-            `model` of a language task.
+        model: train this model instead of a new one. `resume` and `evaluate` then need it again. Anything else than an
+            `ActorCritic` sets `model` of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
         settings: fields of `Config` and of its parts, by name.
@@ -60,8 +60,8 @@ def train(
         TrainingError: training failed.
         Interrupted: a signal stopped training, after a checkpoint was written.
     """
-    if isinstance(model, (Path, str)):
-        settings["model"], model = str(model), None
+    if not isinstance(model, ActorCritic | None):
+        settings["model"], model = str(model) if isinstance(model, Path) else model, None
     started_from: list[str] = []
     if isinstance(algorithm, Config):
         fixed = env is None and not settings and isinstance(preset, bool)
@@ -76,8 +76,7 @@ def train(
     display = _display(progress)
     with _memory_checked(config):
         trainer = Trainer(config, model, say=display.say)
-    model_name = None if model is None else f"{type(model).__module__}:{type(model).__qualname__}"
-    run = Run.create(out or default_directory(config), config, overwrite, model_name)
+    run = Run.create(out or default_directory(config), config, overwrite, model)
     for line in started_from:
         display.say(line)
     display.say(f"training in {run.path}")
@@ -96,16 +95,19 @@ def resume(
     model: ActorCritic | None = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    **objects: Any,
 ) -> Run:
     """Continues a run from its last checkpoint. The result is the same as without the interruption.
 
-    A finished run does not change, unless `total_steps` is larger than before. New episodes start if the environment
+    A finished run does not change, unless `total_steps` is larger than the steps that it took, also if a callback or
+    `stop_return` ended it. New episodes start if the environment
     cannot save its state.
 
     Args:
         total_steps: a new number of steps for the run.
         checkpoint: step of an earlier checkpoint to continue from. Everything later is deleted.
         model, progress, on_iteration: as for `train`.
+        objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
     Raises:
         RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
@@ -116,12 +118,11 @@ def resume(
     with run.lock():
         if not run.resumable:
             raise RunError(f"{run.path} has an older format: it can be evaluated and played, but not resumed")
-        before = run.read_config()
+        before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
-        check_model_given(run, model)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
         finished = run.finished and checkpoint is None
-        if finished and config.total_steps <= before.total_steps:
+        if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
         check_device(config.device)
@@ -134,19 +135,22 @@ def resume(
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
-            display.say(f"{config.env} cannot save its state: new episodes start")
+            display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
-        if config != before:
-            run.write_config(config, run.model_name, trainer.step if finished else run.extended_at)
+        if config != before or finished:
+            run.write_config(config, model, trainer.step if finished else run.extended_at)
         run.forget_after(trainer.step)
         trainer.task.begin(run.path)
-        Session(trainer, run, logger, on_iteration).go()
+        stopped = saved is not None and saved.state.get("stopped", False)
+        Session(trainer, run, logger, on_iteration, stopped).go()
     return run
 
 
 def default_directory(config: Config) -> Path:
     """A path under `runs/` that does not exist yet."""
-    name = re.sub(r"[^\w.]+", "-", f"{config.to_dict()['algorithm']}-{config.env}-s{config.seed}")
+    written = config.to_dict()["algorithm"]
+    algorithm = written if isinstance(written, str) else config.algorithm.name
+    name = re.sub(r"[^\w.]+", "-", f"{algorithm}-{env_name(config.env)}-s{config.seed}")
     path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     others = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
     return next(p for p in itertools.chain([path], others) if not p.exists())

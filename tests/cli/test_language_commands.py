@@ -79,7 +79,7 @@ def test_run_keeps_settings_start_and_actor(run):
     config = run.read_config()
     assert (config.env, config.task.model, config.task.beta, config.task.max_new_tokens) == ("Prompts", "model", 0.1, 4)
     assert run.finished
-    assert run.model_name is None
+    assert run.objects == {}
     for name in ("start", "actor"):
         assert load_causal_lm(run.path / name).config.n_embd == 32
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.fields import NonNegativeSchedule, PositiveSchedule, check_fields
-from rlzoo.core.schedules import as_text, at, linear_ends, load_function
+from rlzoo.core.schedules import at, linear_ends, load_function
 
 PROGRESS = st.floats(0, 1, exclude_max=True)
 
@@ -73,17 +73,6 @@ def test_name_that_leads_to_no_function_is_an_error(text, message):
         load_function(text)
     with pytest.raises(ConfigError, match=message):
         at(text, 0.5)
-
-
-def test_text_of_a_function_leads_back_to_it():
-    assert as_text(half_cosine) == f"{__name__}:half_cosine"
-    assert load_function(as_text(half_cosine)) is half_cosine
-
-
-@pytest.mark.parametrize("function", [lambda progress: 1.0, [].append])
-def test_function_that_cannot_be_imported_has_no_text(function):
-    with pytest.raises(ConfigError, match="a schedule must be a function that can be imported as module:function"):
-        as_text(function)
 
 
 @dataclass

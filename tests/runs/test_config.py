@@ -3,7 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -187,10 +187,31 @@ def test_schedules_survive_json(schedule, text):
     check_schedules(again)
 
 
-def test_lambda_cannot_be_written():
+def test_lambda_is_described():
     config = make_config("ppo", "CartPole-v1", learning_rate=lambda progress: 0.1)
-    with pytest.raises(ConfigError, match="learning_rate: a schedule must be a function that can be imported"):
-        config.to_dict()
+    assert config.to_dict()["learning_rate"] == {"object": "a lambda of test_config"}
+    assert config.objects == {"learning_rate": "a lambda of test_config"}
+    json.dumps(config.to_dict())
+
+
+@dataclass(frozen=True)
+class Keeping(Control):
+    """Settings of a task that saves an object in the run directory."""
+
+    kept = frozenset({"kept_object"})
+    kept_object: Any = None
+
+
+def test_objects_that_the_task_keeps_are_not_needed_again():
+    config = Config("CartPole-v1", PPOClip(), Keeping(kept_object=object()))
+    assert config.to_dict()["kept_object"] == {"object": "an instance of object of builtins"}
+    assert config.objects == {}
+
+
+def test_algorithm_of_a_script_is_described(monkeypatch):
+    monkeypatch.setattr(OwnAlgorithm, "__module__", "__main__")
+    config = make_config(OwnAlgorithm(), "CartPole-v1")
+    assert config.objects == {"algorithm": "an instance of OwnAlgorithm of __main__"}
 
 
 @pytest.mark.parametrize(

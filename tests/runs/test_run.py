@@ -9,7 +9,7 @@ import short_runs
 import torch
 
 import rlzoo
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.errors import RunError
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.config import make_config
 from rlzoo.runs.run import Run
@@ -39,7 +39,7 @@ def run(tmp_path):
 
 def test_configuration_survives(run):
     assert Run.open(run.path).read_config() == CONFIG
-    assert run.model_name is None
+    assert run.objects == {}
 
 
 def test_configuration_says_what_it_was_made_with(run):
@@ -81,11 +81,13 @@ def test_a_file_is_no_place_for_a_run(tmp_path):
         Run.create(tmp_path / "file", CONFIG)
 
 
-def test_settings_that_json_cannot_hold(tmp_path):
-    config = make_config("trpo", "CartPole-v1", env_kwargs={"f": print})
-    with pytest.raises(ConfigError, match=r"config\.json cannot hold these settings"):
-        Run.create(tmp_path / "run", config)
-    assert not (tmp_path / "run" / "config.json").exists()
+def test_objects_that_json_cannot_hold_are_needed_again(tmp_path):
+    config = make_config("trpo", "CartPole-v1", env_kwargs={"f": print, "g": 3})
+    run = Run.create(tmp_path / "run", config)
+    assert run.objects == {"env_kwargs": "pass env_kwargs=... (a function print of builtins)"}
+    assert run.read_config(env_kwargs={"f": print, "g": 3}) == config
+    with pytest.raises(RunError, match=r"cannot hold: pass env_kwargs=... \(a function print of builtins\)$"):
+        run.read_config()
 
 
 def test_open_takes_a_run_or_a_path(run):

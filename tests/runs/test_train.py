@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import os
 import re
 import signal
@@ -17,13 +18,13 @@ import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control
-from rlzoo.core.errors import ConfigError, RunError, TrainingError
+from rlzoo.core.errors import ConfigError, Interrupted, RunError, TrainingError
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.config import Config, make_config
 from rlzoo.runs.defaults import starting_from
 from rlzoo.runs.display import LineDisplay
-from rlzoo.runs.evaluate import describe
+from rlzoo.runs.evaluate import describe, load_task
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import default_directory, resume, train
@@ -70,8 +71,8 @@ def test_schedule(tmp_path):
     assert [e["step"] for e in interim] == crossed
     assert all(e["episodes"] == 3 and not e["deterministic"] and not e["final"] for e in interim)
     assert [(e["step"], e["episodes"], e["deterministic"]) for e in (sampled, modes)] == [
-        (steps[-1], 100, False),
-        (steps[-1], 100, True),
+        (steps[-1], 10, False),
+        (steps[-1], 10, True),
     ]
     assert len({e["seed"] for e in run.evaluations()}) == len(interim) + 1
     assert run.steps()[-1] == steps[-1]
@@ -121,8 +122,26 @@ def test_callback_sees_every_iteration_and_may_stop_the_run(tmp_path):
 
     run = short_runs.quick_run(tmp_path, on_iteration=stop_at_300)
     assert seen == [record["step"] for record in run.metrics()]
-    assert run.steps()[-1] == seen[-1] < 600
+    stopped = run.steps()[-1]
+    assert stopped == seen[-1] < 600
     assert run.finished
+    resume(run)
+    assert run.steps()[-1] == stopped
+    resume(run, total_steps=600)  # the callback is not part of the run
+    assert run.steps()[-1] >= 600
+    assert [e["step"] for e in run.evaluations() if e["final"]] == [stopped, stopped, *[run.steps()[-1]] * 2]
+
+
+def test_interrupted_between_the_callbacks_stop_and_the_end(tmp_path):
+    def stop_at_300(trainer, iteration):
+        if trainer.step >= 300:
+            os.kill(os.getpid(), signal.SIGINT)
+        return trainer.step >= 300
+
+    reference = short_runs.quick_run(tmp_path / "whole", on_iteration=lambda trainer, _: trainer.step >= 300)
+    with pytest.raises(Interrupted, match=r"training has finished at step 300, its evaluation has not; complete it"):
+        short_runs.quick_run(tmp_path / "run", on_iteration=stop_at_300)
+    assert short_runs.outcome(resume(tmp_path / "run")) == short_runs.outcome(reference)
 
 
 def test_exception_of_a_callback_comes_through(tmp_path):
@@ -277,11 +296,66 @@ def own_model(seed=0):
 def test_model_of_ones_own(tmp_path):
     run = short_runs.quick_run(tmp_path, model=own_model())
     for use in (resume, rlzoo.evaluate, rlzoo.load_model):
-        with pytest.raises(RunError, match=r"was trained with your own model, test_train:OwnModel: pass it as model="):
+        with pytest.raises(RunError, match=r"cannot hold: pass model=... \(an instance of OwnModel of test_train\)$"):
             use(run)
     resume(run, total_steps=800, model=own_model(seed=1))
     assert rlzoo.evaluate(run, 3, model=own_model(seed=2)).returns.size == 3
-    assert run.model_name == "test_train:OwnModel"
+    assert run.objects == {"model": "pass model=... (an instance of OwnModel of test_train)"}
+
+
+def test_model_of_an_earlier_config_is_needed_too(tmp_path):
+    run = short_runs.quick_run(tmp_path, model=own_model())
+    record = json.loads((tmp_path / "config.json").read_text())
+    del record["objects"]
+    (tmp_path / "config.json").write_text(json.dumps({**record, "model_class": "somewhere:OwnModel"}))
+    with pytest.raises(RunError, match=r"pass model=... \(somewhere:OwnModel\)$"):
+        rlzoo.evaluate(run)
+    assert rlzoo.evaluate(run, 3, model=own_model()).returns.size == 3
+
+
+# Settings that are objects
+
+
+def lowered(progress):
+    return 3e-3 * (1 - progress)
+
+
+def test_run_with_a_lambda_needs_it_again_and_goes_on_exactly(tmp_path):
+    schedule = lambda progress: lowered(progress)  # noqa: E731
+    whole = short_runs.quick_run(tmp_path / "whole", learning_rate=lowered)
+    run = short_runs.quick_run(tmp_path / "run", learning_rate=schedule, checkpoint_interval=100)
+    record = json.loads((run.path / "config.json").read_text())
+    assert record["learning_rate"] == {"object": "a lambda of test_train"}
+    assert record["objects"] == {"learning_rate": "pass learning_rate=... (a lambda of test_train)"}
+    assert short_runs.weights(run) == short_runs.weights(whole)
+    for use in (resume, rlzoo.evaluate, rlzoo.play, rlzoo.load_model, load_task):
+        with pytest.raises(RunError) as error:
+            use(run)
+        assert str(error.value) == (
+            f"{run.path} was made from objects that config.json cannot hold: "
+            "pass learning_rate=... (a lambda of test_train)"
+        )
+    assert rlzoo.evaluate(run, 2, learning_rate=schedule).returns.size == 2
+    resume(run, checkpoint=run.steps()[0], learning_rate=schedule)
+    assert short_runs.weights(run) == short_runs.weights(whole)
+
+
+def test_objects_that_are_needed_are_all_named(tmp_path):
+    run = short_runs.quick_run(tmp_path, model=own_model(), learning_rate=lambda progress: 1e-3)
+    with pytest.raises(RunError, match=r"pass learning_rate=... \(a lambda of test_train\), model=... \(an inst"):
+        resume(run)
+
+
+def test_objects_that_a_run_was_not_made_with(tmp_path):
+    run = short_runs.quick_run(tmp_path, learning_rate=lowered)
+    assert run.objects == {}
+    assert rlzoo.evaluate(run, 2, learning_rate=lowered).returns.size == 2
+    with pytest.raises(RunError, match="no setting 'learn_rate'; did you mean 'learning_rate'"):
+        rlzoo.evaluate(run, learn_rate=lowered)
+    with pytest.raises(RunError, match=r"was made with gamma=0\.99: leave gamma out"):
+        rlzoo.evaluate(run, gamma=0.5)
+    with pytest.raises(RunError, match="was made with env='CartPole-v1': leave env out"):
+        rlzoo.evaluate(run, env=own_model)
 
 
 def test_model_that_trained_with_scaled_rewards_is_loaded_into_again(tmp_path):

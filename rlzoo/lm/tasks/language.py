@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
+from rlzoo.core.env import Array, Bools
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
@@ -213,11 +214,24 @@ class LanguageTask(Task):
         return TokenActor(self.model, generator, deterministic, self.setup.fast)
 
     def respond(
-        self, prompts: Sequence[str], generator: torch.Generator | None, deterministic: bool = False
+        self,
+        prompts: Sequence[str],
+        generator: torch.Generator | None,
+        deterministic: bool = False,
+        on_token: Callable[[], None] = lambda: None,
     ) -> tuple[Buffer, list[str]]:
-        """One response to each prompt, as a buffer without rewards, and as text."""
-        env = self.env.over(prompts)
-        buffer = Collector(env, whole_episodes=True).collect(self._actor(generator, deterministic)).buffer
+        """One response to each prompt, as a buffer without rewards, and as text.
+
+        Args:
+            on_token: called before each token of all responses.
+        """
+        env, act = self.env.over(prompts), self._actor(generator, deterministic)
+
+        def actor(obs: Array, forced: Bools) -> Array:
+            on_token()
+            return act(obs, forced)
+
+        buffer = Collector(env, whole_episodes=True).collect(actor).buffer
         return buffer.map(lambda x: x.to(self.setup.device)), env.texts(buffer)[1]
 
     def _moments_of_reference(self) -> Moments:
@@ -251,9 +265,14 @@ class LanguageTask(Task):
         """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
         generator = torch.Generator(self.setup.device).manual_seed(seed)
         texts = list(itertools.islice(itertools.cycle(self.eval_texts), responses))
-        samples = []
+        samples: list[Sample] = []
+
+        def on_token() -> None:
+            self.on_step(len(samples))
+
         for some in (texts[i : i + _ROWS] for i in range(0, responses, _ROWS)):
-            buffer, said = self.respond(some, generator, deterministic)
+            buffer, said = self.respond(some, generator, deterministic, on_token)
+            on_token()
             score = call_score(self.score, self.score_name, some, said).tolist()
             obs = buffer.obs[:, :-1]
             kl = self.model.distribution(obs).kl(self.env.reference.distribution(obs))

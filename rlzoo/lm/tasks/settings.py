@@ -19,6 +19,10 @@ class Language(TaskSettings):
     units: ClassVar[Mapping[str, tuple[str, str]]] = {
         "total_steps": ("total_steps", "Tokens of responses to train for."),
         "eval_episodes": ("eval_episodes", "Responses of each evaluation."),
+        "final_eval_episodes": (
+            "final_eval_episodes",
+            "Responses of each of the two final evaluations, stochastic and deterministic.",
+        ),
         "minibatch_size": ("minibatch_responses", "Responses in a minibatch, or all."),
         "vf_minibatch_size": ("vf_minibatch_responses", "Responses in a minibatch when fitting the value, or all."),
     }

@@ -1,0 +1,68 @@
+"""Objects in a configuration, such as functions and classes, and what `config.json` holds in their place."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def import_name(x: Any) -> str | None:
+    """`"module:name"` of a function or class at the top level of a module; None if it cannot be imported so.
+
+    The module `__main__` does not count: another program has another one.
+    """
+    module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
+    if not (callable(x) and isinstance(module, str) and isinstance(name, str)) or module == "__main__":
+        return None
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return f"{module}:{name}" if found is x else None
+
+
+def written(x: Any) -> Any:
+    """A setting's value as JSON: itself, `"module:name"`, or `{"object": "<short description>"}`.
+
+    The items of lists are written in the same way. A function or class in a dict has no `"module:name"`: nothing would
+    import it again.
+    """
+    if x is None or isinstance(x, (bool, int, float, str)):
+        return x
+    if isinstance(x, (list, tuple)):
+        return [written(item) for item in x]
+    if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
+        return {key: {"object": describe(item)} if callable(item) else written(item) for key, item in x.items()}
+    return import_name(x) or {"object": describe(x)}
+
+
+def describe(x: Any) -> str:
+    """A short description of an object: "a function make_env of __main__"."""
+    kind = "a class" if isinstance(x, type) else "a function" if hasattr(x, "__qualname__") else "an instance of"
+    named = type(x) if kind == "an instance of" else x
+    what = "a lambda" if named.__name__ == "<lambda>" else f"{kind} {named.__qualname__}"
+    return f"{what} of {named.__module__}" if named.__module__ else what
+
+
+def holds_object(record: Any) -> bool:
+    """Whether a value of `config.json` stands for an object, or holds one that does."""
+    if isinstance(record, dict):
+        return set(record) == {"object"} or any(map(holds_object, record.values()))
+    return isinstance(record, list) and any(map(holds_object, record))
+
+
+def names_code(record: Any) -> bool:
+    """Whether a value of `config.json` names a function or class by its module, or holds one that does."""
+    if isinstance(record, list):
+        return any(map(names_code, record))
+    return isinstance(record, str) and re.fullmatch(r"[\w.]+:\w+(\(.*\))?", record) is not None
+
+
+def first_description(record: Any) -> str:
+    """The description of the first object in a value that `holds_object`."""
+    if isinstance(record, dict) and set(record) == {"object"}:
+        return str(record["object"])
+    items = record.values() if isinstance(record, dict) else record
+    return first_description(next(filter(holds_object, items)))
