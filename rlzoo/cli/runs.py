@@ -39,6 +39,8 @@ class _Train(Output):
     """A recipe for language tasks, on top of the preset of the pair; rlzoo list shows the recipes."""
     no_preset: Switch = False
     """Start from the defaults of the classes, without the preset of the pair."""
+    track: Literal["wandb", "mlflow"] | None = None
+    """Also log to Weights & Biases or MLflow."""
     estimator: str | None = None
     """gae, monte-carlo, leave-one-out, group-norm or module:Class; none for the algorithm's own."""
 
@@ -125,6 +127,7 @@ def train_command(arguments: list[str]) -> int:
         overwrite=command.overwrite,
         preset=preset,
         progress=display(command),
+        track=command.track,
         **settings,
     )
     return _report(run, command)

@@ -6,6 +6,7 @@
     events.out.tfevents* TensorBoard
     checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
     checkpoints/best.json
+    tracker.json         the run's id at a tracker, if there is one
     start/, actor/       initial and final model of a language task
 
 Loading never unpickles. A checkpoint is written under a temporary name, flushed to disk and renamed, and its manifest
@@ -107,7 +108,12 @@ class Run:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for folder in _MODELS:
             shutil.rmtree(self.path / folder, ignore_errors=True)
-        for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
+        for path in (
+            *self.path.glob("events.out.tfevents.*"),
+            *self.path.glob("*.jsonl"),
+            self.path / "tracker.json",
+            self._config,
+        ):
             path.unlink(missing_ok=True)
 
     def write_config(self, config: Config, model: ActorCritic | None = None, extended_at: int | None = None) -> None:

@@ -24,6 +24,7 @@ from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import OnIteration, Session, out_of_memory
+from rlzoo.runs.trackers import check_tracker, continue_tracker, start_tracker
 
 
 def train(
@@ -36,6 +37,7 @@ def train(
     model: Any = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    track: str | None = None,
     **settings: Any,
 ) -> Run:
     """Trains a policy in a new run directory.
@@ -51,6 +53,7 @@ def train(
             `ActorCritic` sets `model` of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
+        track: also log to this tracker, wandb or mlflow.
         settings: fields of `Config` and of its parts, by name.
 
     Raises:
@@ -73,6 +76,8 @@ def train(
         settings, started_from = starting_from(algorithm, env, settings, preset)
         config = make_config(algorithm, env, **settings)
     check_device(config.device)
+    if track is not None:
+        check_tracker(track)
     display = _display(progress)
     with _memory_checked(config):
         trainer = Trainer(config, model, say=display.say)
@@ -82,7 +87,9 @@ def train(
     display.say(f"training in {run.path}")
     with run.lock():
         trainer.task.begin(run.path)
-        logger = Logger(run.path, config.total_steps, config.to_dict(), display)
+        flat = config.to_dict()
+        trackers = [] if track is None else start_tracker(track, run.path, flat)
+        logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
         Session(trainer, run, logger, on_iteration).go()
     return run
 
@@ -128,10 +135,12 @@ def resume(
         check_device(config.device)
         with _memory_checked(config):
             trainer = Trainer(config, model, run.path, display.say)
+        flat = config.to_dict()
+        trackers = continue_tracker(run.path, flat)
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
-            logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
+            logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
