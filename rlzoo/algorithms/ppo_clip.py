@@ -24,6 +24,7 @@ class PPOClip(Algorithm):
     """Maximise E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)] (eq. 7), r = π_θ/π_old, by epochs of minibatch Adam."""
 
     name: ClassVar[str] = "ppo-clip"
+    advanced: ClassVar[tuple[str, ...]] = ("vf_coef", "clip_value", "max_grad_norm", "normalize_advantage")
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     clip_coef: PositiveSchedule = 0.2

@@ -28,6 +28,10 @@ class PPOPenalty(Algorithm):
     """
 
     name: ClassVar[str] = "ppo-penalty"
+    advanced: ClassVar[tuple[str, ...]] = (
+        *("kl_coef_min", "kl_coef_max"),
+        *("vf_coef", "max_grad_norm", "normalize_advantage"),
+    )
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     target_kl: Positive = 0.01

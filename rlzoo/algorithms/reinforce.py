@@ -27,6 +27,7 @@ class Reinforce(Algorithm):
     """
 
     name: ClassVar[str] = "reinforce"
+    advanced: ClassVar[tuple[str, ...]] = ("normalize_advantage", "max_grad_norm", "vf_epochs", "vf_minibatch_size")
 
     estimator: Estimator = MonteCarlo(gamma=0.99)
     learning_rate: PositiveSchedule = 3e-3

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse, with_parts
+from rlzoo.cli.options import Positional, Switch, parse, parse_settings
+from rlzoo.runs.settings import settings_of
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
@@ -70,9 +71,10 @@ def _fit_options(name: str, description: str, options: type[F], settings: type[S
     """The options of the command and the settings of the fit."""
     from rlzoo.runs.train import check_device
 
-    made = parse(with_parts(options, settings=settings), arguments, f"rlzoo {name}", description)
-    check_device(made.settings.device)
-    return made.command, made.settings
+    command, given = parse_settings(options, settings_of(settings()), arguments, f"rlzoo {name}", description)
+    made = settings(**given)
+    check_device(made.device)
+    return command, made
 
 
 def _say(options: _Fit) -> Callable[[str], None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, display, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse, settings_groups, with_parts
+from rlzoo.cli.options import HELP_ALL, Positional, Switch, parse, parse_settings
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.runs.registry import TASKS
 
@@ -42,7 +42,7 @@ class _Train(Output):
     track: Literal["wandb", "mlflow"] | None = None
     """Also log to Weights & Biases or MLflow."""
     estimator: str | None = None
-    """gae, monte-carlo, leave-one-out, group-norm or module:Class; none for the algorithm's own."""
+    """gae, monte-carlo, leave-one-out (rloo), group-norm (grpo) or module:Class; none for the algorithm's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def train_command(arguments: list[str]) -> int:
     rest = arguments[len(names) :]
     _check_names(names)
     command = parse(_Train, rest, partly=True)
-    if len(names) < 2 and not {"-h", "--help"} & {*rest}:
+    if len(names) < 2 and not {"-h", "--help", HELP_ALL} & {*rest}:
         raise ConfigError("algorithm and environment are missing: rlzoo train ALGORITHM ENV [--option value ...]")
     contradiction = command.no_preset and command.preset is not None
     require(not contradiction, "--preset and --no-preset contradict each other")
@@ -116,10 +116,8 @@ def train_command(arguments: list[str]) -> int:
             f" {', '.join(TASKS)}.\n\nBelow are the options of {algorithm} on {env}.\n\n"
             "rlzoo train ALGORITHM ENV --help shows those of another pair, with the values of its preset."
         )
-    options = with_parts(_Train, **settings_groups(table.values()))
-    given = parse(options, rest, f"rlzoo train {algorithm} {env}", description)
-    values = {name: getattr(getattr(given, setting.part.__name__), name) for name, setting in table.items()}
-    settings |= {name: value for name, value in values.items() if value != table[name].value}
+    _, given = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
+    settings |= given
     run = train(
         algorithm,
         env,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -161,6 +161,8 @@ def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> 
 @dataclass(frozen=True)
 class Network:
     """How to build an MLP `ActorCritic`."""
+
+    advanced: ClassVar[tuple[str, ...]] = ("shared_trunk", "log_std_init", "state_dependent_std")
 
     hidden: tuple[int, ...] = (64, 64)
     """Hidden layer sizes of the policy and of the value."""

@@ -27,6 +27,9 @@ from rlzoo.core.task import EnvTask, RolloutSettings, Setup, TaskSettings
 class Control(RolloutSettings):
     """Settings of a control task."""
 
+    title: ClassVar[str] = "Environment"
+    advanced: ClassVar[tuple[str, ...]] = ("noise_correlation", "vectorized")
+
     network: Network = Network()
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of their discounted sum, for training only."""

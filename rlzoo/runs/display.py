@@ -141,9 +141,12 @@ def _next_tenth(step: int, total: int) -> int:
 
 
 def _summary(record: Mapping[str, Any]) -> str:
-    """The mean return, and the KL if the algorithm reports it."""
-    kl = record.get("kl")
-    return f"return {_short(record['mean_return']):>8}" + ("" if kl is None else f"  kl {kl:.4f}")
+    """The mean return, the share of successes, and the KL: to the reference, or of the update if there is none."""
+    success, kl, kl_ref = (record.get(name) for name in ("success_rate", "kl", "kl_reference"))
+    text = f"return {_short(record['mean_return']):>8}" + ("" if success is None else f"  success {success:.0%}")
+    if kl_ref is not None:
+        return f"{text}  kl_ref {kl_ref:.4g}"
+    return text if kl is None else f"{text}  kl {kl:.4f}"
 
 
 def _short(x: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Experiment trackers as sinks: Weights & Biases and MLflow. A run directory is one run of the tracker, also resumed."""
+"""Trackers as sinks: Weights & Biases and MLflow. A run directory is one run of the tracker, also when resumed."""
 
 from __future__ import annotations
 

@@ -27,6 +27,20 @@ class Language(TaskSettings):
         "vf_minibatch_size": ("vf_minibatch_responses", "Responses in a minibatch when fitting the value, or all."),
     }
 
+    title: ClassVar[str] = "Language task"
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Reward": (
+            *("reward", "beta", "beta_target", "beta_horizon", "kl_estimator"),
+            *("score_clip", "score_normalization", "missing_eos_penalty"),
+        ),
+        "Evaluation and files": ("eval_prompts", "log_samples"),
+        "Memory and speed": ("lora_rank", "precision", "attention", "micro_batch_tokens", "gradient_checkpointing"),
+    }
+    advanced: ClassVar[tuple[str, ...]] = (
+        *("beta_horizon", "kl_estimator", "score_clip", "score_normalization", "max_prompt_tokens", "critic"),
+        *("ptx", "ptx_coef", "ptx_rows", "attention", "gradient_checkpointing", "log_samples"),
+    )
+
     responses_per_batch: Count = 64
     """Responses in a buffer."""
     model: str | None = None
