@@ -8,6 +8,8 @@ import io
 import itertools
 import json
 import re
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
@@ -91,19 +93,26 @@ def parse_settings(
     hidden = sum(setting.advanced for setting in settings.values())
     if not everything and hidden:
         description += f"\n{HELP_ALL} shows {hidden} more settings."
+    width = shutil.get_terminal_size().columns
+    wrapped = (textwrap.fill(line, width, subsequent_indent="  ") for line in description.splitlines())
+    description = "\n".join(wrapped)
     groups: dict[str, list[Any]] = {"Run": [], **{setting.group: [] for setting in settings.values()}}
     for title in _LAST:
         groups[title] = groups.pop(title, [])
     for setting in settings.values():
         shown = everything or not setting.advanced
         field = dataclasses.field(default_factory=partial(_identity, setting.value))
-        hint: Any = Annotated[setting.hint, tyro.conf.arg(help=setting.help)]  # type: ignore[name-defined]
-        groups[setting.group].append((setting.name, hint if shown else tyro.conf.Suppress[hint], field))
+        hint: Any = Annotated[setting.hint, tyro.conf.arg(help=setting.help)]
+        groups[setting.group].append((setting.name, hint if shown else Annotated[hint, tyro.conf.Suppress], field))
     parts: list[Any] = []
     for number, (title, fields) in enumerate(groups.items()):
         if fields:
             part: Any = dataclasses.make_dataclass("Part", fields, namespace={"__doc__": ""})
-            parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help="")]))
+            own = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
+            about = "".join(x.__doc__ or "" for x in own)
+            parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help=about)]))
+                (f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help="".join(filter(None, docs)))])
+            )
     parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Command", help="")]))
     given: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
     made = given.pop("command")

@@ -253,12 +253,12 @@ def test_threads_that_are_not_the_usual_one_are_said(threads, tmp_path, capsys):
 
 
 def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("COLUMNS", "84")
     pages = {}
     for option in ("--help", "--help-all"):
         assert main(["train", "ppo", "CartPole-v1", option]) == 0
         pages[option] = capsys.readouterr().out
-        assert max(map(len, pages[option].splitlines())) <= 90
+        assert max(map(len, pages[option].splitlines())) <= 84
     titles = [line.split("options")[0].strip("╭─ ") for line in pages["--help"].splitlines() if line.startswith("╭")]
     assert titles == [
         *("", "Run", "Command", "GAE", "PPO-clip", "Environment", "Network"),

@@ -62,13 +62,13 @@ class LanguageTask(Task):
         self.tokenizer = pretrained.load_tokenizer(self._source)
         self.score, self.score_name = self._find_score()
         self.model = (self._build() if model is None else self._given(model)).to(setup.device)
-        fit_to(sum(p.numel() for p in self.model.parameters()), setup.say)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
         self.pretraining = None if settings.ptx is None else self._pretraining_loss(settings.ptx)
         self.model.auxiliary = self.pretraining
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
+        fit_to(sum(p.numel() for p in self.model.parameters()), setup.say)
 
     def own_prompts(self) -> Sequence[str]:
         """Prompts of the task for training."""
