@@ -111,8 +111,6 @@ def parse_settings(
             own = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
             about = "".join(x.__doc__ or "" for x in own)
             parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help=about)]))
-                (f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help="".join(filter(None, docs)))])
-            )
     parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Command", help="")]))
     given: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
     made = given.pop("command")
