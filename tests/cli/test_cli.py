@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -259,7 +260,7 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
         assert main(["train", "ppo", "CartPole-v1", option]) == 0
         pages[option] = capsys.readouterr().out
         assert max(map(len, pages[option].splitlines())) <= 84
-    titles = [line.split("options")[0].strip("╭─ ") for line in pages["--help"].splitlines() if line.startswith("╭")]
+    titles = re.findall(r"^\W*([\w -]*?) ?options\W*$", pages["--help"], re.MULTILINE)
     assert titles == [
         *("", "Run", "Command", "GAE", "PPO-clip", "Environment", "Network"),
         *("Evaluation and files", "Memory and speed"),
