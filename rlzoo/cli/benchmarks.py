@@ -32,10 +32,10 @@ class _Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    results: Positional[tuple[str, ...]]
-    """Folders of results. Several are compared."""
+    paths: Positional[tuple[str, ...]]
+    """Run directories, folders of a suite's results, and directories that hold any of these. Several are compared."""
     out: str | None = None
-    """Folder for report.html, report.md and figures; none for the folder of results, or ./comparison for several."""
+    """Folder for report.html, report.md and figures; none for the path that is given, or ./comparison for several."""
     json: Switch = False
     """Print the paths of the pages as one JSON object."""
 
@@ -68,17 +68,18 @@ def benchmark_command(arguments: list[str]) -> int:
 
 
 def report_command(arguments: list[str]) -> int:
-    options = parse(_Report, arguments, "rlzoo report", "Write tables and figures of the results of suites.")
-    require(len(options.results) > 0, "the folders of results are missing: rlzoo report DIR [DIR ...]")
+    description = "Write tables and figures of runs and of the results of suites."
+    options = parse(_Report, arguments, "rlzoo report", description)
+    require(len(options.paths) > 0, "runs or folders of results are missing: rlzoo report PATH [PATH ...]")
     with importing(Threads(1)):
+        from rlzoo.benchmark.from_runs import find_results
         from rlzoo.benchmark.report import write_report
-        from rlzoo.benchmark.results import Results
 
     def warn(line: str) -> None:
         print(f"rlzoo: {line}", file=sys.stderr)
 
-    results = [Results.read(folder, warn) for folder in options.results]
-    out = Path(options.out or (options.results[0] if len(results) == 1 else "comparison"))
+    results = find_results(options.paths, warn)
+    out = Path(options.out or (options.paths[0] if len(options.paths) == 1 else "comparison"))
     pages = [str(page) for page in write_report(results, out)]
     print(json.dumps({"pages": pages}) if options.json else "\n".join(pages))
     return 0

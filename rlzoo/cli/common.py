@@ -75,6 +75,16 @@ def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
     return chosen.Threads(None)
 
 
+def pair_of(config: str) -> tuple[str, str] | None:
+    """Algorithm and environment in a `config.json` or run directory, before PyTorch is imported; None if unreadable."""
+    path = Path(config)
+    try:
+        record = json.loads((path / "config.json" if path.is_dir() else path).read_bytes())
+        return str(record["algorithm"]), str(record["env"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def display(options: Output) -> Display:
     """The display that the options ask for."""
     from rlzoo.runs.display import Display, make_display

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 PARAMETERS = 2_000_000
 """Parameters of a language model for each thread. With fewer, handing out the work costs more than it saves."""
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Threads(NamedTuple):
+@dataclass(frozen=True)
+class Threads:
     """A number of threads, and where it comes from."""
 
     count: int | None

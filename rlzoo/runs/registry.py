@@ -84,6 +84,9 @@ def _user_task(name: str) -> type[Task] | None:
         raise UnknownEnv(f"environment {name!r}: cannot import module {module!r}: {error}") from error
     if isinstance(found, type) and issubclass(found, Task):
         return found
-    if attribute not in gymnasium.registry:
-        raise ConfigError(f"{name!r}: module {module!r} has no Task of this name and registers no such environment")
+    makes = issubclass(found, gymnasium.Env) if isinstance(found, type) else callable(found)
+    if attribute not in gymnasium.registry and not makes:
+        raise ConfigError(
+            f"{name!r}: module {module!r} has no Task or function of this name and registers no such environment"
+        )
     return None

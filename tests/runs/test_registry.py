@@ -41,7 +41,7 @@ def test_environment_of_a_module(tmp_path, monkeypatch):
         with pytest.raises(ConfigError) as error:
             task_class("own_environments:Other-v0")
         assert str(error.value) == (
-            "'own_environments:Other-v0': module 'own_environments' has no Task of this name "
+            "'own_environments:Other-v0': module 'own_environments' has no Task or function of this name "
             "and registers no such environment"
         )
     finally:
@@ -51,7 +51,7 @@ def test_environment_of_a_module(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["test_registry:CONTROL", "test_registry:NoTask", "test_registry:gymnasium"])
 def test_module_without_such_a_task(name):
-    with pytest.raises(ConfigError, match="has no Task of this name and registers no such environment"):
+    with pytest.raises(ConfigError, match="has no Task or function of this name and registers no such environment"):
         task_class(name)
 
 
