@@ -17,7 +17,8 @@ from rlzoo.core.version import __version__
 
 if TYPE_CHECKING:
     from rlzoo.algorithms import NPG, TRPO, Algorithm, PPOClip, PPOPenalty, Reinforce, State, measure
-    from rlzoo.control.networks import Network
+    from rlzoo.control.cnn import CNN
+    from rlzoo.control.networks import Network, NetworkSettings
     from rlzoo.core.buffer import Buffer
     from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
     from rlzoo.core.env import Episode, Experience, VectorEnv
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from rlzoo.core.estimators import GAE, Estimator, GroupNorm, LeaveOneOut, MonteCarlo
     from rlzoo.core.evaluation import Evaluation
     from rlzoo.core.models import ActorCritic, Policy, Value
-    from rlzoo.core.task import EnvTask, RolloutSettings, Setup, Task, TaskSettings
+    from rlzoo.core.task import DeployedPolicy, EnvTask, RolloutSettings, Setup, Task, TaskSettings
     from rlzoo.lm.model.language_model import LanguageModel
     from rlzoo.lm.reward.env import LMEnv
     from rlzoo.lm.reward.reward_model import RewardModel
@@ -44,10 +45,12 @@ if TYPE_CHECKING:
     from rlzoo.runs.evaluate import evaluate, load_model, play
     from rlzoo.runs.finetune import sft, train_reward_model
     from rlzoo.runs.loop import Iteration, Trainer
+    from rlzoo.runs.policies import export, load_policy, push
     from rlzoo.runs.run import Run
     from rlzoo.runs.train import resume, train
 
 __all__ = [
+    "CNN",
     "GAE",
     "NPG",
     "TRPO",
@@ -58,6 +61,7 @@ __all__ = [
     "Categorical",
     "Config",
     "ConfigError",
+    "DeployedPolicy",
     "DiagGaussian",
     "Distribution",
     "EnvError",
@@ -76,6 +80,7 @@ __all__ = [
     "MonteCarlo",
     "MultiCategorical",
     "Network",
+    "NetworkSettings",
     "NonFiniteError",
     "PPOClip",
     "PPOPenalty",
@@ -97,10 +102,13 @@ __all__ = [
     "VectorEnv",
     "__version__",
     "evaluate",
+    "export",
     "load_model",
+    "load_policy",
     "make_config",
     "measure",
     "play",
+    "push",
     "resume",
     "sft",
     "train",
@@ -109,7 +117,8 @@ __all__ = [
 
 _MODULES = {
     "algorithms": "NPG TRPO Algorithm PPOClip PPOPenalty Reinforce State measure",
-    "control.networks": "Network",
+    "control.cnn": "CNN",
+    "control.networks": "Network NetworkSettings",
     "core.buffer": "Buffer",
     "core.distributions": "Categorical DiagGaussian Distribution MultiCategorical",
     "core.env": "Episode Experience VectorEnv",
@@ -117,7 +126,7 @@ _MODULES = {
     "core.estimators": "GAE Estimator GroupNorm LeaveOneOut MonteCarlo",
     "core.evaluation": "Evaluation",
     "core.models": "ActorCritic Policy Value",
-    "core.task": "EnvTask RolloutSettings Setup Task TaskSettings",
+    "core.task": "DeployedPolicy EnvTask RolloutSettings Setup Task TaskSettings",
     "lm.model.language_model": "LanguageModel",
     "lm.reward.env": "LMEnv",
     "lm.reward.reward_model": "RewardModel",
@@ -127,6 +136,7 @@ _MODULES = {
     "runs.evaluate": "evaluate load_model play",
     "runs.finetune": "sft train_reward_model",
     "runs.loop": "Iteration Trainer",
+    "runs.policies": "export load_policy push",
     "runs.run": "Run",
     "runs.train": "resume train",
 }

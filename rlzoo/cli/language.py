@@ -47,7 +47,7 @@ class _RewardModel(_Fit):
 
 
 def sft_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
+    with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.sft import SFTSettings
         from rlzoo.runs.finetune import sft
 
@@ -58,7 +58,7 @@ def sft_command(arguments: list[str]) -> int:
 
 
 def reward_model_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
+    with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.reward_model import RewardModelSettings
         from rlzoo.runs.finetune import train_reward_model
 

@@ -41,6 +41,7 @@ def _is_plain(model: ActorCritic) -> bool:
     """Whether the model consists of the built-in MLPs, in single precision on the CPU."""
     parameter = next(model.policy.parameters())
     known = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.trunk, MLP | None)
+    known = known and isinstance(model.policy.net, MLP)
     return known and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 
@@ -96,7 +97,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | None:
     if normalizer is None:
         return None
-    mean, scale = normalizer.mean.numpy(), torch.rsqrt(normalizer.var + 1e-8).numpy()
+    mean, scale = normalizer.mean.numpy(), normalizer.scale.numpy()
     clip = np.float32(normalizer.clip)
     return lambda x: np.minimum(np.maximum((x - mean) * scale, -clip), clip)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.envs import Source
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Array, VectorEnv
 from rlzoo.core.errors import require
@@ -18,7 +18,7 @@ from rlzoo.core.models import ActorCritic
 
 def evaluate_model(
     model: ActorCritic,
-    env_id: str,
+    env_id: Any,
     episodes: int,
     *,
     seed: int,
@@ -27,7 +27,11 @@ def evaluate_model(
     fast: bool = True,
     **env_kwargs: Any,
 ) -> Evaluation:
-    """Plays `episodes` complete episodes with a model, which stays unchanged. See `evaluate_actor`."""
+    """Plays `episodes` complete episodes with a model, which stays unchanged. See `evaluate_actor`.
+
+    Args:
+        env_id: an id, or a `Source`.
+    """
 
     def actor(env: Any, seed: int) -> Actor:
         return make_actor(model, _noise(env, seed, deterministic), fast)
@@ -37,7 +41,7 @@ def evaluate_model(
 
 def evaluate_actor(
     act: Callable[[Array, Array], Array],
-    env_id: str,
+    env_id: Any,
     episodes: int,
     *,
     seed: int,
@@ -69,7 +73,7 @@ def _noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:
 
 def _evaluate(
     make_actor: Callable[[VectorEnv, int], Actor],
-    env_id: str,
+    env: Any,
     episodes: int,
     seed: int,
     deterministic: bool,
@@ -78,10 +82,10 @@ def _evaluate(
 ) -> Evaluation:
     require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
     require(seed >= 0, f"seed must be at least 0, got {seed}")
-    copies = min(episodes, 128 if vectorized and env_id in envs.builtin_ids() else 8)
+    source = env if isinstance(env, Source) else Source(env, env_kwargs, vectorized=vectorized)
     env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
-    env = envs.make(env_id, copies, env_seed, vectorized=vectorized, **env_kwargs)
+    copies = source.make(source.evaluation_copies(episodes), env_seed)
     try:
-        return Evaluation.of(play_episodes(env, make_actor(env, actor_seed), episodes), deterministic, seed)
+        return Evaluation.of(play_episodes(copies, make_actor(copies, actor_seed), episodes), deterministic, seed)
     finally:
-        env.close()
+        copies.close()

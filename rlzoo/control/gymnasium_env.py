@@ -3,83 +3,88 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import traceback
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
 
+from rlzoo.control.wrappers import Env, wrap
 from rlzoo.core.env import Array, Bools, VectorEnv
-from rlzoo.core.errors import EnvError, UnknownEnv, UnsupportedSpace, no_such
+from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace
 
 _REPORT = "rlzoo_error"
 
 
-def find_spec(env_id: str) -> EnvSpec:
-    """The registered specification of `Name-v0` or, after importing the module, `module:Name-v0`."""
-    module, _, name = env_id.rpartition(":")
-    if module:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            raise UnknownEnv(f"environment {env_id!r}: cannot import module {module!r}: {error}") from error
-    if name in gymnasium.registry:
-        return gymnasium.registry[name]
-    raise UnknownEnv(no_such("environment", name, gymnasium.registry))
-
-
 class GymnasiumEnv(VectorEnv):
-    """Copies of a Gymnasium environment, in this process or each in its own process.
+    """A Gymnasium vector environment with NEXT_STEP autoreset.
 
     Observations of `Box`, `Discrete`, `MultiDiscrete` and `MultiBinary` spaces, and of `Dict` and
     `Tuple` of them, are flattened by Gymnasium's rules (`Discrete` becomes one-hot) and cast to float32.
     Copy i is seeded with `seed + i` at the first reset only. An error in an environment becomes an `EnvError` that
     names the copy and the number of the vector step.
+
+    Args:
+        vector: the result of `make_copies`, or a vector environment that the user made.
+        name: of the environment, for messages.
+        given: `vector` is the user's. It is not closed.
+        images: keep observations of bytes as bytes.
     """
 
-    def __init__(self, env_id: str, num_envs: int, seed: int, *, asynchronous: bool = False, **kwargs: Any) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs} must be positive")
-        make_copy = partial(_make_copy, find_spec(env_id), kwargs)
-        vectorize: Any = AsyncVectorEnv if asynchronous else SyncVectorEnv
-        try:
-            self._vector = vectorize(
-                [partial(make_copy, index) for index in range(num_envs)],
-                copy=False,
-                autoreset_mode=AutoresetMode.NEXT_STEP,
-            )
-        except UnsupportedSpace:
-            raise
-        except Exception as error:
-            raise EnvError(f"environment {env_id!r} cannot be made: {_one_line(error)}") from error
-        flat = self._vector.single_observation_space
-        self.num_envs = num_envs
-        self.action_space: gymnasium.Space[Any] = self._vector.single_action_space
+    def __init__(self, vector: Any, name: str, seed: int, *, given: bool = False, images: bool = False) -> None:
+        flat = vector.single_observation_space
+        self._vector = vector
+        self._given = given
+        self._raw_space: gymnasium.Space[Any] | None = None
+        if given:
+            self._raw_space = flat
+            _check_spaces(name, flat, vector.single_action_space)
+            flat = spaces.flatten_space(flat)
+        self.num_envs: int = vector.num_envs
+        self.action_space: gymnasium.Space[Any] = vector.single_action_space
+        dtype = np.uint8 if images and flat.dtype == np.uint8 else np.float32
         with np.errstate(over="ignore"):
-            low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
-        self.observation_space: spaces.Box = spaces.Box(low, high, dtype=np.float32)
-        self._env_id = env_id
+            low, high = flat.low.astype(dtype), flat.high.astype(dtype)
+        self.observation_space: spaces.Box = spaces.Box(low, high, dtype=dtype)
+        self._name = name
         self._seed: int | None = int(seed)
         self._steps = 0
-        self._obs = np.zeros((num_envs, *flat.shape), np.float32)
-        self._reward = np.zeros(num_envs, np.float32)
+        self._obs = np.zeros((self.num_envs, *flat.shape), dtype)
+        self._reward = np.zeros(self.num_envs, np.float32)
+        self.success: Array = np.full(self.num_envs, np.nan)
 
     def reset(self) -> tuple[Array, Bools]:
-        (obs,) = self._call(partial(self._vector.reset, seed=self._seed))
+        obs, _ = self._call(partial(self._vector.reset, seed=self._seed))
         self._seed = None
         self._store(obs, 0.0)
         return self._obs, np.zeros(self.num_envs, np.bool_)
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
         self._steps += 1
-        obs, reward, terminated, truncated = self._call(partial(self._vector.step, self._native(action)))
+        action = native_actions(self.action_space, action)
+        obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
         self._store(obs, reward)
-        return self._obs, self._reward, terminated, truncated, terminated | truncated
+        done = terminated | truncated
+        self.success.fill(np.nan)
+        if "is_success" in info:
+            told = np.asarray(info.get("_is_success", True)) & done
+            self.success[told] = np.asarray(info["is_success"]).astype(bool)[told]
+        return self._obs, self._reward, terminated, truncated, done
+
+    @property
+    def raw_observation_space(self) -> gymnasium.Space[Any]:
+        """Of the observations before they are flattened."""
+        return self._raw_space or self._vector.get_attr("raw_space")[0]
+
+    @property
+    def render_mode(self) -> str | None:
+        """How the environment was made to be rendered."""
+        return self._vector.render_mode
 
     @property
     def render_fps(self) -> float:
@@ -94,42 +99,36 @@ class GymnasiumEnv(VectorEnv):
             raise self._error(_one_line(error)) from error
 
     def close(self) -> None:
+        if self._given:  # it belongs to the user
+            return
         # After a worker process has died, Gymnasium waits for the others or finds a broken pipe.
         with contextlib.suppress(EOFError, OSError):
             self._vector.close(timeout=1)
 
-    def _native(self, action: Array) -> Array:
-        """Actions converted to the action space of the environment."""
-        space: Any = self.action_space
-        action = action.reshape(self.num_envs, *space.shape)
-        if isinstance(space, spaces.Box):
-            action = np.clip(action, space.low, space.high)
-        else:
-            action = action + getattr(space, "start", 0)
-        return action.astype(space.dtype, copy=False)
-
     def _store(self, obs: Array, reward: Array | float) -> None:
+        if self._given:
+            obs = _flatten_batch(self._vector, obs)
         with np.errstate(over="ignore"):
             self._obs[...] = obs
             self._reward[...] = reward
         for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
-            finite = np.isfinite(values).all(axis=1)
+            finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
             if not finite.all():
                 index = int(finite.argmin())
                 raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
 
     def _call(self, method: partial[Any]) -> Any:
-        """Calls a method of the vector environment and returns its results without the info."""
+        """Calls a method of the vector environment."""
         try:
-            *results, info = method()
+            results = method()
         except Exception as error:
             raise self._error(_one_line(error)) from error
-        for report in filter(None, info.get(_REPORT, ())):
+        for report in filter(None, results[-1].get(_REPORT, ())):
             raise self._error(str(report)) from report.__cause__ or report
         return results
 
     def _error(self, fault: str) -> EnvError:
-        return EnvError(f"environment {self._env_id!r}, step {self._steps}: {fault}")
+        return EnvError(f"environment {self._name!r}, step {self._steps}: {fault}")
 
 
 class _CopyError(Exception):
@@ -146,7 +145,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
         super().__init__(env)
         self._index = index
-        self._space = env.observation_space
+        self.raw_space = env.observation_space
         self._shape = env.observation_space.shape if isinstance(env.observation_space, spaces.Box) else None
         flat = spaces.flatten_space(env.observation_space)
         self._no_obs = np.zeros(flat.shape or (), flat.dtype)
@@ -161,15 +160,17 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         try:
-            obs, reward, terminated, truncated, _ = self.env.step(action)
-            return self._flatten(obs), float(reward), bool(terminated), bool(truncated), {}
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            told = (terminated or truncated) and "is_success" in info
+            success = {"is_success": bool(info["is_success"])} if told else {}
+            return self._flatten(obs), float(reward), bool(terminated), bool(truncated), success
         except Exception as error:
             return self._no_obs, 0.0, False, False, self._report(error)
 
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
-        return spaces.flatten(self._space, obs)
+        return spaces.flatten(self.raw_space, obs)
 
     def _report(self, error: Exception) -> dict[str, Any]:
         report = _CopyError(f"copy {self._index} raised {_one_line(error)}")
@@ -178,14 +179,87 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {_REPORT: report}
 
 
-def _make_copy(spec: EnvSpec, kwargs: dict[str, Any], index: int) -> _Copy:
-    # The passive checker would warn, for each copy, about faults that are errors here.
-    env = gymnasium.make(spec, **{"disable_env_checker": True, **kwargs})
-    if not _is_flat(env.observation_space):
-        raise UnsupportedSpace(f"environment {spec.id!r}: observation space {env.observation_space} is not supported")
-    if not _is_action_space(env.action_space):
-        raise UnsupportedSpace(f"environment {spec.id!r}: action space {env.action_space} is not supported")
+def make_copies(
+    make: Callable[[], Env], name: str, num_envs: int, wrappers: Sequence[Any] = (), asynchronous: bool = False
+) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """A vector environment of copies with flat observations.
+
+    Args:
+        make: makes one environment.
+        name: of the environment, for messages.
+        wrappers: of each copy.
+        asynchronous: each copy in its own process.
+
+    Raises:
+        UnsupportedSpace: no policy can be built for its observations or actions.
+        EnvError: a copy cannot be made, is no environment, or has other spaces than the first.
+        ConfigError: a wrapper cannot be loaded.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} must be positive")
+    functions = [partial(_make_copy, make, name, tuple(wrappers), index) for index in range(num_envs)]
+    vectorize: Any = AsyncVectorEnv if asynchronous else SyncVectorEnv
+    try:
+        if not asynchronous:
+            copies = [function() for function in functions]
+            _check_same(name, copies)
+            functions = [partial(_itself, copy) for copy in copies]
+        return vectorize(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+    except (UnsupportedSpace, EnvError, ConfigError):
+        raise
+    except Exception as error:
+        raise EnvError(f"environment {name!r} cannot be made: {_one_line(error)}") from error
+
+
+def _itself(copy: _Copy) -> _Copy:
+    return copy
+
+
+def _make_copy(make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], index: int) -> _Copy:
+    env = make()
+    if not isinstance(env, gymnasium.Env):
+        remedy = "end it with `return env`" if env is None else "give a function that returns a gymnasium.Env"
+        raise EnvError(f"environment {name!r} is {env!r}, not a gymnasium.Env: {remedy}")
+    env = wrap(env, wrappers)
+    _check_spaces(name, env.observation_space, env.action_space)
     return _Copy(env, index)
+
+
+def native_actions(space: Any, action: Array) -> Array:
+    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
+    action = action.reshape(len(action), *space.shape)
+    if isinstance(space, spaces.Box):
+        action = np.clip(action, space.low, space.high)
+    else:
+        action = action + getattr(space, "start", 0)
+    return action.astype(space.dtype, copy=False)
+
+
+def _check_same(name: str, copies: Sequence[_Copy]) -> None:
+    """Raises `EnvError` if two copies have different spaces."""
+    for kind in ("raw_space", "action_space"):
+        first, *others = (getattr(copy, kind) for copy in copies)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                what = "observation" if kind == "raw_space" else "action"
+                raise EnvError(f"environment {name!r}: copy {index} has the {what} space {other}, copy 0 has {first}")
+
+
+def _check_spaces(name: str, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> None:
+    """Raises `UnsupportedSpace` if no policy can be built for a space."""
+    if not _is_flat(observation):
+        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
+    if not _is_action_space(action):
+        raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
+
+
+def _flatten_batch(vector: Any, obs: Any) -> Array:
+    """Observations of a vector environment, (N, D)."""
+    space = vector.single_observation_space
+    if isinstance(space, spaces.Box):
+        return np.asarray(obs).reshape(vector.num_envs, -1)
+    rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
+    return np.stack(rows)
 
 
 def _is_flat(space: gymnasium.Space[Any]) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import gymnasium
 import numpy as np
@@ -73,7 +74,7 @@ class MLP(nn.Module):
 
 
 class MLPPolicy(Policy):
-    """An MLP whose outputs parametrise the distribution of an action space.
+    """A network, such as an MLP, whose outputs parametrise the distribution of an action space.
 
     Box actions are Gaussian, in units of the bounds (see `box_units`). `log_std` is the initial value of one parameter
     for each action; with None, the log standard deviation is the second half of the network's outputs.
@@ -82,7 +83,7 @@ class MLPPolicy(Policy):
     centre: Tensor
     log_scale: Tensor
 
-    def __init__(self, net: MLP, space: gymnasium.Space[Any], log_std: float | None = 0.0) -> None:
+    def __init__(self, net: nn.Module, space: gymnasium.Space[Any], log_std: float | None = 0.0) -> None:
         super().__init__()
         self.net = net
         self.nvec = categories(space)
@@ -124,14 +125,34 @@ class MLPPolicy(Policy):
 
 
 class MLPValue(Value):
-    """An MLP with one output."""
+    """A network with one output."""
 
-    def __init__(self, net: MLP) -> None:
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, features: Tensor) -> Tensor:
         return self.net(features).squeeze(-1)
+
+
+def make_heads(
+    net: Callable[[int, float], nn.Module], action_space: gymnasium.Space[Any], log_std: float, state_dependent: bool
+) -> tuple[MLPPolicy, MLPValue]:
+    """The policy of an action space, and the value.
+
+    Args:
+        net: makes a network with a number of outputs and a gain of its last layer.
+        log_std: initial log standard deviation for Box actions.
+        state_dependent: the log standard deviation is an output of the network.
+    """
+    outputs = sum(categories(action_space)) or math.prod(action_space.shape or ())
+    if state_dependent and isinstance(action_space, spaces.Box):
+        body = net(2 * outputs, 0.01)
+        list(body.parameters())[-1].data[outputs:] = log_std
+        policy = MLPPolicy(body, action_space, None)
+    else:
+        policy = MLPPolicy(net(outputs, 0.01), action_space, log_std)
+    return policy, MLPValue(net(1, 1.0))
 
 
 def categories(space: gymnasium.Space[Any]) -> list[int]:
@@ -159,7 +180,29 @@ def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> 
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSettings(abc.ABC):
+    """A kind of network: settings, and how to build an `ActorCritic` from them. A subclass is a frozen dataclass."""
+
+    images: ClassVar[bool] = False
+    """Whether `build` gets the observation space as it is, and the model flat pixels as bytes. Otherwise both are flat
+    and float32."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @abc.abstractmethod
+    def build(
+        self, observation_space: Any, action_space: gymnasium.Space[Any], generator: torch.Generator | None = None
+    ) -> ActorCritic:
+        """Builds a new model, initialised with `generator`.
+
+        Raises:
+            ConfigError: the network cannot be built for these spaces.
+        """
+
+
+@dataclass(frozen=True)
+class Network(NetworkSettings):
     """How to build an MLP `ActorCritic`."""
 
     hidden: tuple[int, ...] = (64, 64)
@@ -176,7 +219,7 @@ class Network:
     """Standard deviation as an output of the policy network, instead of one parameter for each action."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if any(n < 1 for n in self.hidden):
             raise ConfigError(f"hidden sizes must be at least 1, got {self.hidden}")
         if self.activation not in ("tanh", "relu"):
@@ -184,7 +227,7 @@ class Network:
 
     def build(
         self,
-        observation_space: spaces.Box,
+        observation_space: Any,
         action_space: gymnasium.Space[Any],
         generator: torch.Generator | None = None,
     ) -> ActorCritic:
@@ -196,13 +239,11 @@ class Network:
         inputs = math.prod(observation_space.shape)
         trunk = mlp(inputs, self.hidden) if self.shared_trunk else None
         inputs, hidden = (trunk.outputs, ()) if trunk else (inputs, self.hidden)
-        outputs = sum(categories(action_space)) or math.prod(action_space.shape or ())
-        if self.state_dependent_std and isinstance(action_space, spaces.Box):
-            net = mlp(inputs, hidden, 2 * outputs, 0.01)
-            list(net.parameters())[-1].data[outputs:] = self.log_std_init
-            policy = MLPPolicy(net, action_space, None)
-        else:
-            policy = MLPPolicy(mlp(inputs, hidden, outputs, 0.01), action_space, self.log_std_init)
-        value = MLPValue(mlp(inputs, hidden, 1, 1.0))
+        policy, value = make_heads(
+            lambda outputs, gain: mlp(inputs, hidden, outputs, gain),
+            action_space,
+            self.log_std_init,
+            self.state_dependent_std,
+        )
         normalizer = Normalizer(observation_space.shape) if self.normalize_obs else None
         return ActorCritic(policy, value, trunk, normalizer)

@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
 
+from rlzoo.control.envs import Source
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import Episode
+from rlzoo.core.env import Episode, success_of
 from rlzoo.core.errors import ConfigError, EnvError, require
 
 
 def watch(
-    env_id: str,
-    env_kwargs: dict[str, Any],
-    make_actor: Callable[[gymnasium.Space[Any], int], Actor],
+    source: Source,
+    make_actor: Callable[[GymnasiumEnv, int], Actor],
     episodes: int,
     seed: int,
     video: Path | None = None,
@@ -30,7 +29,8 @@ def watch(
     """Plays episodes in a window, or records them in `video`, an `.mp4` or `.gif` file.
 
     Args:
-        make_actor: makes an actor from an action space and a seed.
+        source: one copy is made; of a vector environment that the user made, the first copy is shown.
+        make_actor: makes an actor from an environment and a seed.
 
     Raises:
         ConfigError: there is no screen, a package is missing, or the file cannot be written.
@@ -41,10 +41,10 @@ def watch(
     mode = "human" if video is None else "rgb_array"
     with contextlib.ExitStack() as stack:
         stack.enter_context(_packages_named())
-        env = GymnasiumEnv(env_id, 1, env_seed, render_mode=mode, **env_kwargs)
+        env = source.make_rendered(env_seed, mode)
         stack.callback(env.close)
         record = None if video is None else stack.enter_context(_recorder(video, env))
-        actor = make_actor(env.action_space, actor_seed)
+        actor = make_actor(env, actor_seed)
         return [_episode(env, actor, record) for _ in range(episodes)]
 
 
@@ -65,7 +65,7 @@ def _episode(env: GymnasiumEnv, actor: Actor, record: Callable[[Any], None] | No
         if record is not None:
             record(env.render())
         if done:
-            return Episode(total, length)
+            return Episode(total, length, success_of(env.success, 0))
         obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
         total, length, done = total + float(reward[0]), length + 1, bool(terminated[0] or truncated[0])
 

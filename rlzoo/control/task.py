@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import gymnasium
 import numpy as np
 import torch
 
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.cnn import CNN, is_image
+from rlzoo.control.deploy import ControlPolicy
+from rlzoo.control.envs import Source
 from rlzoo.control.evaluation import evaluate_model
-from rlzoo.control.networks import Network
+from rlzoo.control.gymnasium_env import GymnasiumEnv
+from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.rendering import watch
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
@@ -20,14 +27,18 @@ from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.fields import Range
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.streams import stream
-from rlzoo.core.task import EnvTask, RolloutSettings, Setup, TaskSettings
+from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings
+
+NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN}
+"""The kinds of networks by name."""
 
 
 @dataclass(frozen=True)
 class Control(RolloutSettings):
     """Settings of a control task."""
 
-    network: Network = Network()
+    named_parts: ClassVar[Mapping[str, Kind]] = {"network": Kind(NetworkSettings, NETWORKS)}
+    network: NetworkSettings = Network()
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of their discounted sum, for training only."""
     noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0
@@ -36,6 +47,22 @@ class Control(RolloutSettings):
     """Keyword arguments of the environment."""
     vectorized: bool = True
     """Use the vectorised NumPy version of the environment, if there is one."""
+    async_envs: bool = False
+    """Run each copy of the environment in its own process."""
+    wrappers: tuple[Any, ...] = ()
+    """Wrappers of each copy: classes, functions, `module:Class` or `module:Class(key=value)`, the innermost first."""
+
+
+def source_of(settings: Control, setup: Setup) -> Source:
+    """Where a run's environments come from."""
+    return Source(
+        setup.env,
+        settings.env_kwargs,
+        settings.wrappers,
+        settings.vectorized,
+        settings.async_envs,
+        settings.network.images,
+    )
 
 
 class ControlTask(EnvTask):
@@ -53,41 +80,73 @@ class ControlTask(EnvTask):
         self.noise = ActionNoise(space, settings.num_envs, rng, settings.noise_correlation)
 
     @classmethod
+    def default_settings(cls, env: Any) -> TaskSettings:
+        given = Source(env).given
+        settings: Any = cls.Settings()
+        return settings if given is None else dataclasses.replace(settings, num_envs=given.num_envs)
+
+    @classmethod
+    def check(cls, settings: Control, setup: Setup) -> None:
+        super().check(settings, setup)
+        source_of(settings, setup).check(settings.num_envs)
+
+    @classmethod
     def available(cls, env: str) -> None:
         envs.make(env, 1, 0).close()
 
+    def described_spaces(self) -> dict[str, str]:
+        env: Any = self.env
+        spaces = {"observation": self.observation_space, "action": env.action_space}
+        return {name: " ".join(str(space).split()) for name, space in spaces.items()}
+
+    @property
+    def observation_space(self) -> gymnasium.Space[Any]:
+        """Of the observations as the environment gives them, before they are flattened."""
+        env: Any = self.env
+        return getattr(env, "raw_observation_space", env.observation_space)
+
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:
-        settings = self.settings
-        return envs.make(self.setup.env, num_envs, seed, vectorized=settings.vectorized, **settings.env_kwargs)
+        return source_of(self.settings, self.setup).make(num_envs, seed)
 
     def make_model(self, generator: torch.Generator) -> ActorCritic:
         env: Any = self.env
-        return self.settings.network.build(env.observation_space, env.action_space, generator)
+        network = self.settings.network
+        if is_image(self.observation_space) and not network.images:
+            self.setup.progress.say("the observations are images, which an MLP learns from slowly: try --network cnn")
+        space = self.observation_space if network.images else env.observation_space
+        return network.build(space, env.action_space, generator)
 
     def actor(self) -> Actor:
         return make_actor(self.model, self.noise, self.setup.fast)
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        settings = self.settings
-        return evaluate_model(
-            self.model,
-            self.setup.env,
-            episodes,
-            seed=seed,
-            deterministic=deterministic,
-            vectorized=settings.vectorized,
-            fast=self.setup.fast,
-            **settings.env_kwargs,
+        source = source_of(self.settings, self.setup)
+        found = evaluate_model(
+            self.model, source, episodes, seed=seed, deterministic=deterministic, fast=self.setup.fast
         )
+        if source.given is not None:
+            self._restart()
+        return found
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Plays episodes in a window, or records them at the environment's own frame rate."""
 
-        def actor(space: Any, seed: int) -> Actor:
-            noise = ActionNoise(space, 1, np.random.default_rng(seed))
+        def actor(env: GymnasiumEnv, seed: int) -> Actor:
+            noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
             return make_actor(self.model, noise.zeros() if deterministic else noise, self.setup.fast)
 
-        return Played.of(watch(self.setup.env, self.settings.env_kwargs, actor, episodes, seed, video))
+        return Played.of(watch(source_of(self.settings, self.setup), actor, episodes, seed, video))
+
+    def _restart(self) -> None:
+        """Starts new episodes, after an evaluation in the environment of the training."""
+        self.collector.restart()
+        if self.model.reward_scale is not None:
+            self.model.reward_scale.running.zero_()
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
+        env: Any = self.env
+        raw = getattr(env, "raw_observation_space", env.observation_space)
+        return ControlPolicy(self.model, raw, env.action_space, deterministic, seed, self.setup.fast)
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

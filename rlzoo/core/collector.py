@@ -9,7 +9,7 @@ import torch
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import Array, Episode, Experience, VectorEnv
+from rlzoo.core.env import Array, Episode, Experience, VectorEnv, success_of
 from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
 
@@ -62,14 +62,17 @@ class Collector:
         reward = np.empty((steps, n), np.float32)
         terminated, truncated = np.empty((steps, n), bool), np.empty((steps, n), bool)
         actions = []
+        success = None if self.env.success is None else np.empty((steps, n))
         obs[0], forced[0] = self._obs, self._forced
         step = self.env.step
         for t in range(steps):
             action = actor(obs[t], forced[t])
             obs[t + 1], reward[t], terminated[t], truncated[t], forced[t + 1] = step(action)
             actions.append(action)
+            if success is not None:
+                success[t] = self.env.success
         self._obs, self._forced = obs[-1], forced[-1]
-        return _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1])
+        return _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
 
     def _episodes(self, steps: _Steps) -> list[Episode]:
         """The episodes that ended, in the order in which they ended. The others continue in the next buffer."""
@@ -78,10 +81,16 @@ class Collector:
         past_return, past_length = np.zeros_like(self._returns), np.zeros_like(self._lengths)
         episodes = []
         for t, i in np.argwhere(steps.done & steps.mask):
-            episodes.append(Episode(float(returns[t, i] - past_return[i]), int(lengths[t, i] - past_length[i])))
+            return_, length = float(returns[t, i] - past_return[i]), int(lengths[t, i] - past_length[i])
+            episodes.append(Episode(return_, length, success_of(steps.success, t, i)))
             past_return[i], past_length[i] = returns[t, i], lengths[t, i]
         self._returns, self._lengths = returns[-1] - past_return, lengths[-1] - past_length
         return episodes
+
+    def restart(self) -> None:
+        """Starts new episodes with the next buffer, and drops those that have begun."""
+        self._obs = None
+        self._returns[:], self._lengths[:] = 0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
@@ -111,6 +120,7 @@ class _Steps(NamedTuple):
     terminated: Array
     truncated: Array
     mask: Array
+    success: Array | None = None
 
     @property
     def done(self) -> Array:
@@ -120,19 +130,22 @@ class _Steps(NamedTuple):
         def rows(x: Array) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(x.swapaxes(0, 1)))
 
-        obs, action, reward, terminated, truncated, mask = map(rows, self)
+        obs, action, reward, terminated, truncated, mask = map(rows, self[:6])
         return Buffer(obs, action, reward, terminated, truncated, mask)
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
     """Joins chunks to one episode a row, up to the end of the longest. The steps after a row's end are masked."""
     first_obs = np.concatenate([*(c.obs[:-1] for c in chunks), chunks[-1].obs[-1:]])
-    rest = [np.concatenate(parts) for parts in list(zip(*chunks, strict=True))[1:]]
+    rest: list[Any] = [np.concatenate(parts) for parts in list(zip(*chunks, strict=True))[1:6]]
+    told = [c.success for c in chunks if c.success is not None]
+    success = np.concatenate(told) if told else None
     steps = _Steps(first_obs, *rest)
     before = np.cumsum(steps.done, axis=0) - steps.done
     mask = steps.mask & (before == 0)
     longest = int(mask.any(1).nonzero()[0][-1]) + 1
-    return _Steps(first_obs[: longest + 1], *(x[:longest] for x in (*rest[:-1], mask)))
+    cut: list[Any] = [x[:longest] for x in (*rest[:-1], mask)]
+    return _Steps(first_obs[: longest + 1], *cut)._replace(success=None if success is None else success[:longest])
 
 
 @torch.no_grad()

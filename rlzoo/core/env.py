@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ def env_name(env: Any) -> str:
     if isinstance(env, str):
         return env
     made = getattr(getattr(env, "spec", None), "id", None)
-    return str(made or getattr(env, "__name__", type(env).__name__))
+    return str(made or getattr(env, "__name__", type(env).__name__)).strip("<>")
 
 
 class Episode(NamedTuple):
@@ -30,6 +31,19 @@ class Episode(NamedTuple):
     """Undiscounted sum of rewards; for a language model, the score of the response."""
     length: int
     """Steps."""
+    success: bool | None = None
+    """Whether it reached its goal (`info["is_success"]`); None if the environment does not tell."""
+
+
+def success_of(told: Array | None, *index: Any) -> bool | None:
+    """The success at `index` of an array such as `VectorEnv.success`."""
+    return None if told is None or np.isnan(told[index]) else bool(told[index])
+
+
+def success_rate(episodes: Iterable[Episode]) -> float | None:
+    """Share of successes among the episodes that tell; None if there are none."""
+    told = [episode.success for episode in episodes if episode.success is not None]
+    return sum(told) / len(told) if told else None
 
 
 class Experience(NamedTuple):
@@ -54,6 +68,9 @@ class VectorEnv(abc.ABC):
     """
 
     num_envs: int
+    success: Array | None = None
+    """(N,) 1 or 0 where the last step ended an episode that told whether it was a success, else NaN. None for an
+    environment that never tells."""
 
     @abc.abstractmethod
     def reset(self) -> tuple[Array, Bools]:

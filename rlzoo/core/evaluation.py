@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import Episode, VectorEnv
+from rlzoo.core.env import Episode, VectorEnv, success_of, success_rate
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,10 @@ class Evaluation:
     @classmethod
     def of(cls, episodes: Sequence[Episode], deterministic: bool, seed: int) -> Evaluation:
         """Creates an evaluation from its episodes."""
-        returns, lengths = zip(*episodes, strict=True)
-        return cls(np.array(returns), np.array(lengths), deterministic, seed)
+        returns, lengths = [x.return_ for x in episodes], [x.length for x in episodes]
+        rate = success_rate(episodes)
+        further = {} if rate is None else {"success_rate": rate}
+        return cls(np.array(returns), np.array(lengths), deterministic, seed, further)
 
     @property
     def mean_return(self) -> float:
@@ -90,7 +92,7 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int) -> list[Episode]:
         length += acting
         done = terminated | truncated
         for i in np.flatnonzero(done & (quota > 0)):
-            played[i].append(Episode(float(total[i]), int(length[i])))
+            played[i].append(Episode(float(total[i]), int(length[i]), success_of(env.success, i)))
             quota[i] -= 1
         total[done], length[done] = 0, 0
     return [episode for row in played for episode in row]

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,19 +14,31 @@ import torch
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.env import Episode, VectorEnv, env_name
-from rlzoo.core.errors import require
+from rlzoo.core.env import Array, Episode, VectorEnv, env_name
+from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played, play_episodes
 from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.streams import number, stream, torch_generator
+from rlzoo.core.threads import announce
+
+
+class Kind(NamedTuple):
+    """What a setting may be that names a class: a dataclass with settings of its own, such as `network`."""
+
+    base: type
+    """Base class of all."""
+    known: Mapping[str, type]
+    """Classes that have a name. Others are given as `module:Class`."""
 
 
 @dataclass(frozen=True)
 class TaskSettings:
     """Settings of a task. A subclass is a frozen dataclass; its fields become options of the command line."""
 
+    named_parts: ClassVar[Mapping[str, Kind]] = {}
+    """Fields that are given as a name, `module:Class` or an instance."""
     kept: ClassVar[frozenset[str]] = frozenset()
     """Settings whose objects the task saves in the run directory, so that a loaded run does not need them again."""
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -77,6 +89,41 @@ class Setup:
     """Progress of long operations."""
 
 
+class DeployedPolicy(abc.ABC):
+    """A policy outside of training: `action = policy(obs)`, with observations and actions of the environment's own."""
+
+    observation_space: Any
+    action_space: Any
+
+    @abc.abstractmethod
+    def __call__(self, obs: Any) -> Any:
+        """An action for `env.step` from one observation, or an array of actions from a batch.
+
+        Raises:
+            ConfigError: the observation is not one of the environment.
+        """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Clears the memory of a recurrent policy: call it where an episode begins. Other policies have none."""
+
+    @abc.abstractmethod
+    def flatten(self, obs: Any) -> Array:
+        """One observation or a batch as the input (N, *obs) float32 of the model and of exported files."""
+
+    @abc.abstractmethod
+    def export(self, format: str, about: Mapping[str, str]) -> bytes:
+        """The deterministic policy as the contents of a file for other programs.
+
+        Args:
+            format: onnx, torchscript or c.
+            about: texts that the file should hold, by name.
+
+        Raises:
+            ConfigError: the format is unknown, a package is missing, or a part of the policy cannot be exported to it.
+        """
+
+
 class Task(abc.ABC):
     """An environment, a model for it, and how to evaluate it.
 
@@ -103,8 +150,17 @@ class Task(abc.ABC):
         """Raises `ConfigError` if the settings do not fit the rest of the run."""
 
     @classmethod
+    def default_settings(cls, env: Any) -> TaskSettings:
+        """The settings that a run in `env` starts from."""
+        return cls.Settings()
+
+    @classmethod
     def available(cls, env: str) -> None:
         """Raises `EnvError` or `UnsupportedSpace` if the environment cannot be made here."""
+
+    def described_spaces(self) -> dict[str, str]:
+        """Observation and action space as text, by name. A loaded run must have the same as when it was trained."""
+        return {}
 
     @abc.abstractmethod
     def actor(self) -> Actor:
@@ -127,6 +183,18 @@ class Task(abc.ABC):
         found = self.evaluate(episodes, seed=seed, deterministic=deterministic)
         pairs = zip(found.returns.tolist(), found.lengths.tolist(), strict=True)
         return Played.of([Episode(return_, length) for return_, length in pairs])
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
+        """The model as it is now, for use outside of training.
+
+        Args:
+            deterministic: take the most probable action instead of a sample.
+            seed: seed of the samples.
+
+        Raises:
+            ConfigError: the task has no policy that acts on observations of its own.
+        """
+        raise ConfigError(f"{env_name(self.setup.env)} has no policy for other programs; load_model gives its model")
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -160,6 +228,7 @@ class EnvTask(Task):
     def __init__(self, settings: Any, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings = settings
         self.setup = setup
+        announce(setup.progress.say)
         self.env = self.make_env(settings.num_envs, number(stream(setup.seed, "env")))
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)

@@ -61,7 +61,7 @@ class Config:
         return settings_of(self, units=self.task.units)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting by its name, as values for JSON. The algorithm and its estimator are names.
+        """Every setting by its name, as values for JSON. The algorithm, its estimator and the network are names.
 
         An object is `"module:name"` if it can be imported from there, else `{"object": "<short description>"}`.
         """
@@ -71,6 +71,7 @@ class Config:
             "env": flat.pop("env"),
             "algorithm": _name_of(self.algorithm, ALGORITHMS),
             "estimator": _name_of(self.algorithm.estimator, ESTIMATORS),
+            **{name: _name_of(getattr(self.task, name), kind.known) for name, kind in self.task.named_parts.items()},
             **flat,
         }
 
@@ -102,8 +103,8 @@ class Config:
 def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config:
     """A `Config` from flat settings. Each setting goes to the part that has a field of that name.
 
-    `algorithm` and the setting `estimator` are names, `module:Class`, or instances. The settings `task` and `network`
-    are instances. "none" means None for a setting that can be None.
+    `algorithm` and the settings `estimator` and `network` are names, `module:Class`, or instances. The setting `task`
+    is an instance. "none" means None for a setting that can be None.
 
     Raises:
         ConfigError: no part has such a field (the nearest name is suggested), a value is out of range, or the parts do
@@ -118,14 +119,17 @@ def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config
 def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
     """`make_config` without the final `check`."""
     settings = dict(settings)
-    task = settings.pop("task", None) or task_class(env).Settings()
+    task = settings.pop("task", None) or task_class(env).default_settings(env)
     require(isinstance(task, TaskSettings), f"task must be TaskSettings, got {task!r}")
 
     def instance(part: Any, kind: str, base: type, registry: Mapping[str, type]) -> Any:
-        """The part itself, or one made from a name and the task's defaults."""
+        """The part itself, or one made from a name or class and the task's defaults."""
         if isinstance(part, str):
-            part = _replace(_class_of(part, registry, base, kind)(), task.defaults, task.units)
-        require(isinstance(part, base), f"{kind} must be a name or an {base.__name__}, got {part!r}")
+            part = _class_of(part, registry, base, kind)
+        if isinstance(part, type) and issubclass(part, base):
+            part = _replace(part(), task.defaults, task.units)
+        example = f"such as {kind}={next(iter(registry))!r} or {kind}={next(iter(registry.values())).__name__}()"
+        require(isinstance(part, base), f"{kind} must be a name or {_a(base.__name__)}, {example}, got {part!r}")
         return part
 
     if isinstance(algorithm, str):
@@ -134,10 +138,15 @@ def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) 
     if "estimator" in settings:
         estimator = instance(settings.pop("estimator"), "estimator", Estimator, ESTIMATORS)
         chosen = dataclasses.replace(chosen, estimator=estimator)
+    for name, kind in task.named_parts.items():
+        if name in settings:
+            task = dataclasses.replace(task, **{name: instance(settings.pop(name), name, kind.base, kind.known)})
     config = Config(env, chosen, task)
     nested = (f.name for f in dataclasses.fields(task) if is_part(getattr(task, f.name)))
     known = {*config.table, *nested, "estimator"} - {"env"}
     unknown = settings.keys() - known
+    if unknown == {"model"} and not isinstance(settings["model"], str):
+        raise ConfigError(f"model must be an ActorCritic, such as model=my_model, got {settings['model']!r}")
     if unknown:
         raise ConfigError(unknown_name("setting", min(unknown), known))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
@@ -241,5 +250,9 @@ def _class_of(name: str, registry: Mapping[str, type], base: type, kind: str) ->
         cls = getattr(importlib.import_module(module), qualname)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"cannot load {kind} {name!r}: {error}") from error
-    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not an {base.__name__}")
+    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not {_a(base.__name__)}")
     return cls
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "AEIO" else f"a {noun}"

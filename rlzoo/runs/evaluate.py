@@ -26,6 +26,8 @@ def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, 
 
     kind = "deterministic " if summary["deterministic"] else ""
     line = f"step {step:,}: {kind}mean return {spread(summary)} over {summary['episodes']} episodes"
+    if "success_rate" in summary:
+        line += f", success rate {summary['success_rate']:.3g}"
     if "kl_reference" in summary:
         line += f", KL to the reference {summary['kl_reference']:.3g}"
     return line if deterministic is None else f"{line}; deterministic {spread(deterministic)}"
@@ -142,7 +144,11 @@ def load_task(
     weights = run.load(run.step_of(checkpoint)).model
     task = task_class(config.env)(config.task, config.setup(run.path), model)
     try:
+        run.check_spaces(task.described_spaces())
         task.model.load_state_dict(weights)
+    except RunError:
+        task.close()
+        raise
     except RuntimeError as error:
         raise RunError(f"{run.path}: the weights do not fit the model: {' '.join(str(error).split())}") from error
     return task

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune import reward_model as rewards
 from rlzoo.lm.finetune import sft as texts_fit
 from rlzoo.lm.finetune.data import Example, read_examples, read_pairs
@@ -77,6 +78,7 @@ def sft(
     use_tokens(actor, known)
     size = sum(p.numel() for p in actor.parameters())
     display.say(f"{len(examples):,} texts; {type(actor).__name__} of {size:,} parameters, {len(known):,} tokens")
+    fit_to(size, display.say)
     metrics = _shown(
         display, settings, on_epoch, lambda report: texts_fit.sft(examples, settings, actor, known, report, display)
     )
@@ -124,6 +126,7 @@ def train_reward_model(
     use_tokens(made.model, made.tokenizer)
     size = sum(p.numel() for p in made.model.parameters())
     display.say(f"{len(known):,} pairs; {type(made.model).__name__} of {size:,} parameters")
+    fit_to(size, display.say)
     metrics = _shown(
         display, settings, on_epoch, lambda report: rewards.train_reward_model(known, settings, made, report, display)
     )

@@ -26,6 +26,7 @@ _TAGS = {
     "steps_per_second": "time/steps_per_second",
     "mean_return": "episode/return",
     "mean_length": "episode/length",
+    "success_rate": "episode/success_rate",
 }
 
 
@@ -33,8 +34,9 @@ class Logger:
     """Records iterations and evaluations. Files are written about once a second.
 
     A line of `metrics.jsonl` holds `step`; `seconds` and `steps_per_second` of training, without evaluations and
-    checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); and the metrics of
-    environment and algorithm with 6 digits (null if not finite). TensorBoard gets about 1000 of these lines.
+    checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); `success_rate` of
+    the last 100 that tell it; and the metrics of environment and algorithm with 6 digits (null if not finite).
+    TensorBoard gets about 1000 of these lines.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Logger:
         self._seconds = 0.0
         self._returns: deque[float] = deque(maxlen=_WINDOW)
         self._lengths: deque[int] = deque(maxlen=_WINDOW)
+        self._successes: deque[bool] = deque(maxlen=_WINDOW)
         self._flushed = time.monotonic()
 
     def iteration(
@@ -69,6 +72,7 @@ class Logger:
         self._seconds += seconds
         self._returns.extend(episode.return_ for episode in episodes)
         self._lengths.extend(episode.length for episode in episodes)
+        self._successes.extend(episode.success for episode in episodes if episode.success is not None)
         record = {
             "step": step,
             "seconds": round(self._seconds, 4),
@@ -76,6 +80,8 @@ class Logger:
             "mean_return": _mean(self._returns),
             "mean_length": _mean(self._lengths),
         }
+        if self._successes:
+            record["success_rate"] = _mean(self._successes)
         record |= {name: _six_digits(x) for name, x in metrics.items()}
         self._metrics.add(record)
         if step // self._stride > before // self._stride:
@@ -113,12 +119,14 @@ class Logger:
         self._events.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._seconds, "returns": list(self._returns), "lengths": list(self._lengths)}
+        successes = {"successes": list(self._successes)} if self._successes else {}
+        return {"seconds": self._seconds, "returns": list(self._returns), "lengths": list(self._lengths), **successes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seconds = float(state["seconds"])
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
+        self._successes.extend(state.get("successes", ()))
 
 
 class _Lines:

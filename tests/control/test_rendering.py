@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlzoo.control.envs import Source
 from rlzoo.control.rendering import watch
 from rlzoo.core.env import Episode
 from rlzoo.core.errors import ConfigError, EnvError
@@ -45,17 +46,17 @@ def film():
 
 
 def show(tmp_path, episodes=2, seed=0, suffix=".gif", seen=None, **env_kwargs):
-    def make_actor(space, seed):
+    def make_actor(env, seed):
         rng = np.random.default_rng(seed)
 
         def actor(obs, forced):
             if seen is not None:
                 seen.append(float(obs[0, 0]))
-            return rng.integers(space.n, size=1)
+            return rng.integers(env.action_space.n, size=1)
 
         return actor
 
-    return watch("Film-v0", env_kwargs, make_actor, episodes, seed, tmp_path / f"film{suffix}")
+    return watch(Source("Film-v0", env_kwargs), make_actor, episodes, seed, tmp_path / f"film{suffix}")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pipes of imageio's ffmpeg

@@ -79,8 +79,14 @@ def test_flat_form_survives_json(algorithm):
         ({"target_kl": -1}, "target_kl must be above 0, got -1"),
         ({"env_kwargs": 3}, "env_kwargs must be a dict, got 3"),
         ({"device": 0}, "device must be a string, got 0"),
-        ({"network": {}}, "network must be a Network, got {}"),
-        ({"estimator": 3}, "estimator must be a name or an Estimator, got 3"),
+        (
+            {"network": {}},
+            "network must be a name or a NetworkSettings, such as network='mlp' or network=Network(), got {}",
+        ),
+        (
+            {"estimator": 3},
+            "estimator must be a name or an Estimator, such as estimator='gae' or estimator=GAE(), got 3",
+        ),
         (
             {"estimator": "gea"},
             "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-norm)",
@@ -131,7 +137,7 @@ def test_language_tasks_have_settings_of_their_own():
             "cannot load algorithm 'rlzoo.algorithms:PPOClop': module 'rlzoo.algorithms' has no attribute 'PPOClop'",
         ),
         ("os:getcwd", "'os:getcwd' is not an Algorithm"),
-        (3, "algorithm must be a name or an Algorithm, got 3"),
+        (3, "algorithm must be a name or an Algorithm, such as algorithm='reinforce' or algorithm=Reinforce(), got 3"),
     ],
 )
 def test_wrong_algorithms_are_named(name, message):

@@ -23,7 +23,8 @@ from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.streams import stream, torch_generator
-from rlzoo.core.task import Setup, Task, TaskSettings
+from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
+from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune.data import read_prompts, read_texts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
@@ -73,6 +74,7 @@ class LanguageTask(Task):
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()
         self.model = (self._build() if model is None else self._given(model)).to(setup.device)
+        fit_to(sum(p.numel() for p in self.model.parameters()), setup.progress.say)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
@@ -336,6 +338,10 @@ class LanguageTask(Task):
         require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
         return Played(samples, transcript(samples), summary(samples))
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
+        actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR
+        raise ConfigError(f"{self.setup.env} trains a language model: load {actor} with transformers")
 
     def state_dict(self) -> dict[str, Any]:
         return {
