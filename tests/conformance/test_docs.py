@@ -121,7 +121,7 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
             return made
         raise Parsed
 
-    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs):
+    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs, cli.search):
         monkeypatch.setattr(module, "parse", parse_and_stop)
     for language, title, text in blocks(page):
         if title:
@@ -279,12 +279,6 @@ QUOTATIONS = [(page, *quoted) for page in PAGES for quoted in QUOTATION.findall(
 @pytest.mark.parametrize(("page", "path", "text"), QUOTATIONS, ids=[f"{name_of(p)}-{q}" for p, q, _ in QUOTATIONS])
 def test_quoted_code_is_the_source(page, path, text):
     assert squeezed(text) in squeezed(SOURCES[path])
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_page_of_an_algorithm_quotes_its_file(algorithm):
-    quoted = [path for path, _ in QUOTATION.findall((ROOT / f"docs/algorithms/{algorithm}.md").read_text())]
-    assert f"rlzoo/algorithms/{algorithm.replace('-', '_')}.py" in quoted
 
 
 def code_beside_equations():
