@@ -49,7 +49,7 @@ def display_for(progress: bool | Display) -> Display:
 
 
 class LineDisplay(Display):
-    """A line for every tenth of the run, and every few seconds of an evaluation. A broken pipe stops nothing."""
+    """A line for every tenth of the run and after every silence. A broken pipe does not stop the run."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -62,7 +62,7 @@ class LineDisplay(Display):
 
     def update(self, record: Mapping[str, Any]) -> None:
         step, total = record["step"], self._clock.total
-        if step >= self._next:
+        if step >= self._next or time.monotonic() - self._said >= _SILENCE:
             self._next = _next_tenth(step, total)
             width = len(f"{total:,}")
             self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")

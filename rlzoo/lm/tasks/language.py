@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -145,9 +147,10 @@ class LanguageTask(Task):
         if isinstance(model, Mapping):
             raise ConfigError(f"{folder} was stopped before its model was saved in it: train it again")
         if model is not None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="rlzoo-")
-            save(merged(model), self._find_tokenizer(), self._scratch.name)
-            return self._scratch.name
+            scratch = tempfile.mkdtemp(prefix="rlzoo-")
+            weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+            save(merged(model), self._find_tokenizer(), scratch)
+            return scratch
         sft = self.own_sft()
         assert sft is not None
         return str(sft.path(self.setup.env, self.setup.progress))
