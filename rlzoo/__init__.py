@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from rlzoo.core.estimators import GAE, Estimator, GroupNorm, LeaveOneOut, MonteCarlo
     from rlzoo.core.evaluation import Evaluation
     from rlzoo.core.models import ActorCritic, Policy, Value
-    from rlzoo.core.task import EnvTask, RolloutSettings, Setup, Task, TaskSettings
-    from rlzoo.lm.finetune.reward_model import train_reward_model
-    from rlzoo.lm.finetune.sft import sft
+    from rlzoo.core.task import DeployedPolicy, EnvTask, RolloutSettings, Setup, Task, TaskSettings
     from rlzoo.lm.model.language_model import LanguageModel
     from rlzoo.lm.reward.env import LMEnv
     from rlzoo.lm.reward.reward_model import RewardModel
@@ -45,7 +43,9 @@ if TYPE_CHECKING:
     from rlzoo.optim.adam import Adam
     from rlzoo.runs.config import Config, make_config
     from rlzoo.runs.evaluate import evaluate, load_model, play
+    from rlzoo.runs.finetune import sft, train_reward_model
     from rlzoo.runs.loop import Iteration, Trainer
+    from rlzoo.runs.policies import export, load_policy, push
     from rlzoo.runs.run import Run
     from rlzoo.runs.train import resume, train
 
@@ -61,6 +61,7 @@ __all__ = [
     "Categorical",
     "Config",
     "ConfigError",
+    "DeployedPolicy",
     "DiagGaussian",
     "Distribution",
     "EnvError",
@@ -101,10 +102,13 @@ __all__ = [
     "VectorEnv",
     "__version__",
     "evaluate",
+    "export",
     "load_model",
+    "load_policy",
     "make_config",
     "measure",
     "play",
+    "push",
     "resume",
     "sft",
     "train",
@@ -122,9 +126,7 @@ _MODULES = {
     "core.estimators": "GAE Estimator GroupNorm LeaveOneOut MonteCarlo",
     "core.evaluation": "Evaluation",
     "core.models": "ActorCritic Policy Value",
-    "core.task": "EnvTask RolloutSettings Setup Task TaskSettings",
-    "lm.finetune.reward_model": "train_reward_model",
-    "lm.finetune.sft": "sft",
+    "core.task": "DeployedPolicy EnvTask RolloutSettings Setup Task TaskSettings",
     "lm.model.language_model": "LanguageModel",
     "lm.reward.env": "LMEnv",
     "lm.reward.reward_model": "RewardModel",
@@ -132,7 +134,9 @@ _MODULES = {
     "optim.adam": "Adam",
     "runs.config": "Config make_config",
     "runs.evaluate": "evaluate load_model play",
+    "runs.finetune": "sft train_reward_model",
     "runs.loop": "Iteration Trainer",
+    "runs.policies": "export load_policy push",
     "runs.run": "Run",
     "runs.train": "resume train",
 }

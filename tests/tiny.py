@@ -10,6 +10,7 @@ from rlzoo.lm.model.padding import summed_nll
 from rlzoo.lm.model.pretrained import load_reward_model, new_causal_lm
 from rlzoo.lm.model.saving import save, use_tokens
 from rlzoo.lm.reward.reward_model import RewardModel
+from rlzoo.runs.display import Display
 
 CHARACTERS = string.ascii_letters + " .,!"
 EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1
@@ -69,3 +70,16 @@ def lm_loss(model, ids, attention):
     """−mean log π(x_t | x_<t) over all tokens but the first of each row, padding left out; 0 if there is none."""
     predicted = (attention.sum(1) - 1).clamp(min=0).sum()
     return summed_nll(model, ids, attention) / predicted.clamp(min=1)
+
+
+class Said(Display):
+    """A display that keeps the lines in a list, and the shares that operations report."""
+
+    def __init__(self, lines):
+        self.lines, self.shares = lines, []
+
+    def say(self, line):
+        self.lines.append(line)
+
+    def advance(self, share, line):
+        self.shares.append(share)

@@ -14,7 +14,13 @@ from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
-from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, fisher_vector_product, trust_region_step
+from rlzoo.optim.natural_gradient import (
+    FlatPolicy,
+    conjugate_gradient,
+    fisher_vector_product,
+    relative_residual,
+    trust_region_step,
+)
 from rlzoo.optim.objective import mean_kl, surrogate
 
 
@@ -60,7 +66,7 @@ class NPG(Algorithm):
         g = policy.objective(surrogate, batch).gradient(theta)
         fisher = fisher_vector_product(policy.expectation(mean_kl, batch), theta)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
-        step, scale = trust_region_step(fisher, x, state.at(self.max_kl))
+        step, scale, fx = trust_region_step(fisher, x, state.at(self.max_kl))
         policy.assign(theta + step)
 
         fit_value(
@@ -72,4 +78,5 @@ class NPG(Algorithm):
             "grad_norm": float(g.norm()),
             "step_norm": float(step.norm()),
             "step_scale": scale,
+            "cg_residual": relative_residual(fx + self.cg_damping * x, g),
         }

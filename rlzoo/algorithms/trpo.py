@@ -20,6 +20,7 @@ from rlzoo.optim.natural_gradient import (
     conjugate_gradient,
     fisher_vector_product,
     line_search,
+    relative_residual,
     trust_region_step,
 )
 from rlzoo.optim.objective import mean_kl, surrogate
@@ -73,7 +74,7 @@ class TRPO(Algorithm):
         g = objective.gradient(theta)
         fisher = fisher_vector_product(kl, theta)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
-        step, _ = trust_region_step(fisher, x, max_kl)
+        step, _, fx = trust_region_step(fisher, x, max_kl)
 
         before = objective(theta)
 
@@ -93,4 +94,5 @@ class TRPO(Algorithm):
             "step_norm": float((new - theta).norm()),
             "backtracks": backtracks,
             "accepted": float(backtracks < self.backtrack_iters),
+            "cg_residual": relative_residual(fx + self.cg_damping * x, g),
         }

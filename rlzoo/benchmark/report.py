@@ -5,13 +5,11 @@ from __future__ import annotations
 import base64
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 from markdown_it import MarkdownIt
 from markupsafe import Markup
@@ -24,6 +22,7 @@ from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval, performance_profile
 from rlzoo.benchmark.study import Study
 from rlzoo.runs.files import write_atomically
+from rlzoo.runs.markup import escaped, template
 
 
 def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
@@ -101,7 +100,7 @@ def _overall(study: Study, styles: figures.Styles) -> str:
 
 def to_markdown(study: Study) -> str:
     """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
-    return _template("report.md.jinja", finalize=_escaped).render(
+    return template("rlzoo.benchmark", "report.md.jinja", finalize=escaped).render(
         study=study,
         tables=tables,
         descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),
@@ -121,42 +120,21 @@ def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
             svg = images[Path(str(child.attrs["src"])).stem].encode()
             child.attrSet("src", f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
     body = parser.renderer.render(tokens, parser.options, {})
-    return _template("report.html.jinja").render(title=title, body=Markup(body))
-
-
-def _template(name: str, **options: Any) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rlzoo.benchmark", ""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        **options,
-    )
-    return environment.get_template(name)
-
-
-_MARKUP = r"[&<>\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+=-]|^\d(?=\d*[.)] )"
-"""Characters that Markdown could interpret: brackets only before a target, some signs only at the start of a line."""
-
-
-def _escaped(value: Any) -> Markup:
-    """Text with the characters that Markdown or HTML would interpret replaced by entities."""
-    if isinstance(value, Markup):
-        return value
-    return Markup(re.sub(_MARKUP, lambda match: f"&#{ord(match[0])};", str(value)))
+    return template("rlzoo.benchmark", "report.html.jinja").render(title=title, body=Markup(body))
 
 
 def _problems(study: Study) -> dict[str, list[str]]:
     """Runs that failed, are missing or diverged, each in a line."""
-    found: dict[str, list[str]] = {"failed": [], "missing": [], "diverged": []}
+    found: dict[str, list[str]] = {"failed": [], "missing": [], "unfinished": [], "diverged": []}
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
         for x in folder.failures:
             found["failed"].append(f"{x.label} on {x.env}, seed {x.seed}{where} failed: {one_line(x.error)}")
         for label, env, seed in folder.missing:
             found["missing"].append(f"{label} on {env}, seed {seed}{where} is missing")
+        for (label, env, seed), step in folder.unfinished.items():
+            total = folder.environments[env].total_steps
+            found["unfinished"].append(f"{label} on {env}, seed {seed}{where} is at step {step:,} of {total:,}")
         for run in folder.outcomes:
             if not np.isfinite(np.array([run.final_stochastic, *run.stochastic], float)).all():
                 found["diverged"].append(f"{run.label} on {run.env}, seed {run.seed}{where} diverged")

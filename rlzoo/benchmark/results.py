@@ -14,7 +14,7 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,18 @@ class Results:
     failures: list[Failure]
     missing: list[Key]
     """Jobs that have neither finished nor failed."""
+    unfinished: dict[Key, int] = field(default_factory=dict)
+    """Step of each outcome whose training has not ended."""
+
+    @property
+    def keys(self) -> list[Key]:
+        """All jobs: finished, failed and missing ones."""
+        return [*(x.key for x in self.outcomes), *(x.key for x in self.failures), *self.missing]
+
+    @property
+    def complete_grid(self) -> bool:
+        """Whether there is a job for each algorithm, environment and seed."""
+        return len(self.keys) == len(self.labels) * len(self.environments) * len(self.seeds)
 
     @classmethod
     def read(cls, path: Path | str, warn: Callable[[str], None] = lambda line: None) -> Results:
@@ -192,6 +204,11 @@ def check_folder(path: Path, overwrite: bool = False) -> None:
     if changed:
         reason = "; ".join(changed)
         raise RunError(f"{path} holds results of other versions ({reason}): give another --out, or --overwrite")
+
+
+def holds_results(path: Path) -> bool:
+    """Whether a directory is a result folder."""
+    return (path / _SUITE).is_file()
 
 
 def _read_record(path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def run_suite(
     require(workers >= 1, f"jobs must be at least 1, got {workers}")
     out, progress = Path(out), progress or Progress()
     check_folder(out, overwrite)
-    with lock(out), _interruptible() as interrupted:
+    with lock(out), interruptible() as interrupted:
         kept = {} if overwrite else finished(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
         writer.begin(overwrite)
@@ -143,7 +143,7 @@ BACKENDS = {"loky": _on_loky, "ray": _on_ray}
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[list[int]]:
+def interruptible() -> Iterator[list[int]]:
     """Raises KeyboardInterrupt on SIGTERM too, and appends its number to the list."""
     received: list[int] = []
 

@@ -54,9 +54,14 @@ class Group:
 
     @property
     def grid(self) -> Array:
-        """(points,) steps: the multiples of the evaluation interval, and the end of the budget."""
-        total = self.environment.total_steps
-        return np.append(np.arange(0, total, self.environment.eval_interval), total)
+        """(points,) steps: the multiples of the evaluation interval, and the end of the budget.
+
+        From the first evaluation of all runs on, and as far as all have trained.
+        """
+        interval = self.environment.eval_interval
+        start = max(run.steps[0] for run in self.runs) // interval * interval
+        total = min(self.environment.total_steps, *(run.steps[-1] for run in self.runs))
+        return np.append(np.arange(min(start, total), total, interval), total)
 
     def curves(self, steps: ArrayLike) -> Array:
         """(runs, points): returns of the stochastic evaluations, interpolated linearly."""
@@ -140,12 +145,13 @@ class Study:
         """Mean returns that are normalised to 0 and 1, by environment.
 
         0 is the mean return of all runs before training. 1 is the threshold, or without one the highest IQM of final
-        scores. An environment is left out if the latter is not above the former.
+        scores. An environment is left out if the latter is not above the former, or no run was evaluated before
+        training.
         """
         scales = {}
         for env, environment in self.environments.items():
             groups = self.within(env).values()
-            untrained = _floats([run.stochastic[0] for group in groups for run in group.runs])
+            untrained = _floats([run.stochastic[0] for group in groups for run in group.runs if run.steps[0] == 0])
             untrained = untrained[np.isfinite(untrained)]
             best = [x for group in groups if np.isfinite(x := iqm([group.final]))]
             high = environment.threshold if environment.threshold is not None else max(best, default=np.nan)
@@ -162,7 +168,7 @@ class Study:
         """
         covered = {name: [env for env in self.scales if (name, env) in self.groups] for name in self.algorithms}
         environments = max(covered.values(), key=len, default=[])
-        return [name for name, envs in covered.items() if set(environments) <= set(envs)], environments
+        return [name for name, envs in covered.items() if environments and set(environments) <= set(envs)], environments
 
     def normalised_final(self, name: str) -> list[Array]:
         """(runs,) normalised final scores, for each environment of `overall`."""
@@ -187,6 +193,11 @@ class Study:
         sizes = [[len(self.groups[name, env].runs) for name in (ours, theirs)] for env in environments]
         orders = math.prod(math.comb(n + m, n) for n, m in sizes)
         return bool(2 / orders < 0.05 and self.better(ours, theirs, environments).low > 0.5)
+
+    def planned(self, name: str, env: str) -> int:
+        """The number of runs of an algorithm in an environment, unfinished, failed and missing ones included."""
+        algorithm = self.algorithms[name]
+        return sum(key[:2] == (algorithm.label, env) for key in self.folders[algorithm.folder].keys)
 
     def shared(self, ours: str, theirs: str) -> list[str]:
         """The environments in which both algorithms have runs."""

@@ -112,7 +112,7 @@ def load_suite(name: Path | str) -> Suite:
     for env, fields in parts["environments"]:
         budget = fields.get("total_steps", suite.total_steps)
         interval = suite.eval_interval or (max(1, budget // 20) if isinstance(budget, int) else 1)
-        defaults = {"total_steps": budget, "eval_interval": interval, "threshold": _threshold(env)}
+        defaults = {"total_steps": budget, "eval_interval": interval, "threshold": threshold(env)}
         suite.environments[env] = _make(document, Environment, ("environments", env), defaults | fields, id=env)
     _check(document, suite)
     return dataclasses.replace(suite, jobs=tuple(_jobs(document, suite)))
@@ -185,7 +185,7 @@ def _make(document: _Document, cls: Any, path: tuple[Any, ...], content: dict[st
     return made
 
 
-def _threshold(env: str) -> float | None:
+def threshold(env: str) -> float | None:
     """The reward threshold of an environment in the registry of Gymnasium."""
     known = gymnasium.registry.get(env)
     return None if known is None or known.reward_threshold is None else float(known.reward_threshold)

@@ -52,7 +52,7 @@ def final_scores(study: Study) -> Table:
                 *(significant(group.further[key]) if key in group.further else NOTHING for key in further),
                 significant(float(np.median(group.seconds))),
                 fixed(float(np.median(group.pace)), 0),
-                f"{len(group.runs)} of {len(study.folders[study.algorithms[name].folder].seeds)}",
+                f"{len(group.runs)} of {study.planned(name, env)}",
             ])  # fmt: skip
     head = ["Environment", "Algorithm", "Stochastic", "Deterministic", *further, "Seconds", "Steps per second", "Runs"]
     return head, rows

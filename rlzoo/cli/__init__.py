@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from rlzoo.cli import benchmarks, language, runs
+from rlzoo.cli import benchmarks, diagnose, language, policies, runs
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
     ConfigError,
@@ -84,8 +84,11 @@ commands:
   resume RUN            continue a run from its last checkpoint
   eval RUN              play episodes and print their mean return
   play RUN              watch episodes or record a video; for a language model, read responses
+  export RUN            write the policy to a file: ONNX, TorchScript or a C header
+  push RUN REPO         upload the policy to the Hugging Face hub, with a model card
   benchmark SUITE       run a suite of algorithms, environments and seeds
-  report RESULTS        write tables and figures of the results of suites
+  report PATH ...       write tables and figures of runs and of the results of suites
+  diagnose RUN          name what looks wrong in the metrics of a run
   sft TEXTS             fine-tune a language model on texts
   reward-model PAIRS    train a reward model on pairs of responses with a preference
   list                  list algorithms, environments, language tasks, recipes and suites
@@ -103,8 +106,11 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": runs.resume_command,
     "eval": runs.eval_command,
     "play": runs.play_command,
+    "export": policies.export_command,
+    "push": policies.push_command,
     "benchmark": benchmarks.benchmark_command,
     "report": benchmarks.report_command,
+    "diagnose": diagnose.diagnose_command,
     "sft": language.sft_command,
     "reward-model": language.reward_model_command,
     "list": runs.list_command,

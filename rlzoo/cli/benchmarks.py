@@ -11,6 +11,7 @@ from typing import Literal
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.errors import require
+from rlzoo.core.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +32,17 @@ class _Benchmark:
 
 @dataclass(frozen=True, kw_only=True)
 class _Report:
-    results: Positional[tuple[str, ...]]
-    """Folders of results. Several are compared."""
+    paths: Positional[tuple[str, ...]]
+    """Run directories, folders of a suite's results, and directories that hold any of these. Several are compared."""
     out: str | None = None
-    """Folder for report.html, report.md and figures; none for the folder of results, or ./comparison for several."""
+    """Folder for report.html, report.md and figures; none for the path that is given, or ./comparison for several."""
     json: Switch = False
     """Print the paths of the pages as one JSON object."""
 
 
 def benchmark_command(arguments: list[str]) -> int:
     options = parse(_Benchmark, arguments, "rlzoo benchmark", "Run a suite of algorithms, environments and seeds.")
-    with importing(threads=1):
+    with importing(Threads(1)):
         from rlzoo.benchmark.progress import Progress, make_progress
         from rlzoo.benchmark.runner import run_suite
         from rlzoo.benchmark.suite import load_suite
@@ -67,17 +68,18 @@ def benchmark_command(arguments: list[str]) -> int:
 
 
 def report_command(arguments: list[str]) -> int:
-    options = parse(_Report, arguments, "rlzoo report", "Write tables and figures of the results of suites.")
-    require(len(options.results) > 0, "the folders of results are missing: rlzoo report DIR [DIR ...]")
-    with importing(threads=1):
+    description = "Write tables and figures of runs and of the results of suites."
+    options = parse(_Report, arguments, "rlzoo report", description)
+    require(len(options.paths) > 0, "runs or folders of results are missing: rlzoo report PATH [PATH ...]")
+    with importing(Threads(1)):
+        from rlzoo.benchmark.from_runs import find_results
         from rlzoo.benchmark.report import write_report
-        from rlzoo.benchmark.results import Results
 
     def warn(line: str) -> None:
         print(f"rlzoo: {line}", file=sys.stderr)
 
-    results = [Results.read(folder, warn) for folder in options.results]
-    out = Path(options.out or (options.results[0] if len(results) == 1 else "comparison"))
+    results = find_results(options.paths, warn)
+    out = Path(options.out or (options.paths[0] if len(options.paths) == 1 else "comparison"))
     pages = [str(page) for page in write_report(results, out)]
     print(json.dumps({"pages": pages}) if options.json else "\n".join(pages))
     return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlzoo.cli.options import Switch
+from rlzoo.core import threads as chosen
 from rlzoo.core.errors import require
-from rlzoo.runs.registry import cores, uses_all_cores
 from rlzoo.runs.signals import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _MOST_THREADS = 1024
 @dataclass(frozen=True, kw_only=True)
 class Threads:
     threads: int | None = None
-    """Threads of PyTorch and NumPy; none for 1 on control environments and all cores on language models."""
+    """Threads of PyTorch and NumPy; none for OMP_NUM_THREADS, else those of the run, else the fastest number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,41 +37,52 @@ class Output(Threads):
 
 
 @contextlib.contextmanager
-def importing(threads: int) -> Iterator[None]:
+def importing(threads: chosen.Threads) -> Iterator[None]:
     """Context for the import of PyTorch and modules that need it, with a number of threads.
 
-    NumPy's libraries read the environment variables when they are imported. Garbage collection is off because it finds
-    nothing among the modules of PyTorch and takes 0.2 s.
+    Garbage collection is off because it finds nothing among the modules of PyTorch and takes 0.2 s.
     """
-    require(threads >= 1, f"threads must be at least 1, got {threads}")
-    require(threads <= _MOST_THREADS, f"threads must be at most {_MOST_THREADS}, got {threads}")
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(threads)
+    if threads.count is not None:
+        require(threads.count >= 1, f"threads must be at least 1, got {threads.count}")
+        require(threads.count <= _MOST_THREADS, f"threads must be at most {_MOST_THREADS}, got {threads.count}")
+    chosen.set_variables(threads)
     gc.disable()
     try:
         with deferred_interrupts():
-            import torch
-
-            torch.set_num_threads(threads)
+            chosen.start(threads)
             yield
     finally:
         gc.freeze()
         gc.enable()
 
 
-def threads_for(options: Threads, all_cores: bool) -> int:
-    """The number of threads that the user asked for, else the fastest one for the task."""
+def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
+    """The number of threads that the user asked for, else that of the run, else None.
+
+    Reads `config.json` before PyTorch is imported.
+    """
+    given = chosen.from_environment()
     if options.threads is not None:
-        return options.threads
-    return cores() if all_cores else 1
+        return chosen.Threads(options.threads, "--threads")
+    if given is not None:
+        return chosen.Threads(given, "OMP_NUM_THREADS")
+    recorded = None
+    if run is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            recorded = json.loads(Path(run, "config.json").read_bytes())["threads"]
+    if isinstance(recorded, int) and 1 <= recorded <= _MOST_THREADS:
+        return chosen.Threads(recorded, "as before")
+    return chosen.Threads(None)
 
 
-def all_cores_for(run: str) -> bool:
-    """Whether a run's task is fastest with all cores. Reads `config.json` before PyTorch is imported."""
+def pair_of(config: str) -> tuple[str, str] | None:
+    """Algorithm and environment in a `config.json` or run directory, before PyTorch is imported; None if unreadable."""
+    path = Path(config)
     try:
-        return uses_all_cores(json.loads(Path(run, "config.json").read_bytes())["env"])
+        record = json.loads((path / "config.json" if path.is_dir() else path).read_bytes())
+        return str(record["algorithm"]), str(record["env"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return False
+        return None
 
 
 def display(options: Output) -> Display:

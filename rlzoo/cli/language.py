@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, with_parts
@@ -21,7 +20,7 @@ S = TypeVar("S", bound="FitSettings")
 @dataclass(frozen=True, kw_only=True)
 class _Fit(Threads):
     model: str
-    """Initial model: a directory, or a name on the hub."""
+    """Initial model: a directory, a run, or a name on the hub."""
     out: str
     """Directory for the model and its tokenizer."""
     overwrite: Switch = False
@@ -35,49 +34,53 @@ class _Fit(Threads):
 @dataclass(frozen=True, kw_only=True)
 class _SFT(_Fit):
     texts: Positional[str]
-    """A .txt file with one text in each line, or a .jsonl file with "text" in each line."""
+    """A .txt file with one text in each line, a .jsonl or .parquet file, or the directory of a dataset: "text",
+    "messages", or "prompt" and "completion" in each record."""
     model: str
-    """Initial model: a directory, a name on the hub, or a configuration for a model with random weights."""
+    """Initial model: a directory, a run, a name on the hub, or a configuration for a model with random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _RewardModel(_Fit):
     pairs: Positional[str]
-    """A .jsonl file with "prompt", "chosen" and "rejected" in each line."""
+    """A .jsonl or .parquet file, or the directory of a dataset: "prompt", "chosen" and "rejected" in each record."""
 
 
 def sft_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
-        from rlzoo.lm.finetune.sft import SFTSettings, run_sft
+    with importing(threads_for(parse(Threads, arguments, partly=True))):
+        from rlzoo.lm.finetune.sft import SFTSettings
+        from rlzoo.runs.finetune import sft
 
     description = "Fine-tune a language model on texts."
     options, settings = _fit_options("sft", description, _SFT, SFTSettings, arguments)
-    metrics = run_sft(options.texts, options.model, options.out, settings, _say(options), options.overwrite)
+    metrics = sft(options.texts, **_arguments(options, settings))
     return _report_fit(metrics, options, settings.epochs)
 
 
 def reward_model_command(arguments: list[str]) -> int:
-    with importing(threads_for(parse(Threads, arguments, partly=True), all_cores=True)):
-        from rlzoo.lm.finetune.reward_model import RewardNetworkSettings, run_reward_model
+    with importing(threads_for(parse(Threads, arguments, partly=True))):
+        from rlzoo.lm.finetune.reward_model import RewardModelSettings
+        from rlzoo.runs.finetune import train_reward_model
 
     description = "Train a reward model on pairs of responses with a preference."
-    options, settings = _fit_options("reward-model", description, _RewardModel, RewardNetworkSettings, arguments)
-    metrics = run_reward_model(options.pairs, options.model, options.out, settings, _say(options), options.overwrite)
+    options, settings = _fit_options("reward-model", description, _RewardModel, RewardModelSettings, arguments)
+    metrics = train_reward_model(options.pairs, **_arguments(options, settings))
     return _report_fit(metrics, options, settings.epochs)
 
 
 def _fit_options(name: str, description: str, options: type[F], settings: type[S], arguments: list[str]) -> tuple[F, S]:
     """The options of the command and the settings of the fit."""
-    from rlzoo.runs.train import check_device
-
     made = parse(with_parts(options, settings=settings), arguments, f"rlzoo {name}", description)
-    check_device(made.settings.device)
     return made.command, made.settings
 
 
-def _say(options: _Fit) -> Callable[[str], None]:
-    file = sys.stderr if options.json else sys.stdout
-    return lambda line: None if options.quiet else print(line, file=file, flush=True)
+def _arguments(options: _Fit, settings: FitSettings) -> dict[str, Any]:
+    """Arguments of `sft` and `train_reward_model`."""
+    from rlzoo.runs.display import Display, make_display
+
+    display = Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)
+    chosen = {name: getattr(options, name) for name in ("model", "out", "overwrite")}
+    return {**chosen, "settings": settings, "progress": display}
 
 
 def _report_fit(metrics: dict[str, float], options: _Fit, epochs: int) -> int:

@@ -31,6 +31,10 @@ Switch = tyro.conf.FlagCreatePairsOff[bool]
 """An option without a value, and without the opposite `--no-` option."""
 
 
+class Seeds(tuple[int, ...]):
+    """Different seeds: on the command line integers, and ranges FIRST-LAST."""
+
+
 def parse(
     cls: type[T],
     arguments: Sequence[str],
@@ -126,6 +130,8 @@ _REGISTRY = ConstructorRegistry()
 @_REGISTRY.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How to read and show values: integers such as 1e6, schedules, `none`, single words and KEY=VALUE pairs."""
+    if info.type is Seeds:
+        return PrimitiveConstructorSpec("*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x])
     if info.type == Schedule:
         return PrimitiveConstructorSpec(1, "FLOAT|SCHEDULE", _schedule, lambda x: True, lambda x: [_shown(x)])
     if info.type is int:
@@ -171,6 +177,21 @@ def _schedule(texts: list[str]) -> float | str:
         return float(texts[0])
     except ValueError:
         return texts[0]
+
+
+def _seeds(texts: list[str]) -> Seeds:
+    seeds: list[int] = []
+    for text in texts:
+        match = re.fullmatch(r"(\d+)-(\d+)", text)
+        if match and int(match[1]) > int(match[2]):
+            raise ValueError(f"{text!r} is an empty range of seeds")
+        seeds += range(int(match[1]), int(match[2]) + 1) if match else [_integer([text])]
+    if not seeds:
+        raise ValueError("a seed is missing, such as 1, 1 2 3 or 1-5")
+    twice = next((x for x in seeds if seeds.count(x) > 1), None)
+    if twice is not None:
+        raise ValueError(f"seed {twice} is given twice")
+    return Seeds(seeds)
 
 
 def _shown(schedule: Any) -> str:

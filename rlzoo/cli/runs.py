@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Output, Threads, all_cores_for, display, importing, threads_for
-from rlzoo.cli.options import Positional, Repeated, Switch, parse, settings_groups, with_parts
+from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
+from rlzoo.cli.options import Positional, Repeated, Seeds, Switch, parse, settings_groups, with_parts
+from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.runs.registry import TASKS, uses_all_cores
+from rlzoo.runs.registry import TASKS
 
 if TYPE_CHECKING:
     from rlzoo.runs.run import Run
@@ -35,8 +36,14 @@ class _Train(Output):
     """Run directory; none for runs/<algorithm>-<env>-s<seed>-<time>."""
     overwrite: Switch = False
     """Replace an existing run."""
+    seed: Seeds = field(default_factory=Seeds)
+    """Seed of everything random in the run. Several, such as 1 2 3 or 1-5, train a run each, at the same time."""
+    jobs: int | None = None
+    """Processes at a time when there are several seeds; none for the number of cores."""
+    config: str | None = None
+    """Run again what this config.json (or the run directory that holds it) says, with the other options as changes."""
     preset: str | None = None
-    """A recipe for language tasks, on top of the preset of the pair; rlzoo list shows the recipes."""
+    """A recipe for language tasks (rlzoo list) or a preset file (.toml), on top of the preset of the pair."""
     no_preset: Switch = False
     """Start from the defaults of the classes, without the preset of the pair."""
     estimator: str | None = None
@@ -50,11 +57,13 @@ class _Train(Output):
 @dataclass(frozen=True, kw_only=True)
 class _Resume(Output):
     run: Positional[str]
-    """Run directory."""
+    """Run directory, or the directory of the runs of several seeds."""
     total_steps: int | None = None
     """New number of steps for the run; none for no change."""
     checkpoint: int | None = None
     """Step of the checkpoint to continue from; none for the last one. Everything later is deleted."""
+    jobs: int | None = None
+    """Processes at a time when RUN holds the runs of several seeds; none for the number of cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,25 +105,33 @@ def train_command(arguments: list[str]) -> int:
     rest = arguments[len(names) :]
     _check_names(names)
     command = parse(_Train, rest, partly=True)
-    if len(names) < 2 and not {"-h", "--help"} & {*rest}:
+    if len(names) < 2 and command.config is None and not {"-h", "--help"} & {*rest}:
         raise ConfigError("algorithm and environment are missing: rlzoo train ALGORITHM ENV [--option value ...]")
-    contradiction = command.no_preset and command.preset is not None
-    require(not contradiction, "--preset and --no-preset contradict each other")
-    algorithm, env = (*names, *("ppo-clip", _EXAMPLE)[len(names) :])
-    with importing(threads_for(command, uses_all_cores(env))):
+    bases = {"--preset": command.preset, "--no-preset": command.no_preset or None, "--config": command.config}
+    contradiction = [name for name, value in bases.items() if value is not None]
+    require(len(contradiction) <= 1, f"{' and '.join(contradiction)} contradict each other")
+    several = len(command.seed) > 1
+    require(several or command.jobs is None, "--jobs is for several seeds: --seed 1 2 3")
+    known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
+    algorithm, env = (*names, *known[len(names) :])
+    with importing(threads_for(command)):
         from rlzoo.runs.config import assemble
-        from rlzoo.runs.defaults import starting_from
-        from rlzoo.runs.train import train
+        from rlzoo.runs.defaults import from_config, starting_from
+        from rlzoo.runs.train import configured, train
 
     preset = command.preset or not command.no_preset
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
     settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
-    table = assemble(algorithm, env, starting_from(algorithm, env, settings, preset)[0]).table
-    for name in ("env", "wrappers"):
+    if command.config is None:
+        base = starting_from(algorithm, env, settings, preset)[0]
+    else:
+        algorithm, env, base = from_config(command.config, algorithm, env, settings)
+    table = assemble(algorithm, env, base).table
+    for name in ("env", "seed", "wrappers"):
         table.pop(name, None)
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
     description += "\n\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
-    if not names:
+    if not names and command.config is None:
         description += (
             f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, module:Class of a task, or one of"
             f" {', '.join(TASKS)}.\n\nBelow are the options of {algorithm} on {env}.\n\n"
@@ -124,9 +141,15 @@ def train_command(arguments: list[str]) -> int:
     given = parse(options, rest, f"rlzoo train {algorithm} {env}", description)
     values = {name: getattr(getattr(given, setting.part.__name__), name) for name, setting in table.items()}
     settings |= {name: value for name, value in values.items() if value != table[name].value}
+    if several:
+        config, lines = configured(algorithm, env, command.config, preset, settings)
+        return train_seeds_command(config, lines, command)
+    if command.seed:
+        settings["seed"] = command.seed[0]
     run = train(
         algorithm,
         env,
+        config=command.config,
         out=command.out,
         overwrite=command.overwrite,
         preset=preset,
@@ -151,7 +174,10 @@ def _algorithms() -> str:
 
 def resume_command(arguments: list[str]) -> int:
     options = parse(_Resume, arguments, "rlzoo resume", "Continue a run from its last checkpoint.")
-    with importing(threads_for(options, all_cores_for(options.run))):
+    if holds_seeds(options.run):
+        return resume_seeds_command(options)
+    require(options.jobs is None, f"--jobs is for the runs of several seeds; {options.run} does not hold any")
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.train import resume
 
     shown = display(options)
@@ -161,7 +187,7 @@ def resume_command(arguments: list[str]) -> int:
 
 def eval_command(arguments: list[str]) -> int:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import describe, evaluate
         from rlzoo.runs.run import Run
 
@@ -177,7 +203,7 @@ def eval_command(arguments: list[str]) -> int:
 def play_command(arguments: list[str]) -> int:
     description = "Watch episodes in a window or record a video. For a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
-    with importing(threads_for(options, all_cores_for(options.run))):
+    with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import played
         from rlzoo.runs.run import Run
 

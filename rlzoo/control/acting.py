@@ -97,7 +97,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | None:
     if normalizer is None:
         return None
-    mean, scale = normalizer.mean.numpy(), torch.rsqrt(normalizer.var + 1e-8).numpy()
+    mean, scale = normalizer.mean.numpy(), normalizer.scale.numpy()
     clip = np.float32(normalizer.clip)
     return lambda x: np.minimum(np.maximum((x - mean) * scale, -clip), clip)
 

@@ -66,7 +66,8 @@ class GymnasiumEnv(VectorEnv):
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
         self._steps += 1
-        obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, self._native(action)))
+        action = native_actions(self.action_space, action)
+        obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
         self._store(obs, reward)
         done = terminated | truncated
         self.success.fill(np.nan)
@@ -103,16 +104,6 @@ class GymnasiumEnv(VectorEnv):
         # After a worker process has died, Gymnasium waits for the others or finds a broken pipe.
         with contextlib.suppress(EOFError, OSError):
             self._vector.close(timeout=1)
-
-    def _native(self, action: Array) -> Array:
-        """Actions converted to the action space of the environment."""
-        space: Any = self.action_space
-        action = action.reshape(self.num_envs, *space.shape)
-        if isinstance(space, spaces.Box):
-            action = np.clip(action, space.low, space.high)
-        else:
-            action = action + getattr(space, "start", 0)
-        return action.astype(space.dtype, copy=False)
 
     def _store(self, obs: Array, reward: Array | float) -> None:
         if self._given:
@@ -259,6 +250,16 @@ def _flatten_batch(vector: Any, obs: Any) -> Array:
         return np.asarray(obs).reshape(vector.num_envs, -1)
     rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
     return np.stack(rows)
+
+
+def native_actions(space: Any, action: Array) -> Array:
+    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
+    action = action.reshape(len(action), *space.shape)
+    if isinstance(space, spaces.Box):
+        action = np.clip(action, space.low, space.high)
+    else:
+        action = action + getattr(space, "start", 0)
+    return action.astype(space.dtype, copy=False)
 
 
 def _is_flat(space: gymnasium.Space[Any]) -> bool:

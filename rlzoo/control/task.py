@@ -15,6 +15,7 @@ import torch
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.cnn import CNN, is_image
+from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs import Source
 from rlzoo.control.evaluation import evaluate_model
 from rlzoo.control.gymnasium_env import GymnasiumEnv
@@ -111,7 +112,7 @@ class ControlTask(EnvTask):
         env: Any = self.env
         network = self.settings.network
         if is_image(self.observation_space) and not network.images:
-            self.setup.say("the observations are images, which an MLP learns from slowly: try --network cnn")
+            self.setup.progress.say("the observations are images, which an MLP learns from slowly: try --network cnn")
         space = self.observation_space if network.images else env.observation_space
         return network.build(space, env.action_space, generator)
 
@@ -141,6 +142,10 @@ class ControlTask(EnvTask):
         self.collector.restart()
         if self.model.reward_scale is not None:
             self.model.reward_scale.running.zero_()
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
+        env: Any = self.env
+        return ControlPolicy(self.model, self.observation_space, env.action_space, deterministic, seed, self.setup.fast)
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

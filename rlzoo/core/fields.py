@@ -38,6 +38,11 @@ class ScheduleRange(Range):
     """Range of a schedule's values. The END of a linear schedule may be an excluded bound, which is never reached."""
 
 
+@dataclass(frozen=True)
+class OrObject:
+    """In a field's type: objects are valid too. Only Python can give them, and who uses them checks them."""
+
+
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 UnitInterval = Annotated[float, Range(0, 1)]
@@ -74,6 +79,8 @@ def _fault(x: Any, hint: Any) -> str | None:
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(args[1], ScheduleRange):
         return _schedule_fault(x, args[1])
+    if origin is Annotated and any(isinstance(m, OrObject) for m in args[1:]):
+        return _fault(x, args[0]) if x is None or isinstance(x, (bool, int, float, str)) else None
     if origin is Annotated:
         bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
         return _fault(x, args[0]) or (str(bounds[0]) if bounds else None)

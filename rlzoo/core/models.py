@@ -119,7 +119,12 @@ class Normalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, obs: Tensor) -> Tensor:
-        return ((obs - self.mean) * torch.rsqrt(self.var + 1e-8)).clamp(-self.clip, self.clip)
+        return ((obs - self.mean) * self.scale).clamp(-self.clip, self.clip)
+
+    @property
+    def scale(self) -> Tensor:
+        """1/√var, for a variance that may be 0."""
+        return torch.rsqrt(self.var + 1e-8)
 
     @torch.no_grad()
     def update(self, obs: Float[Tensor, "N T *obs"], mask: Bool[Tensor, "N T"]) -> None:

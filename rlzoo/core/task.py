@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -14,19 +14,14 @@ import torch
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.env import Episode, VectorEnv, env_name
-from rlzoo.core.errors import require
+from rlzoo.core.env import Array, Episode, VectorEnv, env_name
+from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played, play_episodes
 from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.streams import number, stream, torch_generator
-
-Say = Callable[[str], None]
-"""Progress callback: shows one line of text."""
-
-
-def silent(line: str) -> None:
-    """Shows nothing."""
+from rlzoo.core.threads import announce
 
 
 class Kind(NamedTuple):
@@ -64,6 +59,8 @@ class RolloutSettings(TaskSettings):
     """Copies of the environment."""
     num_steps: Count = 128
     """Steps of each copy in a buffer. Not used by algorithms that need whole episodes."""
+    model: str | None = None
+    """Directory of a run to start from, with the weights of its last checkpoint; none for a new model."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,43 @@ class Setup:
     """Every setting of the run by its name."""
     folder: Path | None = None
     """The run directory, if there is one already."""
-    say: Say = silent
-    """Progress callback for long operations."""
+    progress: Progress = SILENT
+    """Progress of long operations."""
+
+
+class DeployedPolicy(abc.ABC):
+    """A policy outside of training: `action = policy(obs)`, with observations and actions of the environment's own."""
+
+    observation_space: Any
+    action_space: Any
+
+    @abc.abstractmethod
+    def __call__(self, obs: Any) -> Any:
+        """An action for `env.step` from one observation, or an array of actions from a batch.
+
+        Raises:
+            ConfigError: the observation is not one of the environment.
+        """
+
+    @abc.abstractmethod
+    def reset(self) -> None:
+        """Clears the memory of a recurrent policy: call it where an episode begins. Other policies have none."""
+
+    @abc.abstractmethod
+    def flatten(self, obs: Any) -> Array:
+        """One observation or a batch as the input (N, *obs) float32 of the model and of exported files."""
+
+    @abc.abstractmethod
+    def export(self, format: str, about: Mapping[str, str]) -> bytes:
+        """The deterministic policy as the contents of a file for other programs.
+
+        Args:
+            format: onnx, torchscript or c.
+            about: texts that the file should hold, by name.
+
+        Raises:
+            ConfigError: the format is unknown, a package is missing, or a part of the policy cannot be exported to it.
+        """
 
 
 class Task(abc.ABC):
@@ -152,6 +184,18 @@ class Task(abc.ABC):
         pairs = zip(found.returns.tolist(), found.lengths.tolist(), strict=True)
         return Played.of([Episode(return_, length) for return_, length in pairs])
 
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
+        """The model as it is now, for use outside of training.
+
+        Args:
+            deterministic: take the most probable action instead of a sample.
+            seed: seed of the samples.
+
+        Raises:
+            ConfigError: the task has no policy that acts on observations of its own.
+        """
+        raise ConfigError(f"{env_name(self.setup.env)} has no policy for other programs; load_model gives its model")
+
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All that the next buffer depends on except the model. The key `collector` holds the collector's state."""
@@ -159,6 +203,11 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Restores a state that was taken at `step`."""
+
+    @property
+    def starts_from(self) -> str | None:
+        """Directory of the run whose weights the model starts from; None if it does not start from a run."""
+        return None
 
     def begin(self, folder: Path) -> None:
         """Called when training starts: writes files that a resumed run needs into the run directory."""
@@ -179,6 +228,7 @@ class EnvTask(Task):
     def __init__(self, settings: Any, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings = settings
         self.setup = setup
+        announce(setup.progress.say)
         self.env = self.make_env(settings.num_envs, number(stream(setup.seed, "env")))
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
@@ -193,6 +243,10 @@ class EnvTask(Task):
                 setup.whole_episodes or size == "all" or size <= steps,
                 f"{name} must be at most num_envs * num_steps = {steps}, got {size}",
             )
+
+    @property
+    def starts_from(self) -> str | None:
+        return getattr(self.settings, "model", None)
 
     @abc.abstractmethod
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:

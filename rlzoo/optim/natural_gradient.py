@@ -152,15 +152,24 @@ class Step(NamedTuple):
     step: Vector
     scale: float
     """√(2δ/xᵀFx), or 0 if x has no positive curvature."""
+    fx: Vector
+    """F·x."""
 
 
 def trust_region_step(product: Callable[[Vector], Vector], x: Vector, max_kl: float) -> Step:
     """x scaled so that the quadratic model of the KL, ½sᵀFs, equals `max_kl`: s = √(2δ/xᵀFx)·x."""
-    curvature = float(torch.dot(x, product(x)))
+    fx = product(x)
+    curvature = float(torch.dot(x, fx))
     if not curvature > torch.finfo(x.dtype).tiny:
-        return Step(torch.zeros_like(x), 0.0)
+        return Step(torch.zeros_like(x), 0.0, fx)
     scale = (2 * max_kl / curvature) ** 0.5
-    return Step(scale * x, scale)
+    return Step(scale * x, scale, fx)
+
+
+def relative_residual(ax: Vector, b: Vector) -> float:
+    """‖A·x − b‖ / ‖b‖, given A·x: 0 where x solves A·x = b, 1 for x = 0. It is 0 if b is 0."""
+    norm = float(b.norm())
+    return float((ax - b).norm()) / norm if norm > 0 else 0.0
 
 
 def line_search(

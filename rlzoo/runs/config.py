@@ -15,9 +15,10 @@ from rlzoo.algorithms import ALGORITHMS, Algorithm
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check_fields
+from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.schedules import linear_ends, load_function
-from rlzoo.core.task import Say, Setup, TaskSettings, silent
-from rlzoo.runs.objects import describe, first_description, holds_object, import_name, written
+from rlzoo.core.task import Setup, TaskSettings
+from rlzoo.runs.objects import describe, first_description, holds_object, import_name, saved, written
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.settings import Setting, is_part, settings_of, unknown_name
 
@@ -64,7 +65,8 @@ class Config:
 
         An object is `"module:name"` if it can be imported from there, else `{"object": "<short description>"}`.
         """
-        flat = {name: written(setting.value) for name, setting in self.table.items()}
+        kept = self.task.kept
+        flat = {name: (saved if name in kept else written)(x.value) for name, x in self.table.items()}
         return {
             "env": flat.pop("env"),
             "algorithm": _name_of(self.algorithm, ALGORITHMS),
@@ -80,7 +82,7 @@ class Config:
         kept = self.task.kept
         return {name: first_description(x) for name, x in flat.items() if holds_object(x) and name not in kept}
 
-    def setup(self, folder: Path | None = None, say: Say = silent) -> Setup:
+    def setup(self, folder: Path | None = None, progress: Progress = SILENT) -> Setup:
         """What the task needs to know about the run."""
         estimator = self.algorithm.estimator
         return Setup(
@@ -94,7 +96,7 @@ class Config:
             fast=self.fast,
             values={name: x.value for name, x in self.table.items()} | {"algorithm": self.algorithm.name},
             folder=folder,
-            say=say,
+            progress=progress,
         )
 
 

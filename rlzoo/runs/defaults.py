@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import ConfigError, require
 from rlzoo.runs.config import ALIASES, assemble
-from rlzoo.runs.presets import find_preset, find_recipe
+from rlzoo.runs.objects import first_description, holds_object
+from rlzoo.runs.presets import find_preset, find_recipe, is_file, read_preset
+from rlzoo.runs.run import config_file, read_settings
 
 Settings = dict[str, Any]
 
@@ -32,20 +35,50 @@ def with_preset(
 
 
 def with_recipe(recipe: str, algorithm: str | Algorithm, env: Any, settings: Settings) -> tuple[Settings, Settings]:
-    """`settings` on top of a recipe, and what the recipe contributed.
+    """`settings` on top of a recipe or a preset file, and what it contributed.
 
     A recipe may name an estimator. If `settings` name another one, settings that it does not have are left out.
 
     Raises:
-        ConfigError: there is no such recipe, or it sets something that the algorithm or task does not have.
+        ConfigError: there is no such recipe or file, or it sets something that the algorithm or task does not have.
     """
-    given = find_recipe(recipe)
+    name = algorithm if isinstance(algorithm, str) else algorithm.name
+    given = read_preset(Path(recipe), ALIASES.get(name, name), env) if is_file(recipe) else find_recipe(recipe)
     missing = given.keys() - _known(algorithm, env, given)
     if missing:
-        name = algorithm if isinstance(algorithm, str) else algorithm.name
         raise ConfigError(f"preset {recipe!r} sets {min(missing)}, which {name} on {env_name(env)} does not have")
     given = _not_overridden(given, settings, algorithm, env)
     return given | settings, given
+
+
+def from_config(path: Path | str, algorithm: str | None, env: Any, settings: Settings) -> tuple[str, Any, Settings]:
+    """Algorithm, environment and settings of a `config.json`, changed by `settings`.
+
+    If `settings` name an estimator, settings of the file that this estimator does not have are left out.
+
+    Args:
+        path: the file, or the run directory that holds it.
+        algorithm, env: None, or the same as in the file; the object, if the file could only describe it.
+
+    Raises:
+        RunError: the file cannot be used.
+        ConfigError: the file has another algorithm or environment, or an object of the run is missing.
+    """
+    file = config_file(path)
+    base = read_settings(file)
+    require({"algorithm", "env"} <= base.keys(), f"{file} names no algorithm or no env")
+    given = settings | {name: x for name, x in (("algorithm", algorithm), ("env", env)) if x is not None}
+    for name, x in base.items():
+        if holds_object(x):
+            wanted = f"{file} was made from an object: pass {name}=... ({first_description(x)})"
+            require(name in given, wanted)
+            base[name] = given[name]
+    for name in ("algorithm", "env"):
+        wanted = given.get(name, base[name])
+        if ALIASES.get(str(wanted), wanted) != base[name]:
+            raise ConfigError(f"{file} has {name} {base[name]}, not {wanted}: leave the {name} out")
+    pair = base.pop("algorithm"), base.pop("env")
+    return *pair, _not_overridden(base, settings, *pair) | settings
 
 
 def starting_from(

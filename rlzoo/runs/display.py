@@ -10,11 +10,16 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rlzoo.core.progress import Progress
+
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    import rich.progress
+
+_SILENCE = 5.0
+"""Seconds without a line after which a long operation shows one."""
 
 
-class Display:
+class Display(Progress):
     """A display that shows nothing. Subclasses show progress."""
 
     def start(self, step: int, total_steps: int) -> None:
@@ -22,9 +27,6 @@ class Display:
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Called after each iteration with its line of `metrics.jsonl`."""
-
-    def say(self, line: str) -> None:
-        """Shows a line of text."""
 
     def close(self) -> None:
         """Called when training ends."""
@@ -36,11 +38,20 @@ def make_display(file: TextIO | None = None) -> Display:
     return LiveDisplay(file) if file.isatty() and os.environ.get("TERM") != "dumb" else LineDisplay(file)
 
 
+def display_for(progress: bool | Display) -> Display:
+    """A display that is given, or one on standard output, or one that shows nothing."""
+    if isinstance(progress, Display):
+        return progress
+    return make_display() if progress else Display()
+
+
 class LineDisplay(Display):
     """A line for every tenth of the run. A broken pipe does not stop the run."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._operation = _Operation()
+        self._said = time.monotonic()
 
     def start(self, step: int, total_steps: int) -> None:
         self._clock = _Clock(step, total_steps)
@@ -53,7 +64,14 @@ class LineDisplay(Display):
             width = len(f"{total:,}")
             self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")
 
+    def advance(self, share: float, line: str) -> None:
+        """Breaks a silence of `_SILENCE` seconds."""
+        left = self._operation.left(share)
+        if share < 1 and time.monotonic() - self._said >= _SILENCE:
+            self.say(f"{share:4.0%}  {line}{left}")
+
     def say(self, line: str) -> None:
+        self._said = time.monotonic()
         with contextlib.suppress(BrokenPipeError):
             print(line, file=self._file, flush=True)
 
@@ -61,44 +79,70 @@ class LineDisplay(Display):
 class LiveDisplay(Display):
     """A progress bar, redrawn at most four times a second."""
 
-    _progress: Progress | None = None
+    _bar: rich.progress.Progress | None = None
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._operation = _Operation()
 
     def start(self, step: int, total_steps: int) -> None:
+        self.close()
+        self._clock = _Clock(step, total_steps)
+        self._open("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[summary]}", total_steps, step)
+
+    def _open(self, text: str, total: int, completed: int = 0) -> rich.progress.Progress:
+        """Starts a bar with a text beside it."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._clock = _Clock(step, total_steps)
         self._drawn = -math.inf
-        self._progress = Progress(
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[summary]}"),
-            console=Console(file=self._file, highlight=False),
-            auto_refresh=False,
-        )
-        self._task = self._progress.add_task("", total=total_steps, completed=step, summary="")
-        self._progress.start()
+        console = Console(file=self._file, highlight=False)
+        self._bar = Progress(BarColumn(bar_width=24), TextColumn(text), console=console, auto_refresh=False)
+        self._task = self._bar.add_task("", total=total, completed=completed, summary="")
+        self._bar.start()
+        return self._bar
 
     def update(self, record: Mapping[str, Any]) -> None:
         now = time.monotonic()
         done = record["step"] >= self._clock.total
-        if self._progress is not None and (done or now - self._drawn > 0.25):
+        if self._bar is not None and (done or now - self._drawn > 0.25):
             self._drawn = now
             summary = f"{_summary(record)}  {self._clock.pace(record['step'])}"
-            self._progress.update(self._task, completed=record["step"], summary=summary, refresh=True)
+            self._bar.update(self._task, completed=record["step"], summary=summary, refresh=True)
+
+    def advance(self, share: float, line: str) -> None:
+        left = self._operation.left(share)
+        bar = self._bar or self._open("{task.percentage:3.0f}%  {task.fields[summary]}", 1)
+        if time.monotonic() - self._drawn > 0.25 or share == 1:
+            self._drawn = time.monotonic()
+            bar.update(self._task, completed=share, summary=line + left, refresh=True)
 
     def say(self, line: str) -> None:
-        if self._progress is None:
+        if self._bar is None:
             print(line, file=self._file)
         else:
-            self._progress.console.print(line, markup=False, soft_wrap=True)
+            self._bar.console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class _Operation:
+    """The remaining time of an operation, measured since its first call."""
+
+    def __init__(self) -> None:
+        self._share, self._first, self._start = 1.0, 0.0, 0.0
+
+    def left(self, share: float) -> str:
+        """ "  0:12 left" after 1 s; a smaller share than before begins another operation."""
+        now = time.monotonic()
+        if share < self._share:
+            self._first, self._start = share, now
+        self._share = share
+        done, seconds = share - self._first, now - self._start
+        return f"  {duration(seconds / done * (1 - share))} left" if done > 0 and share < 1 and seconds > 1 else ""
 
 
 class _Clock:

@@ -11,8 +11,8 @@ from rlzoo.algorithms import Metrics
 from rlzoo.core.collector import evaluate
 from rlzoo.core.env import Episode
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.streams import stream
-from rlzoo.core.task import Say, silent
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.checkpoint import Checkpoint
@@ -40,19 +40,23 @@ class Trainer:
     Args:
         model: train this model instead of a new one.
         folder: the run directory, if it exists already.
-        say: progress callback for long operations.
+        progress: progress of long operations.
 
     Raises:
         ConfigError: the settings do not work together.
     """
 
     def __init__(
-        self, config: Config, model: ActorCritic | None = None, folder: Path | None = None, say: Say = silent
+        self,
+        config: Config,
+        model: ActorCritic | None = None,
+        folder: Path | None = None,
+        progress: Progress = SILENT,
     ) -> None:
         check(config)
         check_schedules(config)
         self.config = config
-        self.task = task_class(config.env)(config.task, config.setup(folder, say), model)
+        self.task = task_class(config.env)(config.task, config.setup(folder, progress), model)
         self.model = self.task.model
         self.algorithm = config.algorithm
         self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzoo.core.errors import ConfigError, UnknownEnv, no_such
@@ -18,25 +17,20 @@ class Entry(NamedTuple):
     task: str
     """`module:Class` of the task."""
     description: str
-    all_cores: bool = False
-    """Whether training is fastest with all cores. Small networks are fastest with one."""
 
 
 TASKS = {
     "RandomWalks": Entry(
         "rlzoo.lm.tasks.random_walks:RandomWalks",
         "walks to a goal in a graph of 21 nodes (a benchmark of trlX); reports the exact expected optimality",
-        all_cores=True,
     ),
     "Reviews": Entry(
         "rlzoo.lm.tasks.reviews:Reviews",
         "short product reviews with positive sentiment; a complete RLHF pipeline on generated text",
-        all_cores=True,
     ),
     "Prompts": Entry(
         "rlzoo.lm.tasks.prompts:Prompts",
         "your own prompts, language model and score: --prompts FILE --model DIR --reward module:function",
-        all_cores=True,
     ),
 }
 """The registered tasks. Any other name is `module:Class` of a task, or a Gymnasium environment."""
@@ -96,13 +90,3 @@ def _user_task(name: str) -> type[Task] | None:
             f"{name!r}: module {module!r} has no Task or function of this name and registers no such environment"
         )
     return None
-
-
-def uses_all_cores(name: str) -> bool:
-    """Whether training of a task is fastest with all cores."""
-    return name in TASKS and TASKS[name].all_cores
-
-
-def cores() -> int:
-    """Number of processor cores."""
-    return os.cpu_count() or 1

@@ -14,7 +14,9 @@ holds the SHA-256 of every file. So the process can be killed at any instant: a 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -30,12 +32,19 @@ from safetensors import SafetensorError
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.version import __version__
+from rlzoo.runs import hub
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
 from rlzoo.runs.config import Config, make_config
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.objects import describe, holds_object, names_code
 from rlzoo.runs.settings import unknown_name
 from rlzoo.runs.upgrade import upgrade
+
+_NOT_SETTINGS = ("objects", "model_class", "spaces", "extended_at", "threads", "versions", "git_commit")
+"""Entries of `config.json` beside its format and the settings."""
+
+_TAIL = 16_384
+"""Bytes at the end of a file that hold at least one line."""
 
 _MODELS = ("start", "actor")
 """Directories that a task may write its models in."""
@@ -84,11 +93,13 @@ class Run:
 
     @classmethod
     def open(cls, path: Path | str | Run) -> Run:
-        """Opens an existing run directory.
+        """Opens an existing run directory, or downloads the run of a policy on the Hugging Face hub, `hf:user/name`.
 
         Raises:
-            RunError: there is no run.
+            RunError: there is no run, or the hub cannot be reached.
         """
+        if hub.is_name(path):
+            path = hub.download(str(path).removeprefix(hub.PREFIX))
         run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
             raise RunError(f"{run.path} holds no run (no config.json)")
@@ -138,6 +149,7 @@ class Run:
             "objects": {name: f"pass {name}=... ({what})" for name, what in objects.items()},
             "spaces": dict(spaces or {}),
             "extended_at": extended_at,
+            "threads": torch.get_num_threads(),
             "versions": versions(),
             "git_commit": git_commit(),
         }
@@ -154,33 +166,33 @@ class Run:
             RunError: the file is damaged, or has an unknown format; an object is missing, or it is given for a setting
                 that is none.
         """
-        record, needed = self._read_config(), self.objects
+        settings, needed = read_settings(self._config), self.objects
         objects = {name: x for name, x in objects.items() if x is not None}
         missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
         if missing:
             made = f"{self.path} was made from objects that config.json cannot hold"
             raise RunError(f"{made}: pass {', '.join(missing)}")
-        version = record.pop("format")
-        for name in ("objects", "model_class", "spaces", "extended_at", "versions", "git_commit"):
-            record.pop(name, None)
         objects.pop("model", None)
         for name, x in objects.items():
-            if name not in record:
-                raise RunError(f"{self.path}: {unknown_name('setting', name, record)}")
-            if not (holds_object(record[name]) or names_code(record[name])):
-                raise RunError(f"{self.path} was made with {name}={record[name]!r}: leave {name} out")
-            record[name] = x
+            if name not in settings:
+                raise RunError(f"{self.path}: {unknown_name('setting', name, settings)}")
+            if not (holds_object(settings[name]) or names_code(settings[name])):
+                raise RunError(f"{self.path} was made with {name}={settings[name]!r}: leave {name} out")
+            settings[name] = x
         try:
-            if version < FORMAT:
-                record = upgrade(record)
-            return make_config(record.pop("algorithm"), record.pop("env"), **record)
+            return make_config(settings.pop("algorithm"), settings.pop("env"), **settings)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
 
     @property
+    def record(self) -> dict[str, Any]:
+        """The content of `config.json`."""
+        return read_record(self._config)
+
+    @property
     def objects(self) -> dict[str, str]:
         """What `config.json` cannot hold and a loaded run needs: `{"env": "pass env=... (<description>)"}`."""
-        record = self._read_config()
+        record = read_record(self._config)
         if older := record.get("model_class"):  # an earlier form of `objects`
             return {"model": f"pass model=... ({older})"}
         objects = record.get("objects")
@@ -188,7 +200,7 @@ class Run:
 
     def check_spaces(self, spaces: Mapping[str, str]) -> None:
         """Raises `RunError` if a task has other spaces than the run was trained with (see `Task.described_spaces`)."""
-        trained = self._read_config().get("spaces") or {}
+        trained = read_record(self._config).get("spaces") or {}
         for kind, space in spaces.items():
             if trained.get(kind, space) != space:
                 was = f"but the run was trained with {trained[kind]}"
@@ -197,27 +209,28 @@ class Run:
     @property
     def extended_at(self) -> int | None:
         """The step where the run had finished before its number of steps was raised."""
-        step = self._read_config().get("extended_at")
+        step = read_record(self._config).get("extended_at")
         return step if isinstance(step, int) else None
-
-    def _read_config(self) -> dict[str, Any]:
-        try:
-            record = json.loads(self._config.read_bytes())
-            version = record["format"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunError(f"{self._config} cannot be read: {_describe(error)}") from error
-        if version not in READABLE:
-            raise RunError(f"{self._config} has format {version}; this rlzoo reads {' and '.join(map(str, READABLE))}")
-        return dict(record)
 
     @property
     def resumable(self) -> bool:
         """Whether the run has the present format. A run with an older one can only be evaluated and played."""
-        return bool(self._read_config()["format"] == FORMAT)
+        return bool(read_record(self._config)["format"] == FORMAT)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one for each iteration, oldest first."""
         return [record for _, record in _read(self.path / "metrics.jsonl")]
+
+    def last_metrics(self) -> dict[str, Any] | None:
+        """The last line of `metrics.jsonl`, read from the end of the file; None if there is none."""
+        last = None
+        with contextlib.suppress(FileNotFoundError), (self.path / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            for line in file.read().splitlines(keepends=True):
+                if line.endswith(b"\n"):
+                    with contextlib.suppress(ValueError):
+                        last = json.loads(line)
+        return last
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of `evaluations.jsonl`, oldest first."""
@@ -338,6 +351,44 @@ class Run:
         if best is not None and best > step:
             (self.checkpoints / "best.json").unlink()
         self._prune()
+
+
+def config_file(path: Path | str) -> Path:
+    """The `config.json` that a path names: the file itself, or that of a run directory."""
+    path = Path(path)
+    return path / "config.json" if path.is_dir() else path
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """The contents of a `config.json`.
+
+    Raises:
+        RunError: it is missing, damaged, or has an unknown format.
+    """
+    try:
+        record = json.loads(file.read_bytes())
+        version = record["format"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(f"{file} cannot be read: {_describe(error)}") from error
+    if version not in READABLE:
+        raise RunError(f"{file} has format {version}; this rlzoo reads {' and '.join(map(str, READABLE))}")
+    return dict(record)
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings in a `config.json` under their present names, with `algorithm` and `env`.
+
+    Raises:
+        RunError: as for `read_record`.
+    """
+    record = read_record(file)
+    version = record.pop("format")
+    for name in _NOT_SETTINGS:
+        record.pop(name, None)
+    try:
+        return record if version == FORMAT else upgrade(record)
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise RunError(f"{file} cannot be used: {_describe(error)}") from error
 
 
 def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

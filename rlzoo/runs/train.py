@@ -17,9 +17,10 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.runs import hub
 from rlzoo.runs.config import ANY_INTEGER, Config, make_config
-from rlzoo.runs.defaults import starting_from
-from rlzoo.runs.display import Display, make_display
+from rlzoo.runs.defaults import from_config, starting_from
+from rlzoo.runs.display import Display, display_for
 from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
@@ -27,9 +28,10 @@ from rlzoo.runs.session import OnIteration, Session, out_of_memory
 
 
 def train(
-    algorithm: str | Algorithm | Config,
+    algorithm: str | Algorithm | Config | None = None,
     env: Any = None,
     *,
+    config: Config | Path | str | None = None,
     out: Path | str | None = None,
     overwrite: bool = False,
     preset: bool | str = True,
@@ -43,12 +45,14 @@ def train(
     Args:
         algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a `Config`.
         env: Gymnasium id, name of a task, `module:Id` of an environment, or `module:Class` of a task.
+        config: run again what a `config.json` says, given as the file or its run directory, with `settings` as changes.
+            Algorithm and env need not be given then. Or a `Config`, as for `algorithm`.
         out: the run directory; `runs/<algorithm>-<env>-s<seed>-<time>` by default.
         overwrite: replace an existing run.
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
-            recipe, whose settings come on top of them.
+            recipe or a preset file (`.toml`), whose settings come on top of them.
         model: train this model instead of a new one. `resume` and `evaluate` then need it again. Anything else than an
-            `ActorCritic` sets `model` of a language task.
+            `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
         settings: fields of `Config` and of its parts, by name.
@@ -60,29 +64,26 @@ def train(
         TrainingError: training failed.
         Interrupted: a signal stopped training, after a checkpoint was written.
     """
+    if isinstance(model, Run):
+        model = model.path
     if not isinstance(model, ActorCritic | None):
         settings["model"], model = str(model) if isinstance(model, Path) else model, None
-    started_from: list[str] = []
-    if isinstance(algorithm, Config):
-        fixed = env is None and not settings and isinstance(preset, bool)
-        require(fixed, "give either a Config or settings, not both")
-        config = algorithm
-    elif env is None:
-        raise ConfigError("env is missing")
-    else:
-        settings, started_from = starting_from(algorithm, env, settings, preset)
-        config = make_config(algorithm, env, **settings)
+    config, started_from = configured(algorithm, env, config, preset, settings)
     check_device(config.device)
-    display = _display(progress)
+    display = display_for(progress)
     with _memory_checked(config):
-        trainer = Trainer(config, model, say=display.say)
-    run = Run.create(out or default_directory(config), config, overwrite, model, trainer.task.described_spaces())
+        trainer = Trainer(config, model, progress=display)
+    warm = _warm_start(trainer)
+    spaces = trainer.task.described_spaces()
+    run = Run.create(out or default_directory(config), config, overwrite, model, spaces)
     for line in started_from:
         display.say(line)
     display.say(f"training in {run.path}")
     with run.lock():
         trainer.task.begin(run.path)
         logger = Logger(run.path, config.total_steps, config.to_dict(), display)
+        if warm:
+            _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
     return run
 
@@ -112,8 +113,10 @@ def resume(
         RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
         TrainingError, Interrupted: as for `train`.
     """
+    if hub.is_name(run):
+        raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
     run = Run.open(run)
-    display = _display(progress)
+    display = display_for(progress)
     with run.lock():
         if not run.resumable:
             raise RunError(f"{run.path} has an older format: it can be evaluated and played, but not resumed")
@@ -126,11 +129,12 @@ def resume(
             return run
         check_device(config.device)
         with _memory_checked(config):
-            trainer = Trainer(config, model, run.path, display.say)
+            trainer = Trainer(config, model, run.path, display)
         run.check_spaces(trainer.task.described_spaces())
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
+            warm = saved is None and _warm_start(trainer)
             logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
@@ -143,15 +147,78 @@ def resume(
             )
         run.forget_after(trainer.step)
         trainer.task.begin(run.path)
+        if warm:
+            _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
     return run
 
 
-def default_directory(config: Config) -> Path:
-    """A path under `runs/` that does not exist yet."""
+def _warm_start(trainer: Trainer) -> bool:
+    """Gives the model the weights of the run that its task starts from. Returns whether there is one.
+
+    Raises:
+        RunError: there is no such run or checkpoint.
+        ConfigError: its weights do not fit the model.
+    """
+    source, model = trainer.task.starts_from, trainer.model
+    if source is None:
+        return False
+    found, own = Run.open(source).load().model, model.state_dict()
+    kept = {name: x for name, x in own.items() if name.startswith("reward_scale.")}  # of this run's own environments
+    found = {name: x for name, x in found.items() if not name.startswith("reward_scale.")}
+    remedy = f"give the network and environment of {source}"
+    for name in sorted((own.keys() - kept.keys()) ^ found.keys()):
+        has, lacks = ("this model", source) if name in own else (source, "this model")
+        raise ConfigError(f"model: {has} has {name}, {lacks} has not; {remedy}")
+    for name, x in found.items():
+        shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
+        require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
+    model.load_state_dict(found | kept)
+    return True
+
+
+def _save_start(run: Run, trainer: Trainer, logger: Logger) -> None:
+    """Writes a checkpoint of step 0, so that the run no longer depends on the one that it started from."""
+    start = trainer.checkpoint()
+    start.state["logger"] = logger.state_dict()
+    run.save(trainer.step, start)
+
+
+def configured(
+    algorithm: str | Algorithm | Config | None,
+    env: Any,
+    config: Config | Path | str | None,
+    preset: bool | str,
+    settings: dict[str, Any],
+) -> tuple[Config, list[str]]:
+    """The configuration that the arguments of `train` describe, and lines that say what it started from."""
+    if isinstance(algorithm, Config):
+        require(config is None, "give a Config once")
+        algorithm, config = None, algorithm
+    if isinstance(config, Config):
+        fixed = algorithm is None and env is None and not settings and isinstance(preset, bool)
+        require(fixed, "give either a Config or settings, not both")
+        return config, []
+    if config is not None:
+        require(isinstance(preset, bool), "give either config or preset, not both")
+        if isinstance(algorithm, Algorithm):
+            raise ConfigError("config has an algorithm already: give its settings by name")
+        algorithm, env, settings = from_config(config, algorithm, env, settings)
+        return make_config(algorithm, env, **settings), [f"settings of {config}"]
+    if algorithm is None:
+        raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
+    if env is None:
+        raise ConfigError("env is missing")
+    settings, started_from = starting_from(algorithm, env, settings, preset)
+    return make_config(algorithm, env, **settings), started_from
+
+
+def default_directory(config: Config, seeds: bool = False) -> Path:
+    """A path under `runs/` that does not exist yet, for a run or for the runs of several seeds."""
+    seed = "seeds" if seeds else f"s{config.seed}"
     written = config.to_dict()["algorithm"]
     algorithm = written if isinstance(written, str) else config.algorithm.name
-    name = re.sub(r"[^\w.]+", "-", f"{algorithm}-{env_name(config.env)}-s{config.seed}")
+    name = re.sub(r"[^\w.]+", "-", f"{algorithm}-{env_name(config.env)}-{seed}")
     path = Path("runs", f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
     others = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
     return next(p for p in itertools.chain([path], others) if not p.exists())
@@ -167,12 +234,6 @@ def check_device(device: str) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
-
-
-def _display(progress: bool | Display) -> Display:
-    if isinstance(progress, Display):
-        return progress
-    return make_display() if progress else Display()
 
 
 @contextlib.contextmanager

@@ -206,20 +206,50 @@ def test_list_of_language_tasks(monkeypatch, capsys):
     assert listed["suites"] == suites.split()
 
 
-@pytest.mark.parametrize(("env", "expected"), [("CartPole-v1", 1), ("RandomWalks", 7)])
-def test_threads_are_one_for_a_small_network_and_all_for_a_language_model(env, expected, tmp_path, monkeypatch):
-    threads = []
-    monkeypatch.setattr("torch.set_num_threads", threads.append)
-    monkeypatch.setattr("os.cpu_count", lambda: 7)
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")
-    (tmp_path / "config.json").write_text(json.dumps({"env": env}))
-    for command in ("eval", "resume", "play"):
-        assert main([command, str(tmp_path)]) == 2
-        assert main([command, str(tmp_path), "--threads", "3"]) == 2
+@pytest.fixture
+def threads(monkeypatch):
+    """The numbers of threads that commands set, without variables of the user."""
+    counts = []
+    monkeypatch.setattr("torch.set_num_threads", counts.append)
+    monkeypatch.setattr("rlzoo.core.threads._chosen", None)
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return counts
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "RandomWalks"])
+def test_threads_are_one_until_the_model_is_known(env, threads):
     assert main(["train", "ppo", env, "--help"]) == 0
-    assert threads == [expected, 3] * 3 + [expected]
-    assert os.environ["OMP_NUM_THREADS"] == str(expected)
+    assert threads == [1]
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_threads_of_the_user(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert main(["train", "ppo", "RandomWalks", "--help"]) == 0
+    assert main(["train", "ppo", "RandomWalks", "--threads", "2", "--help"]) == 0
+    assert threads == [3, 2]
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_threads_of_the_run(threads, tmp_path, monkeypatch):
+    for recorded, expected in ((5, 5), (None, 1), ("many", 1), (10**6, 1)):
+        (tmp_path / "config.json").write_text(json.dumps({"env": "RandomWalks", "threads": recorded}))
+        for command in ("eval", "resume", "play"):
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            assert main([command, str(tmp_path)]) == 2
+            assert main([command, str(tmp_path), "--threads", "3"]) == 2
+        assert threads == [expected, 3] * 3
+        threads.clear()
+
+
+def test_threads_that_are_not_the_usual_one_are_said(threads, tmp_path, capsys):
+    assert main(["train", "ppo", "CartPole-v1", *SMALL_PPO, "--out", str(tmp_path / "a"), "--threads", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "using 2 threads (--threads)"
+    assert main(["train", "ppo", "CartPole-v1", *SMALL_PPO, "--out", str(tmp_path / "b"), "--threads", "1"]) == 0
+    assert "using" not in capsys.readouterr().out
 
 
 def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):

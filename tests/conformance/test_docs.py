@@ -121,7 +121,7 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
             return made
         raise Parsed
 
-    for module in (cli.benchmarks, cli.language, cli.runs):
+    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs):
         monkeypatch.setattr(module, "parse", parse_and_stop)
     for language, title, text in blocks(page):
         if title:
@@ -214,10 +214,31 @@ def test_metrics_of_language_models_are_explained(workplace):
     Path("prompts.txt").write_text("a\nb\n")
     Path("score.py").write_text("def score(prompts, responses):\n    return range(len(responses))\n")
     task = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:score", "max_new_tokens": 4}
-    metrics = rlzoo.Trainer(make_config("ppo-clip", "Prompts", **task)).iterate().metrics
-    pages = [ROOT / "docs/language-guide.md", ROOT / "docs/algorithms/ppo-clip.md"]
-    missing = [name for name in metrics if not any(f"`{name}`" in page.read_text() for page in pages)]
-    assert not missing
+    task |= {"total_steps": 8, "eval_episodes": 2}
+    for algorithm in ("ppo-clip", "trpo"):
+        config = make_config(algorithm, "Prompts", **task)
+        run = rlzoo.train(config, out=algorithm)
+        pages = [ROOT / "docs/language-guide.md", ROOT / f"docs/algorithms/{algorithm}.md"]
+        metrics = rlzoo.Trainer(config).iterate().metrics
+        assert not [name for name in metrics if not any(f"`{name}`" in page.read_text() for page in pages)]
+        assert not unexplained(run)
+
+
+def unexplained(run):
+    """What a run records and the page of metrics has no row for."""
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    return {name for line in (*run.metrics(), *run.evaluations()) for name in line} - explained
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_all_metrics_have_a_row_on_their_page(algorithm, env, tmp_path):
+    run = rlzoo.train(
+        algorithm, env, preset=False, num_envs=2, num_steps=128, total_steps=256, eval_episodes=1, out=tmp_path / "run"
+    )
+    assert run.metrics()
+    assert not unexplained(run)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

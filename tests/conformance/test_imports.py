@@ -42,6 +42,9 @@ LM_MAY_IMPORT = {
 LM_SETTINGS = "rlzoo.lm.tasks.settings"
 """Pure data."""
 
+FINETUNE = "rlzoo.runs.finetune"
+"""The commands sft and reward-model, imported when they are used."""
+
 
 def imports(node, at_import=False):
     """Names of the modules that the code below `node` imports; with `at_import` only those at the import of the code.
@@ -114,10 +117,11 @@ def test_no_imports_go_round_in_a_circle():
     list(graphlib.TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if room(m) != "lm"])
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) != "lm" and m != FINETUNE])
 def test_transformers_is_imported_in_lm_alone(module):
     found = {m for m in imports(tree(module), at_import=True) if m.split(".")[0] == "transformers" or room(m) == "lm"}
     assert found <= {LM_SETTINGS}
+    assert FINETUNE not in imports(tree(module), at_import=True)
 
 
 # Nothing but the registry knows a kind of task by name.

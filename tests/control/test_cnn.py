@@ -12,6 +12,7 @@ import rlzoo
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.control.cnn import CNN, ConvNet, image_axes, is_image
 from rlzoo.core.errors import ConfigError
+from rlzoo.core.progress import Progress
 from rlzoo.runs.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -164,13 +165,20 @@ def test_killed_and_resumed_is_the_same_run(tmp_path):
 
 def test_image_with_an_mlp_is_said_once():
     said = []
-    task = Trainer(make_config("ppo", Dot, num_envs=2, num_steps=32), say=said.append).task
+    task = Trainer(make_config("ppo", Dot, num_envs=2, num_steps=32), progress=Said(said)).task
     assert said == ["the observations are images, which an MLP learns from slowly: try --network cnn"]
     assert task.env.observation_space.dtype == np.float32
     said.clear()
-    Trainer(make_config("ppo", **QUICK, minibatch_size=32), say=said.append)
-    Trainer(make_config("ppo", "CartPole-v1"), say=said.append)
+    Trainer(make_config("ppo", **QUICK, minibatch_size=32), progress=Said(said))
+    Trainer(make_config("ppo", "CartPole-v1"), progress=Said(said))
     assert said == []
+
+
+class Said(Progress):
+    """Keeps the lines that are shown."""
+
+    def __init__(self, lines):
+        self.say = lines.append
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from rlzoo.control.networks import Network
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.fields import Count
-from rlzoo.core.task import EnvTask, RolloutSettings, Setup, silent
+from rlzoo.core.progress import SILENT
+from rlzoo.core.task import EnvTask, RolloutSettings, Setup
 from rlzoo.runs.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -185,8 +186,9 @@ def test_given_model_is_used_instead_of_a_new_one():
     assert SignsTask(SignsSettings(), Setup(ENV), model).model is model
 
 
-def test_silent_shows_nothing(capsys):
-    silent("a line")
+def test_silent_progress_shows_nothing(capsys):
+    SILENT.say("a line")
+    SILENT.advance(0.5, "a line")
     assert capsys.readouterr().out == ""
 
 

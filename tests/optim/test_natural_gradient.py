@@ -18,6 +18,7 @@ from rlzoo.optim.natural_gradient import (
     conjugate_gradient,
     fisher_vector_product,
     line_search,
+    relative_residual,
     trust_region_step,
 )
 from rlzoo.optim.objective import mean_kl
@@ -278,17 +279,26 @@ def test_conjugate_gradient_stops_at_a_direction_without_positive_curvature(curv
 
 def test_trust_region_step_has_the_quadratic_kl_asked_for():
     a, x = positive_matrix(5, 0), random(5)
-    step, scale = trust_region_step(a.mv, x, 0.01)
+    step, scale, fx = trust_region_step(a.mv, x, 0.01)
     assert float(0.5 * step @ a @ step) == pytest.approx(0.01, rel=1e-12)
     assert torch.equal(step, scale * x)
+    assert torch.equal(fx, a.mv(x))
     assert scale > 0
 
 
 @pytest.mark.parametrize("curvature", [-1.0, 0.0, math.nan])
 def test_trust_region_step_without_positive_curvature_is_zero(curvature):
-    step, scale = trust_region_step(lambda v: curvature * v, torch.ones(3), 0.01)
+    step, scale, _ = trust_region_step(lambda v: curvature * v, torch.ones(3), 0.01)
     assert torch.equal(step, torch.zeros(3))
     assert scale == 0
+
+
+def test_residual_is_0_at_the_solution_and_1_at_zero():
+    a, b = positive_matrix(5, 0), random(5)
+    assert relative_residual(a.mv(conjugate_gradient(a.mv, b, 15, tolerance=1e-24)), b) < 1e-9
+    assert relative_residual(torch.zeros(5), b) == 1
+    assert relative_residual(0.5 * b, b) == pytest.approx(0.5)
+    assert relative_residual(torch.zeros(5), torch.zeros(5)) == 0
 
 
 def test_line_search_takes_the_first_step_accepted():

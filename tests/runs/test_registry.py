@@ -8,7 +8,7 @@ import pytest
 from rlzoo.control.task import ControlTask
 from rlzoo.core.errors import ConfigError, UnknownEnv
 from rlzoo.core.task import Task
-from rlzoo.runs.registry import CONTROL, TASKS, task_class, uses_all_cores
+from rlzoo.runs.registry import CONTROL, TASKS, task_class
 
 
 class OwnTask(ControlTask):
@@ -21,18 +21,15 @@ def test_registered_names_are_tasks(name):
     found = task_class(name)
     assert (found.__module__, found.__qualname__) == (module, cls)
     assert issubclass(found, Task)
-    assert uses_all_cores(name) == TASKS[name].all_cores
 
 
 def test_environments_are_control_tasks():
     assert task_class("CartPole-v1") is task_class("Acrobot-v1") is ControlTask
     assert f"{ControlTask.__module__}:{ControlTask.__qualname__}" == CONTROL
-    assert not uses_all_cores("CartPole-v1")
 
 
 def test_class_in_a_module_is_a_task():
     assert task_class("test_registry:OwnTask") is OwnTask
-    assert not uses_all_cores("test_registry:OwnTask")
 
 
 def test_environment_of_a_module(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Reading and writing files of prompts, texts and preference pairs. Errors name the file and the line."""
+"""Prompts, texts and preference pairs from files, lists and datasets; and files of generated data."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.lm.finetune.chat import (
+    Row,
+    check_messages,
+    completion_row,
+    conversation_row,
+    prompt_text,
+    reply_text,
+    unicode,
+)
+from rlzoo.lm.finetune.records import Messages, Record, Source, at_place, read, read_records
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Values = dict[str, Any]
 
 _PROMPT = ("prompt", "question")
 
@@ -28,32 +41,102 @@ class Pair(NamedTuple):
     """By how much the score of the chosen response should exceed the other's; at least 0."""
 
 
-def read_prompts(path: Path | str) -> list[str]:
-    """Prompts: the lines of a .txt file, or "prompt" (or "question") in each line of a .jsonl file.
+class Example(NamedTuple):
+    """Something to fine-tune on: a text, a conversation, or a prompt with its completion."""
+
+    prompt: str | Messages | None
+    """What comes before and is not trained on; None if there is nothing."""
+    text: str | Messages
+    place: str
+    """Where it comes from, such as "texts.jsonl, line 3"."""
+
+    @property
+    def key(self) -> str:
+        """Equal for equal examples."""
+        return self.text if self.prompt is None and isinstance(self.text, str) else repr((self.prompt, self.text))
+
+    def plain(self) -> str:
+        """All its text, without markup."""
+        parts = (self.prompt or "", self.text)
+        return "".join(x if isinstance(x, str) else "\n".join(message["content"] for message in x) for x in parts)
+
+    def row(self, tokenizer: PreTrainedTokenizerBase) -> Row:
+        """Its tokens, of which only the assistant's turns or the completion train.
+
+        Raises:
+            ConfigError: names the place and what is wrong.
+        """
+
+        def row(_: Values) -> Row:
+            if isinstance(self.text, list):
+                before = self.prompt if isinstance(self.prompt, list) else []
+                return conversation_row(before + self.text, tokenizer, len(before))
+            return completion_row(str(self.prompt or ""), self.text, tokenizer)
+
+        return at_place(Record(self.place, {}), row)
+
+
+def read_prompts(source: Source, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "prompts") -> list[str]:
+    """Prompts: texts, or "prompt" (or "question") of each record, a text or messages for the chat template.
+
+    Args:
+        source: a file (.txt with one prompt in each line, .jsonl, .parquet), the directory of a dataset, a list or a
+            `datasets.Dataset`.
+        tokenizer: its chat template renders messages.
+        name: of the prompts, for messages.
 
     Raises:
         ConfigError: names the file, the line and what is wrong with it.
     """
-    return _read(path, "prompt", lambda record: _text(record, *_PROMPT))
+
+    def prompt(values: Values) -> str:
+        given = _content(values, *_PROMPT)
+        return given if isinstance(given, str) else prompt_text(given, _needed(tokenizer))
+
+    return read(source, name, prompt, "prompt", "prompt")
 
 
-def read_texts(path: Path | str) -> list[str]:
-    """Texts: the lines of a .txt file, or "text" in each line of a .jsonl file.
-
-    Raises:
-        ConfigError: names the file, the line and what is wrong with it.
-    """
-    return _read(path, "text", lambda record: _text(record, "text"))
-
-
-def read_pairs(path: Path | str) -> list[Pair]:
-    """Pairs from a .jsonl file: "prompt" (or "question"), "chosen", "rejected" and optionally "margin" in each line.
+def read_texts(source: Source, name: str = "texts") -> list[str]:
+    """Texts: the lines of a .txt file, the entries of a list, or "text" of each record.
 
     Raises:
         ConfigError: names the file, the line and what is wrong with it.
     """
-    require(Path(path).suffix == ".jsonl", f"{path}: pairs are read from a .jsonl file")
-    return _read(path, "pair", _pair)
+    return read(source, name, lambda values: _text(values, "text"), "text", "messages")
+
+
+def read_examples(source: Source, name: str = "texts") -> list[Example]:
+    """Examples for SFT: "text", "messages", or "prompt" and "completion" (texts or messages) of each record.
+
+    The lines of a .txt file and the entries of a list are texts; lists in a list are conversations.
+
+    Raises:
+        ConfigError: names the file, the line and what is wrong with it.
+    """
+    if isinstance(source, list) and all(isinstance(x, Example) for x in source) and source:
+        return source
+
+    def example(record: Record) -> Example:
+        return at_place(record, lambda values: Example(*_example(values), record.place))
+
+    return [example(record) for record in read_records(source, name, "text", "messages")]
+
+
+def read_pairs(source: Source, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "pairs") -> list[Pair]:
+    """Pairs: "prompt" (or "question"), "chosen", "rejected" and optionally "margin" of each record.
+
+    The three are texts or messages. If "chosen" and "rejected" are whole conversations, there is no "prompt": it is
+    the messages that both begin with.
+
+    Args:
+        tokenizer: its chat template renders messages.
+
+    Raises:
+        ConfigError: names the file, the line and what is wrong with it.
+    """
+    text_file = isinstance(source, (Path, str)) and Path(source).suffix == ".txt"
+    require(not text_file, f"{source}: pairs are read from a .jsonl file, a .parquet file or a dataset")
+    return read(source, name, lambda values: _pair(values, tokenizer), "pair", "pair")
 
 
 def held_out(keys: Sequence[str], share: float, seed: int) -> list[bool]:
@@ -75,69 +158,75 @@ def held_out(keys: Sequence[str], share: float, seed: int) -> list[bool]:
     return [key in out for key in keys]
 
 
-def _read(path: Path | str, kind: str, entry: Callable[[dict[str, Any]], T | str]) -> list[Any]:
-    """`entry` of each line's JSON object, or the lines of a text file unchanged."""
-    path = Path(path)
-    require(path.suffix in (".txt", ".jsonl"), f"{path}: the name must end in .txt or .jsonl")
-    entries: list[T | str] = []
-    for number, line in _lines(path):
-        try:
-            require(bool(line.strip()), f"empty {kind}")
-            entries.append(line if path.suffix == ".txt" else entry(_object(line)))
-        except ConfigError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from None
-    require(bool(entries), f"{path} is empty")
-    return entries
+def _example(values: Values) -> tuple[str | Messages | None, str | Messages]:
+    """Prompt and text of an example."""
+    if "text" in values:
+        return None, _text(values, "text")
+    if "messages" in values:
+        messages = check_messages("messages", values["messages"])
+        require(any(x["role"] == "assistant" for x in messages), "no assistant turn to train on")
+        return None, messages
+    if "completion" not in values:
+        raise ConfigError(_missing(values, '"text", "messages" or "completion"'))
+    prompt, completion = _content(values, *_PROMPT), _content(values, "completion")
+    _same_kind(prompt=prompt, completion=completion)
+    return prompt, completion
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise ConfigError(f"no such file: {path}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), 1):
-        if not data:
-            return
-        try:
-            yield number, line.removesuffix(b"\r").decode()
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path}, line {number}: not UTF-8") from None
-
-
-def _object(line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ConfigError('not a JSON object, such as {"name": "value"}')
-    return record
-
-
-def _pair(record: dict[str, Any]) -> Pair:
-    margin = record.get("margin", 0.0)
+def _pair(values: Values, tokenizer: PreTrainedTokenizerBase | None) -> Pair:
+    margin = values.get("margin", 0.0)
     number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
     require(number and margin >= 0 and math.isfinite(margin), '"margin" must be a number of at least 0')
-    return Pair(_text(record, *_PROMPT), _text(record, "chosen"), _text(record, "rejected"), float(margin))
+    conversations = all(isinstance(values.get(name), list) for name in ("chosen", "rejected"))
+    prompt: Any = [] if conversations and not values.keys() & {*_PROMPT} else _content(values, *_PROMPT)
+    chosen: Any = _content(values, "chosen")
+    rejected: Any = _content(values, "rejected")
+    _same_kind(prompt=prompt, chosen=chosen, rejected=rejected)
+    if isinstance(chosen, str):
+        return Pair(prompt, chosen, rejected, float(margin))
+    if not prompt:
+        shared = next((k for k, (c, r) in enumerate(zip(chosen, rejected, strict=False)) if c != r), len(chosen))
+        prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+        require(bool(prompt and chosen and rejected), '"chosen" and "rejected" must begin alike, and then differ')
+    known = _needed(tokenizer)
+    replies = [reply_text(prompt, reply, known) for reply in (chosen, rejected)]
+    return Pair(prompt_text(prompt, known), replies[0], replies[1], float(margin))
 
 
-def _text(record: dict[str, Any], *names: str) -> str:
-    """The first of the named fields that is present."""
-    name = next((name for name in names if name in record), None)
+def _needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    if tokenizer is None:
+        raise ConfigError("messages need a tokenizer with a chat template")
+    return tokenizer
+
+
+def _same_kind(**values: Any) -> None:
+    kinds = {name: "messages" if isinstance(x, list) else "a text" for name, x in values.items()}
+    first, *others = kinds
+    for name in others:
+        require(kinds[name] == kinds[first], f'"{first}" is {kinds[first]}, but "{name}" is {kinds[name]}')
+
+
+def _content(values: Values, *names: str) -> str | Messages:
+    """The first of the named values that is present: a text or messages."""
+    name = next((name for name in names if name in values), names[0])
+    return check_messages(name, values[name]) if isinstance(values.get(name), list) else _text(values, *names)
+
+
+def _text(values: Values, *names: str) -> str:
+    """The first of the named values that is present."""
+    name = next((name for name in names if name in values), None)
     if name is None:
-        wanted = " or ".join(f'"{name}"' for name in names)
-        present = ", ".join(f'"{key}"' for key in record) or "nothing"
-        raise ConfigError(f"no {wanted}; the line has {present}")
-    text = record[name]
+        raise ConfigError(_missing(values, " or ".join(f'"{name}"' for name in names)))
+    text = values[name]
     require(isinstance(text, str), f'"{name}" must be a string')
     require(bool(text.strip()), f'"{name}" is empty')
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f'"{name}" is not Unicode: half of a surrogate pair') from None
-    return text
+    unicode(f'"{name}"', text)
+    return str(text)
+
+
+def _missing(values: Values, wanted: str) -> str:
+    present = ", ".join(f'"{key}"' for key in values) or "nothing"
+    return f"no {wanted}; it has {present}"
 
 
 def write_lines(folder: Path | str, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -156,6 +245,13 @@ def write_lines(folder: Path | str, files: Mapping[str, Sequence[str]]) -> dict[
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}; give a folder that can be written") from error
     return {name: len(lines) for name, lines in files.items()}
+
+
+def save_prompts(path: Path, prompts: Sequence[str]) -> None:
+    """Writes prompts as a .jsonl file, which is complete or absent."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text("".join(f"{json.dumps({'prompt': text})}\n" for text in prompts), encoding="utf-8")
+    scratch.rename(path)
 
 
 def write_command(

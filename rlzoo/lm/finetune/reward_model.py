@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlzoo.core.fields import Count, NonNegative, Positive, Range
-from rlzoo.lm.finetune.data import Pair, held_out, read_pairs
-from rlzoo.lm.finetune.sft import FitSettings, Metrics, describe, fit, mean_of
+from rlzoo.core.progress import SILENT, Progress
+from rlzoo.lm.finetune.data import Pair, held_out
+from rlzoo.lm.finetune.sft import FitSettings, Metrics, fit, mean_of
 from rlzoo.lm.model.padding import pad
-from rlzoo.lm.model.pretrained import encode, load_reward_model, load_tokenizer, max_positions
-from rlzoo.lm.model.saving import check_output, use_tokens
+from rlzoo.lm.model.pretrained import encode, max_positions
 from rlzoo.lm.reward.reward_model import RewardModel, last_scores
 
 
 @dataclass(frozen=True)
-class RewardNetworkSettings(FitSettings):
+class RewardModelSettings(FitSettings):
     """Settings of `rlzoo reward-model`. The loss is −log σ(r_c − r_r − margin) + centring·(r_c + r_r)²."""
 
     epochs: Count = 1
@@ -45,9 +43,10 @@ def preference_loss(
 
 def train_reward_model(
     pairs: Sequence[Pair],
-    settings: RewardNetworkSettings,
+    settings: RewardModelSettings,
     model: RewardModel,
     on_epoch: Callable[[Metrics], None] = lambda metrics: None,
+    progress: Progress = SILENT,
 ) -> Metrics:
     """Trains `model` on pairs by `preference_loss`, averaged over the pairs of a batch, and calibrates it.
 
@@ -95,51 +94,12 @@ def train_reward_model(
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
         if measured:
-            known = measured, widths, terms, settings.micro_batch_tokens
+            known = measured, widths, terms, settings.micro_batch_tokens, progress
             metrics.update(held_out_loss=mean_of(loss, *known), held_out_accuracy=mean_of(right, *known))
         on_epoch(dict(metrics))
 
-    fit(net, train, widths, terms, loss, settings, report)
+    fit(net, train, widths, terms, loss, settings, report, progress)
+    progress.advance(1.0, "calibration of the scores")
     reference = [pairs[i] for i in measured or train]
     gain, bias = model.calibrate([pair.prompt + text for pair in reference for text in (pair.chosen, pair.rejected)])
     return {**metrics, "gain": gain, "bias": bias, "cut": cut}
-
-
-def run_reward_model(
-    pairs_path: Path | str,
-    model: Path | str,
-    out: Path | str,
-    settings: RewardNetworkSettings,
-    say: Callable[[str], Any] = print,
-    overwrite: bool = False,
-) -> Metrics:
-    """The command `rlzoo reward-model`: loads, trains with `train_reward_model`, and saves model and tokenizer.
-
-    Args:
-        pairs_path: see `read_pairs`.
-        model: directory or Hub name of a causal language model, which gets a new head, or of a reward model.
-        out: folder to save in.
-        say: progress callback.
-        overwrite: replace the model in `out`.
-
-    Returns:
-        The metrics, and `seconds`.
-
-    Raises:
-        ConfigError: a setting or a file is wrong.
-        NonFiniteError: see `train_reward_model`; nothing is saved.
-    """
-    check_output(out, overwrite)
-    pairs = read_pairs(pairs_path)
-    start = time.perf_counter()
-    tokenizer = load_tokenizer(settings.tokenizer or model)
-    net = load_reward_model(model, head_seed=settings.seed)
-    nn.Module.to(net, settings.device)
-    use_tokens(net, tokenizer)
-    reward_model = RewardModel(net, tokenizer)
-    size = sum(p.numel() for p in net.parameters())
-    say(f"{len(pairs):,} pairs; {type(net).__name__} of {size:,} parameters")
-    metrics = train_reward_model(pairs, settings, reward_model, lambda metrics: say(describe(metrics, settings.epochs)))
-    reward_model.save(out)
-    say(f"saved in {out}" + (f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else ""))
-    return {**metrics, "seconds": time.perf_counter() - start}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,17 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from rlzoo.core.errors import NonFiniteError, require
 from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive, Range, UnitInterval, check_fields
-from rlzoo.lm.finetune.data import held_out, read_texts
+from rlzoo.core.progress import SILENT, Progress
+from rlzoo.lm.finetune.chat import Row
+from rlzoo.lm.finetune.data import Example, held_out, read_examples
+from rlzoo.lm.finetune.records import Source
 from rlzoo.lm.model.padding import micro_batches, pad, summed_nll
-from rlzoo.lm.model.pretrained import (
-    check_vocabulary,
-    encode,
-    initialise_from,
-    is_config,
-    load_tokenizer,
-    max_positions,
-)
-from rlzoo.lm.model.saving import check_output, save, use_tokens
+from rlzoo.lm.model.pretrained import check_vocabulary, encode, max_positions
 
 Metrics = dict[str, float]
 
@@ -74,18 +67,21 @@ class SFTSettings(FitSettings):
 
 
 def sft(
-    texts: Sequence[str],
+    texts: Source,
     settings: SFTSettings,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     on_epoch: Callable[[Metrics], None] = lambda metrics: None,
+    progress: Progress = SILENT,
 ) -> Metrics:
     """Trains `model` to predict each next token of the texts, and the end of sequence after each text.
 
+    Of a conversation only the assistant's turns are predicted, and of a prompt with its completion only the completion.
     The loss of a batch is the mean over all its predicted tokens, without padding. The first token of a row is not
     predicted, and a text that is cut has no end of sequence.
 
     Args:
+        texts: see `read_examples`.
         on_epoch: called with the metrics after each epoch.
 
     Returns:
@@ -98,36 +94,49 @@ def sft(
     """
     require(tokenizer.eos_token_id is not None, "the tokenizer has no end-of-sequence token to end a text with")
     check_vocabulary(model, len(tokenizer), "to train")
-    out = held_out(texts, settings.held_out, settings.seed)
-    rows = _rows(texts, tokenizer)
+    examples = read_examples(texts)
+    out = held_out([x.key for x in examples], settings.held_out, settings.seed)
+    rows = _rows(examples, tokenizer, progress)
     longest = settings.max_tokens or max_positions(model)
-    cut = sum(longest is not None and len(row) > longest for row in rows)
-    rows = [row[:longest] for row in rows]
-    widths = [len(row) for row in rows]
-    terms = [len(row) - 1 for row in rows]
+    cut = sum(longest is not None and len(row.ids) > longest for row in rows)
+    rows = [Row(row.ids[:longest], row.trains[:longest]) for row in rows]
+    widths = [len(row.ids) for row in rows]
+    terms = [sum(row.trains[1:]) for row in rows]
     train, measured = ([i for i, held in enumerate(out) if held is side] for side in (False, True))
+    require(any(terms[i] for i in train), "no token is left to train on; raise max_tokens")
 
     def loss(batch: Sequence[int]) -> Tensor:
-        ids, attention = pad([rows[i] for i in batch], int(tokenizer.pad_token_id or 0), "right")
-        return summed_nll(model, ids.to(model.device), attention.to(model.device))
+        ids, attention = pad([rows[i].ids for i in batch], int(tokenizer.pad_token_id or 0), "right")
+        counts = pad([rows[i].trains for i in batch], 0, "right")[0].bool()
+        return summed_nll(model, *(x.to(model.device) for x in (ids, attention, counts)))
 
     metrics: Metrics = {"cut": cut}
 
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
         if measured:
-            nll = mean_of(loss, measured, widths, terms, settings.micro_batch_tokens)
+            nll = mean_of(loss, measured, widths, terms, settings.micro_batch_tokens, progress)
             metrics.update(held_out_loss=nll, held_out_perplexity=math.exp(min(nll, 700.0)))
         on_epoch(dict(metrics))
 
-    fit(model, train, widths, terms, loss, settings, report)
+    fit(model, train, widths, terms, loss, settings, report, progress)
     return metrics
 
 
-def _rows(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Tokens of each text, with end of sequence."""
+def _rows(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, progress: Progress) -> list[Row]:
+    """Tokens of each example, with end of sequence. Texts alone are encoded all at once, which is quicker."""
     end = int(tokenizer.eos_token_id)
-    return [row if row[-1:] == [end] else [*row, end] for row in encode(tokenizer, texts)]
+    plain = iter(encode(tokenizer, [x.text for x in examples if x.prompt is None and isinstance(x.text, str)]))
+    rows = []
+    for k, example in enumerate(examples):
+        if example.prompt is None and isinstance(example.text, str):
+            ids = next(plain)
+            ids = ids if ids[-1:] == [end] else [*ids, end]
+            rows.append(Row(ids, [True] * len(ids)))
+        else:
+            rows.append(example.row(tokenizer))
+            progress.advance(k / len(examples), f"tokens of {k:,}/{len(examples):,} examples")
+    return rows
 
 
 def fit(
@@ -138,6 +147,7 @@ def fit(
     loss: Callable[[Sequence[int]], Tensor],
     settings: FitSettings,
     on_epoch: Callable[[int, float], None],
+    progress: Progress = SILENT,
 ) -> None:
     """Minimises the mean loss of rows by AdamW.
 
@@ -147,6 +157,7 @@ def fit(
         terms: number of terms that each row adds to the loss. The loss of a batch is its sum divided by its terms.
         loss: the sum of the loss over some rows.
         on_epoch: called with the number of the epoch, from 1, and its mean loss.
+        progress: told of every step.
 
     Raises:
         NonFiniteError: a loss or gradient is not finite; the step was not taken.
@@ -157,7 +168,7 @@ def fit(
     steps = settings.epochs * math.ceil(len(rows) / settings.batch_size)
     step = 0
     for epoch in range(1, settings.epochs + 1):
-        total = torch.zeros((), dtype=torch.float64)
+        total, seen = torch.zeros((), dtype=torch.float64), 0
         for batch in batches_by_length(rows, widths, settings.batch_size, rng):
             count = max(1, sum(terms[i] for i in batch))
             for micro_batch in micro_batches(batch, widths, settings.micro_batch_tokens):
@@ -172,7 +183,8 @@ def fit(
                 group["lr"] = settings.learning_rate * schedule(step, steps, settings.warmup)
             optimizer.step()
             optimizer.zero_grad()
-            step += 1
+            step, seen = step + 1, seen + count
+            progress.advance(step / steps, f"epoch {epoch}/{settings.epochs}: loss {float(total) / seen:.4g}")
         on_epoch(epoch, float(total) / max(1, sum(terms[i] for i in rows)))
 
 
@@ -212,9 +224,13 @@ def mean_of(
     widths: Sequence[int],
     terms: Sequence[int],
     tokens: int,
+    progress: Progress = SILENT,
 ) -> float:
     """The sum of the loss over the rows, divided by their terms, in micro-batches of `tokens` tokens."""
-    total = sum(float(loss(batch)) for batch in micro_batches(rows, widths, tokens))
+    total, done = 0.0, 0
+    for batch in micro_batches(rows, widths, tokens):
+        total, done = total + float(loss(batch)), done + len(batch)
+        progress.advance(done / len(rows), "held-out loss")
     return total / max(1, sum(terms[i] for i in rows))
 
 
@@ -236,54 +252,6 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedT
     tokenizer.train_from_iterator(texts, trainer)
     fast: Any = PreTrainedTokenizerFast
     return fast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False)
-
-
-def run_sft(
-    texts_path: Path | str,
-    model: Path | str,
-    out: Path | str,
-    settings: SFTSettings,
-    say: Callable[[str], Any] = print,
-    overwrite: bool = False,
-) -> Metrics:
-    """The command `rlzoo sft`: loads, trains with `sft`, and saves model and tokenizer.
-
-    Args:
-        texts_path: see `read_texts`.
-        model: directory or Hub name of a model, or a configuration, which gets random weights. A configuration without
-            a tokenizer in its directory or in the settings gets one that is trained on the texts.
-        out: folder to save in.
-        say: progress callback.
-        overwrite: replace the model in `out`.
-
-    Returns:
-        The last epoch's metrics, and `seconds`.
-
-    Raises:
-        ConfigError: a setting or a file is wrong.
-        NonFiniteError: see `sft`; nothing is saved.
-    """
-    check_output(out, overwrite)
-    texts = read_texts(texts_path)
-    start = time.perf_counter()
-    tokenizer = _tokenizer(texts, model, settings)
-    actor = initialise_from(model, len(tokenizer), settings.seed)
-    nn.Module.to(actor, settings.device)
-    use_tokens(actor, tokenizer)
-    size = sum(p.numel() for p in actor.parameters())
-    say(f"{len(texts):,} texts; {type(actor).__name__} of {size:,} parameters, {len(tokenizer):,} tokens")
-    metrics = sft(texts, settings, actor, tokenizer, lambda metrics: say(describe(metrics, settings.epochs)))
-    save(actor, tokenizer, out)
-    say(f"saved in {out}" + (f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else ""))
-    return {**metrics, "seconds": time.perf_counter() - start}
-
-
-def _tokenizer(texts: Sequence[str], model: Path | str, settings: SFTSettings) -> PreTrainedTokenizerBase:
-    if settings.tokenizer is not None:
-        return load_tokenizer(settings.tokenizer)
-    if is_config(model) and not (Path(model) / "tokenizer.json").exists():
-        return train_tokenizer(texts, settings.vocab_size)
-    return load_tokenizer(model)
 
 
 def describe(metrics: Metrics, epochs: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.cache import cache_directory
-from rlzoo.core.task import Say
+from rlzoo.core.progress import Progress
 from rlzoo.lm.finetune import sft
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import padding, pretrained, saving
@@ -30,12 +30,12 @@ class SFTCheckpoint:
     """Configuration of the model: the content of `config.json`."""
     fit: SFTSettings
 
-    def path(self, name: str, say: Say) -> Path:
+    def path(self, name: str, progress: Progress) -> Path:
         """Directory of the checkpoint in the cache. The checkpoint is made if it does not exist yet.
 
         Args:
             name: name of the task.
-            say: progress callback.
+            progress: told of the training.
         """
         source = "".join(inspect.getsource(module) for module in (padding, pretrained, saving, sft))
         versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
@@ -43,12 +43,12 @@ class SFTCheckpoint:
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         folder = cache_directory() / f"{name.rpartition(':')[2]}-{key}"
         if not folder.is_dir():
-            say(f"{name}: SFT on {len(self.texts):,} texts, once; cached in {folder}")
+            progress.say(f"{name}: SFT on {len(self.texts):,} texts, once; cached in {folder}")
             tokenizer = self.tokenizer()
             model = pretrained.new_causal_lm(self.config, len(tokenizer), self.fit.seed)
             saving.use_tokens(model, tokenizer)
-            metrics = sft.sft(self.texts, self.fit, model, tokenizer)
-            say(f"{name}: {sft.describe(metrics, self.fit.epochs)}")
+            metrics = sft.sft(self.texts, self.fit, model, tokenizer, progress=progress)
+            progress.say(f"{name}: {sft.describe(metrics, self.fit.epochs)}")
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sft-") as scratch:
                 made = Path(scratch, "model")

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -270,11 +270,16 @@ class LanguageModel(ActorCritic):
         for name, p in mine.items():
             p.copy_(state_dict[name])
 
-    def save_pretrained(self, tokenizer: PreTrainedTokenizerBase, folder: Path | str) -> None:
-        """Saves the actor as a Hugging Face model, with an adapter merged into its weights."""
-        actor: Any = self.actor
-        plain = copy.deepcopy(actor).merge_and_unload() if hasattr(actor, "merge_and_unload") else actor
-        save(plain, tokenizer, folder)
+    def save_pretrained(
+        self, tokenizer: PreTrainedTokenizerBase, folder: Path | str, stops: Collection[int] = ()
+    ) -> None:
+        """Saves the actor as a Hugging Face model, with an adapter merged into its weights (see `save`)."""
+        save(merged(self.actor), tokenizer, folder, stops)
+
+
+def merged(model: Any) -> Any:
+    """A Hugging Face model; of a PEFT model, a copy with the adapter merged into its weights."""
+    return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
 
 
 def with_adapter(actor: Any, rank: int, seed: int) -> Any:

@@ -40,12 +40,23 @@ def position_ids(attention: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
     return (attention.long().cumsum(1) - 1).clamp(min=0)
 
 
-def summed_nll(model: nn.Module, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:
-    """−Σ log π(x_t | x_<t) over all tokens but the first of each row. Padding, on either side, does not count."""
+def summed_nll(
+    model: nn.Module,
+    ids: Int[Tensor, "N T"],
+    attention: Bool[Tensor, "N T"],
+    counts: Bool[Tensor, "N T"] | None = None,
+) -> Float[Tensor, ""]:
+    """−Σ log π(x_t | x_<t) over all tokens but the first of each row. Padding, on either side, does not count.
+
+    Args:
+        counts: the tokens to sum over; None for all.
+    """
+    counts = attention if counts is None else attention & counts
+    counts = pack_right(counts.long(), attention)[0].bool()
     ids, attention = pack_right(ids, attention)
     logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
     targets = torch.full_like(ids, -100)
-    targets[:, :-1] = ids[:, 1:].masked_fill(~attention[:, 1:], -100)
+    targets[:, :-1] = ids[:, 1:].masked_fill(~counts[:, 1:], -100)
     return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 

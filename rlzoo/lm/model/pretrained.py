@@ -41,17 +41,26 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: there is none, or it has neither of the two tokens.
     """
-    name = str(name)
+    name = of_run(str(name))
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     files = tokenizer.vocab_files_names.values()
     found = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
     require(found, f"{name} holds no tokenizer: there is no tokenizer.json")
+    return with_padding(tokenizer, f"of {name}")
+
+
+def with_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer, which pads with end of sequence if it has no padding token.
+
+    Raises:
+        ConfigError: it has neither of the two tokens.
+    """
     if tokenizer.pad_token_id is None:
         require(
             tokenizer.eos_token_id is not None,
-            f"the tokenizer of {name} has neither a padding nor an end-of-sequence token; add one with "
+            f"the tokenizer {name} has neither a padding nor an end-of-sequence token; add one with "
             "tokenizer.add_special_tokens({'eos_token': '<eos>'}), model.resize_token_embeddings(len(tokenizer)) "
             "and save_pretrained of both",
         )
@@ -126,6 +135,37 @@ def new_causal_lm(
     return _ready(model.float(), name)
 
 
+def of_run(name: str) -> str:
+    """The directory of the final actor if `name` is that of a run, else `name`.
+
+    Raises:
+        ConfigError: it is a run that has no final actor.
+    """
+    try:
+        record = json.loads(Path(name, "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return name
+    if not (isinstance(record, dict) and {"algorithm", "env"} <= record.keys() and "model_type" not in record):
+        return name
+    actor = Path(name, "actor")
+    fault = f"{name} is a run of {record['env']} without actor/: a language run that has finished has one"
+    require(actor.is_dir(), fault)
+    return str(actor)
+
+
+def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+    """A loaded model, checked as one that is loaded by its name; its dropout is removed.
+
+    Raises:
+        ConfigError: it is not in float32 or float64, it is damaged, of another kind, or has too small a vocabulary.
+    """
+    name = f"the given {type(model).__name__}"
+    half = next((p.dtype for p in model.parameters() if p.dtype not in (torch.float32, torch.float64)), None)
+    require(half is None, f"{name} is in {half}: training needs float32, such as model.float()")
+    check_vocabulary(model, vocab_size, name)
+    return _ready(model, name)
+
+
 def is_config(source: Path | str) -> bool:
     """Whether `source` is a configuration without weights: a .json file, or a directory with a config.json only."""
     path = Path(source)
@@ -177,6 +217,7 @@ def _weights(folder: Path) -> bool:
 
 def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = None) -> PreTrainedModel:
     classifier = auto is AutoModelForSequenceClassification
+    name = of_run(name)
     folder = Path(name)
     if folder.is_dir():
         require((folder / "config.json").is_file(), f"{name} holds no model: there is no config.json")
@@ -240,7 +281,8 @@ def _ready(model: Any, name: str) -> PreTrainedModel:
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")
     model.eval()
     with torch.no_grad(), loading(name, "model"):
-        first, second = model.base_model(torch.tensor([[0, 0], [0, 1]]), use_cache=False)[0][:, 0]
+        rows = torch.tensor([[0, 0], [0, 1]], device=model.device)
+        first, second = model.base_model(rows, use_cache=False)[0][:, 0]
     require(torch.allclose(first, second, atol=1e-4), f"{name} looks ahead: it is no causal language model")
     return model
 

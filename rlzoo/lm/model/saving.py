@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,16 @@ def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
             setattr(config, name, getattr(tokenizer, name))
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path | str) -> None:
+def save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path | str, stops: Collection[int] = ()
+) -> None:
     """Saves both as Hugging Face does, weights as safetensors. A model that the folder holds is replaced.
 
     Everything is written and flushed under a temporary name and then renamed, so a folder of the final name is
-    complete. The generation configuration gets the tokenizer's end of sequence and padding.
+    complete. The generation configuration that is saved gets the tokenizer's end of sequence and padding.
+
+    Args:
+        stops: ids of other tokens that end a text.
 
     Raises:
         ConfigError: the folder holds something other than a model.
@@ -69,10 +76,11 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
         old.rename(folder)
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
+    own: Any = model.generation_config if model.can_generate() else None
     try:
         with quiet():
-            if model.can_generate():
-                model.generation_config = _generation_config(model.generation_config, tokenizer, new)
+            if own is not None:
+                model.generation_config = _generation_config(copy.deepcopy(own), tokenizer, new, stops)
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)
         mode = (new / "config.json").stat().st_mode  # weights are written readable for their owner only
@@ -87,16 +95,24 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
     except SafetensorError as error:
         raise OSError(f"{folder} cannot be written: {error}") from error
     finally:
+        if own is not None:
+            model.generation_config = own
         shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _generation_config(config: GenerationConfig, tokenizer: PreTrainedTokenizerBase, folder: Path) -> GenerationConfig:
-    """`config` with the tokenizer's end of sequence and padding; these alone if transformers refuses to write it."""
-    end, stops = tokenizer.eos_token_id, config.eos_token_id
-    stops = [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
-    if end is not None and end not in stops:
-        config.eos_token_id = [*stops, end] if stops else end
+def _generation_config(
+    config: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, stops: Collection[int]
+) -> GenerationConfig:
+    """`config` with the tokenizer's end of sequence and padding, and other tokens that end a text.
+
+    These alone are left if transformers refuses to write it.
+    """
+    ends = config.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+    ends += [end for end in (tokenizer.eos_token_id, *sorted(stops)) if end is not None and end not in ends]
+    ends = list(dict.fromkeys(ends))
+    config.eos_token_id = None if not ends else ends[0] if len(ends) == 1 else ends
     if config.pad_token_id is None:
         config.pad_token_id = tokenizer.pad_token_id
     try:

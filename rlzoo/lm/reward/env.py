@@ -19,7 +19,7 @@ from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.pretrained import encode, max_positions
 from rlzoo.lm.model.shuffled import Shuffled
-from rlzoo.lm.reward.scores import Score, call_score
+from rlzoo.lm.reward.scores import Score, call_scores
 from rlzoo.lm.reward.shaping import (
     KL_ESTIMATORS,
     FixedKL,
@@ -171,13 +171,15 @@ class LMEnv(VectorEnv):
         obs = buffer.obs[:, : buffer.mask.shape[1]]
         kl = self.kl(obs, buffer.action, buffer.logp)
         prompts, responses = self.texts(buffer)
-        raw = call_score(self.score_function, self.score_name, prompts, responses).to(kl.device)
+        raw, parts = call_scores(self.score_function, self.score_name, prompts, responses)
+        raw = raw.to(kl.device)
         ended = self.ended(buffer)
         score, self.moments = self.treatment(raw, ended, self.moments)
         total = sequence_kl(kl, buffer.mask)
         metrics = {
             "score": float(raw.mean()),
             "score_std": float(raw.std(correction=0)),
+            **{f"score_{name}": float(part.mean()) for name, part in parts.items()},
             "kl_reference": float(total.mean()),
             "beta": self.beta,
             "ended": float(ended.float().mean()),

@@ -9,6 +9,7 @@ import itertools
 import math
 import numbers
 import pkgutil
+import re
 import reprlib
 import sys
 import sysconfig
@@ -55,6 +56,47 @@ def load_score(spec: str) -> Score:
     return score
 
 
+class WeightedSum:
+    """A score that is the weighted sum of several."""
+
+    def __init__(self, parts: Mapping[str, tuple[Score, float]]) -> None:
+        self.parts = parts
+
+    def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:
+        return call_score(self, "sum", prompts, responses).tolist()
+
+
+def check_score(spec: object, score: Any) -> Score:
+    """`score`, if it is a function of prompts and responses.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    require(
+        callable(score),
+        f'reward must be a function, "module:function" or the directory of a reward model, such as reward=brevity, '
+        f"got {_brief(score)}",
+    )
+    _check_signature(str(spec), score)
+    return score
+
+
+def score_name(spec: Any) -> str:
+    """The name of a score: of its function, class or directory."""
+    if isinstance(spec, str):
+        return re.split(r"[:/\\]", spec.rstrip("/"))[-1]
+    return str(getattr(spec, "__name__", type(spec).__name__))
+
+
+def call_scores(score: Score, name: str, prompts: list[str], responses: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
+    """`call_score`, and the scores that it is the weighted sum of, if there are several."""
+    if not isinstance(score, WeightedSum):
+        return call_score(score, name, prompts, responses), {}
+    parts = {part: call_score(fn, part, prompts, responses) for part, (fn, _) in score.parts.items()}
+    total = sum(weight * parts[part].double() for part, (_, weight) in score.parts.items())
+    return total.float(), parts  # type: ignore[union-attr]
+
+
 def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
     """Scores of `responses`, (N,) float32. `score` may also return a tensor, array or generator of N numbers.
 
@@ -64,6 +106,8 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
     """
     import torch
 
+    if isinstance(score, WeightedSum):
+        return call_scores(score, name, prompts, responses)[0]
     count = len(responses)
     try:
         result = score(list(prompts), list(responses))

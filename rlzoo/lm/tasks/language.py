@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
+from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.streams import stream, torch_generator
-from rlzoo.core.task import Setup, Task, TaskSettings
-from rlzoo.lm.finetune.data import read_prompts, read_texts
+from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
+from rlzoo.core.threads import fit_to
+from rlzoo.lm.finetune.data import read_prompts, read_texts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
-from rlzoo.lm.model.language_model import LanguageModel, with_adapter
+from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.reward.env import LMEnv, stop_ids
 from rlzoo.lm.reward.reward_model import RewardModel
-from rlzoo.lm.reward.scores import Score, call_score, load_score
+from rlzoo.lm.reward.scores import (
+    Score,
+    WeightedSum,
+    call_score,
+    call_scores,
+    check_score,
+    load_score,
+    score_name,
+)
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
 from rlzoo.lm.tasks.settings import Language
 
@@ -57,9 +69,10 @@ class LanguageTask(Task):
     def __init__(self, settings: Language, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings, self.setup = settings, setup
         self._source = self._find_source()
-        self.tokenizer = pretrained.load_tokenizer(self._source)
+        self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()
         self.model = (self._build() if model is None else self._given(model)).to(setup.device)
+        fit_to(sum(p.numel() for p in self.model.parameters()), setup.progress.say)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
@@ -109,6 +122,14 @@ class LanguageTask(Task):
             settings.critic != "reward-model" or settings.reward_model is not None,
             "critic: to start from the reward model, reward must be the directory of one",
         )
+        fault = 'must be a directory, a Hub name or a loaded one, such as {}="gpt2", got {}'
+        for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
+            x = getattr(settings, name)
+            loaded = isinstance(x, base) or (name == "model" and hasattr(x, "merge_and_unload"))
+            named = x is None or isinstance(x, (str, Mapping))
+            require(loaded or named, f"{name} {fault.format(name, type(x).__name__)}")
+            remedy = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
+            require(named or name != "model" or settings.tokenizer is not None, remedy)
         for name, own in (("model", "own_sft"), ("prompts", "own_prompts"), ("reward", "own_score")):
             given = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
             require(given, f"{name} is missing: {setup.env} has none of its own")
@@ -118,21 +139,47 @@ class LanguageTask(Task):
         folder = self.setup.folder
         if folder is not None and (folder / START).is_dir():
             return str(folder / START)
-        if self.settings.model is not None:
-            return self.settings.model
+        model = self.settings.model
+        if isinstance(model, str):
+            return pretrained.of_run(model)
+        if isinstance(model, Mapping):
+            raise ConfigError(f"{folder} was stopped before its model was saved in it: train it again")
+        if model is not None:
+            self._scratch = tempfile.TemporaryDirectory(prefix="rlzoo-")
+            save(merged(model), self._find_tokenizer(), self._scratch.name)
+            return self._scratch.name
         sft = self.own_sft()
         assert sft is not None
-        return str(sft.path(self.setup.env, self.setup.say))
+        return str(sft.path(self.setup.env, self.setup.progress))
+
+    def _find_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the run's own copy, of the setting, or of the initial model."""
+        given, folder = self.settings.tokenizer, self.setup.folder
+        if given is None or isinstance(given, Mapping) or (folder is not None and (folder / START).is_dir()):
+            return pretrained.load_tokenizer(self._source)
+        return pretrained.load_tokenizer(given) if isinstance(given, str) else pretrained.with_padding(given, "given")
 
     def _find_score(self) -> tuple[Score, str]:
-        spec = self.settings.reward
-        if self.settings.reward_model is not None:
-            return RewardModel.load(self.settings.reward_model, device=self.setup.device), self.settings.reward_model
-        if spec is not None:
-            return load_score(spec), spec
-        score = self.own_score()
-        assert score is not None
-        return score, self.setup.env
+        rewards = self.settings.rewards
+        if not rewards:
+            score = self.own_score()
+            assert score is not None
+            return score, env_name(self.setup.env)
+        parts: dict[str, tuple[Score, float]] = {}
+        for spec, weight in rewards:
+            name = score_name(spec)
+            names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(2)))
+            free = next(x for x in names if x not in (*parts, "std"))  # score_std is another metric
+            parts[free] = self._load_score(spec), weight
+        ((first, weight),) = itertools.islice(parts.values(), 1)
+        if len(parts) == 1 and weight == 1:
+            return first, rewards[0][0] if isinstance(rewards[0][0], str) else score_name(rewards[0][0])
+        return WeightedSum(parts), "sum"
+
+    def _load_score(self, spec: Any) -> Score:
+        if not isinstance(spec, str):
+            return check_score(score_name(spec), spec)
+        return RewardModel.load(spec, device=self.setup.device) if Path(spec).is_dir() else load_score(spec)
 
     def _given(self, model: ActorCritic) -> LanguageModel:
         if not isinstance(model, LanguageModel):
@@ -169,7 +216,7 @@ class LanguageTask(Task):
         return LMEnv(
             self.model,
             self.tokenizer,
-            self.own_prompts() if settings.prompts is None else read_prompts(settings.prompts),
+            self._read_prompts("prompts") or self.own_prompts(),
             self.score,
             rows=settings.responses_per_batch,
             score_name=self.score_name,
@@ -184,11 +231,22 @@ class LanguageTask(Task):
         )
 
     def _find_eval_prompts(self) -> list[str]:
-        if self.settings.eval_prompts is not None:
-            prompts = read_prompts(self.settings.eval_prompts)
+        if prompts := self._read_prompts("eval_prompts"):
             self.env.encode(prompts, "eval_prompts")
             return prompts
         return self.env.prompts if self.settings.prompts is not None else list(self.own_eval_prompts())
+
+    def _read_prompts(self, name: str) -> list[str]:
+        """The prompts of a setting; of the run's own copy if they were given as an object; none if not set."""
+        given, folder = getattr(self.settings, name), self.setup.folder
+        if given is None:
+            return []
+        own = None if folder is None or isinstance(given, str) else folder / f"{name}.jsonl"
+        if own is not None and own.is_file():
+            return read_prompts(own)
+        fault = f"{folder} was stopped before its {name} were saved in it: train it again"
+        require(not isinstance(given, Mapping), fault)
+        return read_prompts(given, self.tokenizer, name)
 
     def _pretraining_loss(self, path: str) -> PretrainingLoss:
         settings, end = self.settings, self.tokenizer.eos_token_id
@@ -231,10 +289,11 @@ class LanguageTask(Task):
 
         If the task has its own score but is trained on another one, `true_score` is the mean of its own.
         """
-        samples = self.sample(episodes, seed=seed, deterministic=deterministic)
+        samples, parts = self._sample(episodes, seed, deterministic)
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
             "ended": float(np.mean([x.ended for x in samples])),
+            **{f"score_{name}": float(np.mean(scores)) for name, scores in parts.items()},
             "samples": [x._asdict() for x in samples[: self.settings.log_samples]],
         }
         own = self.own_score()
@@ -244,31 +303,42 @@ class LanguageTask(Task):
         returns, lengths = np.array([x.score for x in samples]), np.array([x.length for x in samples])
         return Evaluation(returns, lengths, deterministic, seed, further)
 
-    @torch.no_grad()
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
         """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
+        return self._sample(responses, seed, deterministic)[0]
+
+    @torch.no_grad()
+    def _sample(self, responses: int, seed: int, deterministic: bool) -> tuple[list[Sample], dict[str, list[float]]]:
+        """`sample`, and the scores of each response by name, if there are several."""
         generator = torch.Generator(self.setup.device).manual_seed(seed)
         texts = list(itertools.islice(itertools.cycle(self.eval_texts), responses))
-        samples = []
+        samples: list[Sample] = []
+        parts: dict[str, list[float]] = {}
         for some in (texts[i : i + _ROWS] for i in range(0, responses, _ROWS)):
             buffer, said = self.respond(some, generator, deterministic)
-            score = call_score(self.score, self.score_name, some, said).tolist()
+            score, several = call_scores(self.score, self.score_name, some, said)
+            for name, scores in several.items():
+                parts.setdefault(name, []).extend(scores.tolist())
             obs = buffer.obs[:, :-1]
             kl = self.model.distribution(obs).kl(self.env.reference.distribution(obs))
             columns = (
-                score,
+                score.tolist(),
                 sequence_kl(kl, buffer.mask).tolist(),
                 buffer.mask.sum(1).tolist(),
                 self.env.ended(buffer).tolist(),
             )
             samples += [Sample(*x) for x in zip(some, said, *columns, strict=True)]
-        return samples
+        return samples, parts
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Samples responses to the evaluation prompts in turn, as text."""
         require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
         return Played(samples, transcript(samples), summary(samples))
+
+    def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
+        actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR
+        raise ConfigError(f"{self.setup.env} trains a language model: load {actor} with transformers")
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -284,13 +354,17 @@ class LanguageTask(Task):
             self.pretraining.load_state_dict(state["pretraining"])
 
     def begin(self, folder: Path) -> None:
-        """Saves the actor's initial weights, so that the run depends on no other directory."""
+        """Saves the actor's initial weights, and prompts that are objects, so that the run depends on nothing else."""
+        for name, prompts in (("prompts", self.env.prompts), ("eval_prompts", self.eval_texts)):
+            given = getattr(self.settings, name)
+            if given is not None and not isinstance(given, str) and not (folder / f"{name}.jsonl").is_file():
+                save_prompts(folder / f"{name}.jsonl", prompts)
         if not (folder / START).is_dir():
-            save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START)
+            save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START, self.env.stop)
 
     def end(self, folder: Path) -> None:
         """Saves the actor as a Hugging Face model, with its adapter merged."""
-        self.model.save_pretrained(self.tokenizer, folder / ACTOR)
+        self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
 
 
 class Sample(NamedTuple):

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive
+from rlzoo.core.errors import require
+from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, OrObject, Positive
 from rlzoo.core.task import TaskSettings
+
+Text = Annotated[str, OrObject()]
+_REWARD = 'reward must be a score or several with weights, such as reward=[(brevity, 1.0), ("module:function", 0.5)]'
 
 
 @dataclass(frozen=True)
 class Language(TaskSettings):
     """Settings of a language task: model, prompts, score, per-token rewards, memory."""
 
+    kept: ClassVar[frozenset[str]] = frozenset({"model", "tokenizer", "prompts", "eval_prompts"})
     defaults: ClassVar[Mapping[str, Any]] = {"gamma": 1.0, "minibatch_responses": 16, "vf_minibatch_responses": 16}
     units: ClassVar[Mapping[str, tuple[str, str]]] = {
         "total_steps": ("total_steps", "Tokens of responses to train for."),
@@ -25,12 +32,17 @@ class Language(TaskSettings):
 
     responses_per_batch: Count = 64
     """Responses in a buffer."""
-    model: str | None = None
-    """Directory or Hub name of the actor to start from; none for the task's own SFT checkpoint."""
-    prompts: str | None = None
-    """File of prompts, .txt (one in each line) or .jsonl; none for the task's own."""
-    reward: str | None = None
-    """Score of a response: module:function, or the directory of a reward model; none for the task's own."""
+    model: Text | None = None
+    """Directory or Hub name of the actor to start from, or the directory of a run, for its final actor; none for the
+    task's own SFT checkpoint."""
+    tokenizer: Text | None = None
+    """Directory or Hub name of the tokenizer; none for the model's own."""
+    prompts: Text | None = None
+    """File of prompts, .txt (one in each line), .jsonl or .parquet, or the directory of a dataset; none for the task's
+    own."""
+    reward: Annotated[str | tuple[str, ...], OrObject()] | None = None
+    """Score of a response: module:function, or the directory of a reward model; none for the task's own. Several are
+    added, each with a weight, such as score.py:brevity models/reward=0.5."""
     beta: NonNegative = 0.05
     """β, the weight of the KL to the reference in the reward of each token."""
     beta_target: Positive | None = None
@@ -73,12 +85,46 @@ class Language(TaskSettings):
     """Tokens of a micro-batch, which changes memory but not results; none for a whole minibatch."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
-    eval_prompts: str | None = None
+    eval_prompts: Text | None = None
     """File of prompts for evaluations; none for the task's own, or those of training."""
     log_samples: NonNegativeInt = 4
     """Responses to log at each evaluation."""
 
     @property
+    def rewards(self) -> list[tuple[Any, float]]:
+        """Each score of `reward`, a name or a function, with its weight.
+
+        Raises:
+            ConfigError: it is of another form.
+        """
+        given: Any = self.reward
+        if given is None:
+            return []
+        if isinstance(given, Mapping):
+            pairs = list(given.items())
+        else:
+            many = isinstance(given, (list, tuple))
+            pairs = [self._weighted(item) for item in (given if many else [given])]
+        for score, weight in pairs:
+            number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
+            require(number and not isinstance(score, (int, float)), f"{_REWARD}, got {given!r}")
+        require(bool(pairs), f"{_REWARD}, got {given!r}")
+        return pairs
+
+    @staticmethod
+    def _weighted(item: Any) -> tuple[Any, float]:
+        """A score with its weight: a pair, a text such as "module:function=0.5", or a score of weight 1."""
+        if isinstance(item, (list, tuple)):
+            require(len(item) == 2, f"{_REWARD}, got {item!r}")
+            return item[0], item[1]
+        name, _, weight = item.rpartition("=") if isinstance(item, str) else ("", "", "")
+        with contextlib.suppress(ValueError):
+            if name and not Path(item).exists():
+                return name, float(weight)
+        return item, 1.0
+
+    @property
     def reward_model(self) -> str | None:
-        """Directory of the reward model, if one scores the responses."""
-        return self.reward if self.reward is not None and Path(self.reward).is_dir() else None
+        """Directory of the first reward model among the scores."""
+        names = (name for name, _ in self.rewards if isinstance(name, str))
+        return next((name for name in names if Path(name).is_dir()), None)

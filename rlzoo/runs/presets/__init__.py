@@ -5,9 +5,10 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
-from rlzoo.core.errors import ConfigError, no_such
+from rlzoo.core.errors import ConfigError, no_such, require
 
 _RECIPES = "recipes.toml"
 
@@ -28,8 +29,32 @@ def find_recipe(name: str) -> dict[str, Any]:
     """
     known = recipes()
     if name not in known:
-        raise ConfigError(no_such("preset", name, known))
+        raise ConfigError(f"{no_such('preset', name, known)} (a file ends in .toml)")
     return known[name]
+
+
+def is_file(preset: str) -> bool:
+    """Whether `preset` is a file rather than the name of a recipe."""
+    return preset.endswith(".toml") or Path(preset).is_file()
+
+
+def read_preset(path: Path, algorithm: str, env: str) -> dict[str, Any]:
+    """The table of `env` in a preset file, such as `rlzoo search` writes.
+
+    Raises:
+        ConfigError: there is no such file or table, or the file is for another algorithm.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"preset {path} cannot be read: {reason}") from error
+    other = tables.pop("algorithm", algorithm)
+    require(other == algorithm, f"preset {path} is for {other}, not for {algorithm}")
+    table = tables.get(env)
+    if not isinstance(table, dict):
+        raise ConfigError(f"preset {path} has no table [{env}]; it has {', '.join(tables) or 'none'}")
+    return table
 
 
 def recipes() -> dict[str, dict[str, Any]]:

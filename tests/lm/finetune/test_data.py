@@ -67,7 +67,7 @@ GOOD = lines({"prompt": "p", "chosen": "c", "rejected": "r"})
         ("", "line 2: empty pair"),
         ('{"prompt": "p", "choosen": "c", "rejected": "r"}', 'line 2: no "chosen"; .* "prompt", "choosen", "rejected"'),
         ('{"chosen": "c", "rejected": "r"}', 'line 2: no "prompt" or "question"; '),
-        ("{}", "the line has nothing"),
+        ("{}", "it has nothing"),
         ('{"prompt": "p", "chosen": "", "rejected": "r"}', 'line 2: "chosen" is empty'),
         ('{"prompt": " ", "chosen": "c", "rejected": "r"}', 'line 2: "prompt" is empty'),
         ('{"prompt": "p", "chosen": "c", "rejected": 3}', 'line 2: "rejected" must be a string'),
@@ -111,7 +111,7 @@ def test_file_that_is_missing_empty_or_a_folder(tmp_path, read):
 
 
 def test_kind_of_file_is_told_by_its_name(tmp_path):
-    with pytest.raises(ConfigError, match=r"x\.csv: the name must end in \.txt or \.jsonl"):
+    with pytest.raises(ConfigError, match=r"x\.csv: the name must end in \.txt, \.jsonl or \.parquet"):
         read_texts(write(tmp_path, "x.csv", "a"))
     with pytest.raises(ConfigError, match=r"x\.txt: pairs are read from a \.jsonl file"):
         read_pairs(write(tmp_path, "x.txt", "a"))

@@ -6,13 +6,25 @@ import math
 import numpy as np
 import pytest
 import torch
-from tiny import CHARACTERS, CONFIGS, EOS, PAD, make_lm, make_reward_model, make_tokenizer, save_lm, score_by_definition
+from tiny import (
+    CHARACTERS,
+    CONFIGS,
+    EOS,
+    PAD,
+    Said,
+    make_lm,
+    make_reward_model,
+    make_tokenizer,
+    save_lm,
+    score_by_definition,
+)
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import rlzoo
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.lm.finetune.data import Pair, held_out
-from rlzoo.lm.finetune.reward_model import RewardModelSettings, preference_loss, run_reward_model, train_reward_model
+from rlzoo.lm.finetune.reward_model import RewardModelSettings, preference_loss, train_reward_model
 from rlzoo.lm.reward.reward_model import RewardModel
 
 KINDS = list(CONFIGS)
@@ -163,8 +175,9 @@ def pairs_path(tmp_path):
 
 def test_from_pairs_and_a_language_model_to_a_reward_model(folders, pairs_path, tmp_path, capfd):
     said = []
-    metrics = run_reward_model(
-        pairs_path, folders["gpt2"], tmp_path / "out", settings(epochs=2, held_out=0.2, max_tokens=5), said.append
+    known = settings(epochs=2, held_out=0.2, max_tokens=5)
+    metrics = rlzoo.train_reward_model(
+        pairs_path, folders["gpt2"], tmp_path / "out", settings=known, progress=Said(said)
     )
     assert capfd.readouterr() == ("", "")
     assert metrics.keys() == {
@@ -179,15 +192,15 @@ def test_from_pairs_and_a_language_model_to_a_reward_model(folders, pairs_path, 
 
 def test_padding_that_is_the_end_is_known_to_hugging_face(tmp_path, pairs_path):
     folder = save_lm(tmp_path / "start", tokenizer=make_tokenizer(pad=None))
-    run_reward_model(pairs_path, folder, tmp_path / "out", settings(), lambda _: None)
+    rlzoo.train_reward_model(pairs_path, folder, tmp_path / "out", settings=settings())
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").config.pad_token_id == EOS
     assert AutoTokenizer.from_pretrained(tmp_path / "out").pad_token_id == EOS
 
 
 def test_training_can_go_on_from_a_reward_model(folders, pairs_path, tmp_path):
-    run_reward_model(pairs_path, folders["gpt2"], tmp_path / "one", settings(), lambda _: None)
+    rlzoo.train_reward_model(pairs_path, folders["gpt2"], tmp_path / "one", settings=settings())
     known = settings(learning_rate=1e-12, seed=9)
-    run_reward_model(pairs_path, tmp_path / "one", tmp_path / "two", known, lambda _: None)
+    rlzoo.train_reward_model(pairs_path, tmp_path / "one", tmp_path / "two", settings=known)
     one, two = RewardModel.load(tmp_path / "one"), RewardModel.load(tmp_path / "two")
     assert two(["xy", "z"], ["abc", "d"]) == pytest.approx(one(["xy", "z"], ["abc", "d"]), abs=1e-4)
 
@@ -195,7 +208,9 @@ def test_training_can_go_on_from_a_reward_model(folders, pairs_path, tmp_path):
 def test_output_that_is_taken_is_refused_before_anything_else(folders, tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match="something other than a model"):
-        run_reward_model(tmp_path / "none.jsonl", folders["gpt2"], tmp_path, settings(), lambda _: None, overwrite=True)
+        rlzoo.train_reward_model(
+            tmp_path / "none.jsonl", folders["gpt2"], tmp_path, settings=settings(), overwrite=True
+        )
 
 
 def test_directories_that_hold_too_little_are_refused(folders, pairs_path, tmp_path):
@@ -203,4 +218,4 @@ def test_directories_that_hold_too_little_are_refused(folders, pairs_path, tmp_p
         RewardModel.load(folders["gpt2"])
     make_lm().save_pretrained(tmp_path / "bare")
     with pytest.raises(ConfigError, match=r"the tokenizer of .*bare|bare holds no tokenizer"):
-        run_reward_model(pairs_path, tmp_path / "bare", tmp_path / "out", settings(), lambda _: None)
+        rlzoo.train_reward_model(pairs_path, tmp_path / "bare", tmp_path / "out", settings=settings())

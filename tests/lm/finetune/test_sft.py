@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import CONFIGS, EOS, PAD, lm_loss, make_lm, make_tokenizer, save_lm
+from tiny import CONFIGS, EOS, PAD, Said, lm_loss, make_lm, make_tokenizer, save_lm
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import rlzoo
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.lm.finetune.data import held_out
 from rlzoo.lm.finetune.sft import (
@@ -22,7 +23,6 @@ from rlzoo.lm.finetune.sft import (
     describe,
     fit,
     mean_of,
-    run_sft,
     schedule,
     sft,
     train_tokenizer,
@@ -296,7 +296,7 @@ def config_path(tmp_path):
 def test_from_texts_and_a_configuration_to_a_model(texts_path, config_path, tmp_path, capfd):
     said = []
     known = settings(vocab_size=280, held_out=0.1, epochs=2)
-    metrics = run_sft(texts_path, config_path, tmp_path / "out", known, said.append)
+    metrics = rlzoo.sft(texts_path, config_path, tmp_path / "out", settings=known, progress=Said(said))
     assert capfd.readouterr() == ("", "")
     assert metrics.keys() == {"epoch", "cut", "loss", "held_out_loss", "held_out_perplexity", "seconds"}
     assert [line.split(":")[0] for line in said[1:3]] == ["epoch 1/2", "epoch 2/2"]
@@ -309,14 +309,14 @@ def test_from_texts_and_a_configuration_to_a_model(texts_path, config_path, tmp_
 
 def test_same_command_gives_the_same_files(texts_path, config_path, tmp_path):
     for name in ("one", "two"):
-        run_sft(texts_path, config_path, tmp_path / name, settings(), lambda _: None)
+        rlzoo.sft(texts_path, config_path, tmp_path / name, settings=settings())
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
 
 
 def test_model_that_was_trained_can_be_trained_on(texts_path, tmp_path):
     folder = save_lm(tmp_path / "start")
-    run_sft(texts_path, folder, tmp_path / "out", settings(), lambda _: None)
+    rlzoo.sft(texts_path, folder, tmp_path / "out", settings=settings())
     assert len(AutoTokenizer.from_pretrained(tmp_path / "out")) == PAD + 1
     start, end = (load_causal_lm(path).lm_head.weight for path in (folder, tmp_path / "out"))
     assert not torch.equal(start, end)
@@ -325,9 +325,9 @@ def test_model_that_was_trained_can_be_trained_on(texts_path, tmp_path):
 def test_tokenizer_of_the_settings_or_of_the_configuration_is_used(texts_path, config_path, tmp_path):
     make_tokenizer().save_pretrained(tmp_path / "tokenizer")
     known = settings(tokenizer=str(tmp_path / "tokenizer"))
-    run_sft(texts_path, config_path, tmp_path / "one", known, lambda _: None)
+    rlzoo.sft(texts_path, config_path, tmp_path / "one", settings=known)
     shutil.copy(config_path, tmp_path / "tokenizer" / "config.json")
-    run_sft(texts_path, tmp_path / "tokenizer", tmp_path / "two", settings(), lambda _: None)
+    rlzoo.sft(texts_path, tmp_path / "tokenizer", tmp_path / "two", settings=settings())
     for name in ("one", "two"):
         assert len(load_causal_lm(tmp_path / name).transformer.wte.weight) == PAD + 1
 
@@ -336,21 +336,21 @@ def test_output_that_is_taken_is_refused_before_anything_else(texts_path, tmp_pa
     folder = save_lm(tmp_path / "start")
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(ConfigError, match="holds a model already"):
-        run_sft(tmp_path / "none.txt", folder, folder, settings(), lambda _: None)
+        rlzoo.sft(tmp_path / "none.txt", folder, folder, settings=settings())
     assert (folder / "model.safetensors").read_bytes() == before
-    run_sft(texts_path, folder, folder, settings(), lambda _: None, overwrite=True)
+    rlzoo.sft(texts_path, folder, folder, settings=settings(), overwrite=True)
     assert (folder / "model.safetensors").read_bytes() != before
 
 
 def test_training_that_breaks_off_leaves_nothing(texts_path, config_path, tmp_path):
     with pytest.raises(NonFiniteError):
-        run_sft(texts_path, config_path, tmp_path / "out", settings(learning_rate=1e30, epochs=9), lambda _: None)
+        rlzoo.sft(texts_path, config_path, tmp_path / "out", settings=settings(learning_rate=1e30, epochs=9))
     assert not (tmp_path / "out").exists()
 
 
 def test_texts_that_were_cut_are_told(texts_path, config_path, tmp_path):
     said = []
-    run_sft(texts_path, config_path, tmp_path / "out", settings(max_tokens=2), said.append)
+    rlzoo.sft(texts_path, config_path, tmp_path / "out", settings=settings(max_tokens=2), progress=Said(said))
     assert "texts were too long and were cut" in said[-1]
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, pipeline
 import rlzoo
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError
-from rlzoo.lm.finetune.sft import SFTSettings, run_sft
+from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import packed
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.runs.loop import Trainer
@@ -192,7 +192,7 @@ def test_what_a_run_saves_ends_its_texts_in_hugging_face(tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(["abc", "bca", "cab", "ab", "bc", "ca"] * 20))
     (tmp_path / "prompts.txt").write_text("a\nb\nc\n")
     fit = SFTSettings(epochs=8, learning_rate=3e-3, held_out=0.0)
-    run_sft(tmp_path / "texts.txt", tmp_path / "random", tmp_path / "sft", fit, lambda line: None)
+    rlzoo.sft(tmp_path / "texts.txt", tmp_path / "random", tmp_path / "sft", settings=fit)
     settings = {"model": str(tmp_path / "sft"), "prompts": str(tmp_path / "prompts.txt"), "learning_rate": 1e-5}
     for rank in (None, 2):
         given = config(tmp_path, total_steps=30, max_new_tokens=20, lora_rank=rank, **settings)

@@ -1,0 +1,43 @@
+"""`rlzoo diagnose`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from rlzoo.cli.common import importing
+from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.threads import Threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Diagnose:
+    run: Positional[str]
+    """Run directory. The run may be going on."""
+    json: Switch = False
+    """Print one JSON object."""
+
+
+def diagnose_command(arguments: list[str]) -> int:
+    description = "Read the metrics of a run and name what looks wrong, with what to turn."
+    options = parse(_Diagnose, arguments, "rlzoo diagnose", description)
+    with importing(Threads(1)):
+        from rlzoo.runs.diagnose import diagnose
+        from rlzoo.runs.run import Run
+
+    run = Run.open(options.run)
+    found = diagnose(run)
+    last = run.last_metrics() or {}
+    if options.json:
+        findings = [dataclasses.asdict(x) for x in found]
+        print(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": findings}))
+        return 0
+    print(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(found))}")
+    for x in found:
+        print(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}\n  page: {x.page}")
+    return 0
+
+
+def _count(findings: int) -> str:
+    return {0: "nothing looks wrong", 1: "1 thing looks wrong"}.get(findings, f"{findings} things look wrong")

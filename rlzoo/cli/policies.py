@@ -1,0 +1,54 @@
+"""`rlzoo export` and `push`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlzoo.cli.common import importing
+from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.threads import Threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    run: Positional[str]
+    """Run directory, or hf:user/name."""
+    checkpoint: int | Literal["best"] | None = None
+    """Step of a checkpoint, or best; none for the last one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Export(_Saved):
+    format: Literal["onnx", "torchscript", "c"] = "onnx"
+    """onnx, torchscript, or c for a header without dependencies."""
+    out: str | None = None
+    """File to write; none for policy.onnx, policy.pt or policy.h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Push(_Saved):
+    repo: Positional[str]
+    """user/name on the Hugging Face hub, or a new folder: ./name or /path/name."""
+    private: Switch = False
+    """Make a new repository private."""
+
+
+def export_command(arguments: list[str]) -> int:
+    description = "Write the deterministic policy to a file for other programs, with the normaliser inside."
+    options = parse(_Export, arguments, "rlzoo export", description)
+    with importing(Threads(1)):
+        from rlzoo.runs.policies import export
+
+    print(export(options.run, options.format, options.out, checkpoint=options.checkpoint))
+    return 0
+
+
+def push_command(arguments: list[str]) -> int:
+    description = "Upload the policy to the Hugging Face hub with a model card, or write the same files to a folder."
+    options = parse(_Push, arguments, "rlzoo push", description)
+    with importing(Threads(1)):
+        from rlzoo.runs.policies import push
+
+    print(push(options.run, options.repo, private=options.private, checkpoint=options.checkpoint))
+    return 0

@@ -1,0 +1,101 @@
+"""Policies outside of training: raw observations in, actions for `env.step` out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from rlzoo.control.acting import make_actor
+from rlzoo.control.export import export_model
+from rlzoo.control.gymnasium_env import native_actions
+from rlzoo.control.networks import categories
+from rlzoo.core.env import Array
+from rlzoo.core.errors import ConfigError
+from rlzoo.core.models import ActorCritic
+from rlzoo.core.task import DeployedPolicy
+
+
+class ControlPolicy(DeployedPolicy):
+    """The policy of a control task, on the CPU.
+
+        action = policy(obs)  # one observation, or a batch as a vector environment gives it
+
+    Observations and actions are those of the environment: an array, a number, a dict or a tuple, by its spaces. They
+    are flattened, normalised, clipped and shaped as in training.
+
+    Args:
+        model: it is copied.
+        observation_space, action_space: of the environment.
+        deterministic: take the most probable action instead of a sample.
+        seed: seed of the samples.
+        fast: act through NumPy where the model allows it.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        deterministic: bool = True,
+        seed: int = 0,
+        fast: bool = True,
+    ) -> None:
+        self.model = copy.deepcopy(model).cpu().eval()
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.deterministic = deterministic
+        self._rng = np.random.default_rng(seed)
+        self._fast = fast
+        self._rows = 1
+        self.reset()
+
+    def __call__(self, obs: Any) -> Any:
+        inputs = self.flatten(obs)
+        self._rows = len(inputs)
+        actions = native_actions(self.action_space, self._actor(inputs, np.zeros(self._rows, np.bool_)))
+        return actions[0] if _is_single(self.observation_space, obs) else actions
+
+    def reset(self) -> None:
+        self._actor = make_actor(self.model, self._noise(), self._fast)
+
+    def flatten(self, obs: Any) -> Array:
+        space = self.observation_space
+        try:
+            rows = [obs] if _is_single(space, obs) else list(iterate(batch_space(space), obs))
+            flat: list[Any] = [spaces.flatten(space, row) for row in rows]
+            with np.errstate(over="ignore"):
+                return np.stack(flat).astype(np.float32).reshape(len(rows), spaces.flatdim(space))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            name = " ".join(str(space).split())
+            raise ConfigError(f"obs is neither an observation of {name} nor a batch of them: {error!r}") from error
+
+    def export(self, format: str, about: Mapping[str, str]) -> bytes:
+        space = batch_space(self.observation_space, 100)
+        space.seed(0)
+        obs = torch.from_numpy(self.flatten(space.sample()))
+        return export_model(self.model, obs, self.action_space, format, about)
+
+    def _noise(self) -> Iterator[Array]:
+        """Standard noise for each call of the actor. Zeros give the most probable actions."""
+        size = sum(categories(self.action_space)) or int(np.prod(self.action_space.shape or ()))
+        draw = self._rng.standard_normal if isinstance(self.action_space, spaces.Box) else self._rng.gumbel
+        while True:
+            shape = self._rows, size
+            yield np.zeros(shape, np.float32) if self.deterministic else draw(size=shape).astype(np.float32)
+
+
+def _is_single(space: gymnasium.Space[Any], obs: Any) -> bool:
+    """Whether `obs` is one observation rather than a batch, told by the shape of its first part."""
+    if isinstance(space, spaces.Dict):
+        name, part = next(iter(space.spaces.items()))
+        return _is_single(part, obs[name])
+    if isinstance(space, spaces.Tuple):
+        return _is_single(space.spaces[0], obs[0])
+    return np.shape(obs) == (space.shape or ())

@@ -1,0 +1,77 @@
+"""The number of threads of PyTorch. Only the command line chooses one; in a program of your own nothing here acts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PARAMETERS = 2_000_000
+"""Parameters of a language model for each thread. With fewer, handing out the work costs more than it saves."""
+_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Threads:
+    """A number of threads, and where it comes from."""
+
+    count: int | None
+    """None for the fastest number for the model: 1, and more for a large language model."""
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"using {self.count} thread{'' if self.count == 1 else 's'} ({self.source})"
+
+
+_chosen: Threads | None = None
+"""What the command line chose, until it was said."""
+
+
+def from_environment() -> int | None:
+    """The number that the user asks for in OMP_NUM_THREADS; None if there is none."""
+    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else None
+
+
+def set_variables(threads: Threads) -> None:
+    """Sets environment variables that libraries read when they are imported.
+
+    Threads that wait sleep instead of spinning. A thread that spins until another has finished takes the processor that
+    the other one needs: with neighbours on the machine, two threads are then ten times as slow as one.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in _VARIABLES:
+        if threads.count is not None:
+            os.environ[name] = str(threads.count)
+        else:
+            os.environ.setdefault(name, "1")
+
+
+def start(threads: Threads) -> None:
+    """Sets PyTorch's number of threads, 1 where it depends on the model."""
+    import torch
+
+    global _chosen
+    _chosen = threads
+    torch.set_num_threads(threads.count or 1)
+
+
+def fit_to(parameters: int, say: Callable[[str], None]) -> None:
+    """Chooses the number of threads for a language model of so many parameters, if the command line left that open."""
+    import torch
+    from joblib import cpu_count  # of this process: its affinity and the quota of its cgroup
+
+    if _chosen is None:
+        return
+    threads = _chosen
+    if threads.count is None:
+        count = min(cpu_count(), 1 + parameters // PARAMETERS)
+        torch.set_num_threads(count)
+        threads = Threads(count, f"for {parameters:,} parameters; --threads N for another number")
+    say(str(threads))
+
+
+def announce(say: Callable[[str], None]) -> None:
+    """Says the number of threads of a control task, if it is not the usual 1."""
+    if _chosen is not None and _chosen.count not in (None, 1):
+        say(str(_chosen))

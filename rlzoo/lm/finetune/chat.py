@@ -1,0 +1,170 @@
+"""Message lists through a tokenizer's chat template: as text, and as tokens with the ones to train on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlzoo.core.errors import ConfigError, require
+from rlzoo.lm.finetune.records import Messages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_EXAMPLE = '[{"role": "user", "content": "Hello"}]'
+
+
+class Row(NamedTuple):
+    """A row of tokens for training."""
+
+    ids: list[int]
+    trains: list[bool]
+    """Whether each token is to be predicted. The first one never is."""
+
+
+def check_messages(name: str, value: Any) -> Messages:
+    """`value`, if it is a list of messages.
+
+    Raises:
+        ConfigError: it is not; the message says what is wrong with it.
+    """
+    require(isinstance(value, list) and len(value) > 0, f'"{name}" must be a string or messages, such as {_EXAMPLE}')
+    for number, message in enumerate(value, 1):
+        at = f'"{name}", message {number}'
+        fields = isinstance(message, dict) and {"role", "content"} <= message.keys()
+        require(fields, f'{at}: not a message with "role" and "content", such as {_EXAMPLE[1:-1]}')
+        role, content = message["role"], message["content"]
+        require(role in ROLES, f"{at}: unknown role {role!r} (known: {', '.join(ROLES)})")
+        require(isinstance(content, str), f'{at}: "content" must be a string')
+        unicode(f"{at}: content", content)
+    return [{key: x for key, x in message.items() if x is not None} for message in value]
+
+
+def unicode(name: str, text: str) -> None:
+    """Raises `ConfigError` if a text cannot be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} is not Unicode: half of a surrogate pair") from None
+
+
+def prompt_text(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Messages as the text of a prompt, to which the assistant replies.
+
+    It has no beginning of sequence if the tokenizer adds one to every text.
+    """
+    text = _render(tokenizer, messages, add_generation_prompt=True)
+    begin = tokenizer.bos_token
+    added = begin is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+    return text.removeprefix(str(begin)) if added else text
+
+
+def reply_text(prompt: Messages, reply: Messages, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text that follows `prompt_text(prompt)` if the reply is `reply`, without end of sequence.
+
+    Raises:
+        ConfigError: the template writes the prompt differently if a reply follows.
+    """
+    before = _render(tokenizer, prompt, add_generation_prompt=True)
+    whole = _render(tokenizer, prompt + reply)
+    require(whole.startswith(before), "the chat template changes the prompt when a reply follows")
+    text = whole[len(before) :]
+    if tokenizer.eos_token:
+        reply_only, _, rest = text.rpartition(str(tokenizer.eos_token))
+        text = text if rest.strip() else reply_only or text
+    return text
+
+
+def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, first: int = 0) -> Row:
+    """A conversation as tokens. The assistant's turns train: the `{% generation %}` blocks of the template if it has
+    them; else all that follows the generation prompt of a turn, to the end of the turn.
+
+    A conversation that ends with an assistant's turn without end of sequence gets one.
+
+    Args:
+        first: turns before this one do not train.
+
+    Raises:
+        ConfigError: there is no assistant turn to train on, or the template does not show where a turn begins.
+    """
+    turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
+    require(bool(turns), "no assistant turn to train on")
+    template = str(tokenizer.get_chat_template()) if tokenizer.chat_template else ""
+    if re.search(r"\{%-?\s*generation\b", template):
+        row = _marked_row(messages, tokenizer, first)
+    else:
+        row = _row_of_turns(messages, tokenizer, turns)
+    require(any(row.trains), "the chat template marks no token of an assistant turn")
+    return _ended(row, tokenizer) if turns[-1] == len(messages) - 1 else row
+
+
+def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Row:
+    """Prompt and completion as tokens, with end of sequence. The completion and the end train."""
+    before = _without_end(tokenizer(prompt)["input_ids"], tokenizer)
+    ids = _without_end(tokenizer(prompt + completion)["input_ids"], tokenizer)
+    if ids[: len(before)] != before:  # a token spans the border, which it cannot in generation
+        ids = before + tokenizer(completion, add_special_tokens=False)["input_ids"]
+    return _ended(Row(ids, [k >= len(before) for k in range(len(ids))]), tokenizer)
+
+
+def _marked_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, first: int) -> Row:
+    made: Any = _template(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    ids, marks = made["input_ids"], [bool(x) for x in made["assistant_masks"]]
+    if first:
+        start = len(_tokens(tokenizer, _render(tokenizer, messages[:first])))
+        marks = [mark and k >= start for k, mark in enumerate(marks)]
+    return Row(ids, marks)
+
+
+def _row_of_turns(messages: Messages, tokenizer: PreTrainedTokenizerBase, turns: Sequence[int]) -> Row:
+    ids = _tokens(tokenizer, _render(tokenizer, messages))
+    trains = [False] * len(ids)
+    for k in turns:
+        before = _tokens(tokenizer, _render(tokenizer, messages[:k], add_generation_prompt=True)) if k else []
+        upto = _tokens(tokenizer, _render(tokenizer, messages[: k + 1]))
+        require(
+            ids[: len(before)] == before and ids[: len(upto)] == upto,
+            f"message {k + 1}: the chat template does not show where this turn begins and ends; "
+            "give it {% generation %} blocks",
+        )
+        end = len(upto)
+        while tokenizer.eos_token_id in upto[len(before) :] and upto[end - 1] != tokenizer.eos_token_id:
+            end -= 1  # such as a line feed after the end of sequence
+        trains[len(before) : end] = [True] * (end - len(before))
+    return Row(ids, trains)
+
+
+def _without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    end = tokenizer.eos_token_id
+    return ids[:-1] if end is not None and ids[-1:] == [end] else ids
+
+
+def _ended(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:
+    """The row with end of sequence, unless there is one in or after the last tokens that train."""
+    end, last = tokenizer.eos_token_id, len(row.trains) - row.trains[::-1].index(True)
+    start = last - next((k for k, trains in enumerate(row.trains[last - 1 :: -1]) if not trains), last)
+    if end is None or end in row.ids[start:]:
+        return row
+    return Row([*row.ids, int(end)], [*row.trains, True])
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, add_generation_prompt: bool = False) -> str:
+    return str(_template(tokenizer, messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **how: Any) -> Any:
+    require(
+        tokenizer.chat_template is not None,
+        "the tokenizer has no chat template, which message lists need: use the tokenizer of a chat model "
+        "(tokenizer=NAME), set tokenizer.chat_template, or give texts",
+    )
+    try:
+        return tokenizer.apply_chat_template(messages, **how)
+    except Exception as error:  # a template is a program, and may raise anything
+        raise ConfigError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from None

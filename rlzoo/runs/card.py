@@ -1,0 +1,97 @@
+"""The model card of a run: its README.md on the Hugging Face hub, with the training curve as a picture."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from markupsafe import Markup
+
+from rlzoo.runs.markup import escaped, template
+from rlzoo.runs.run import Run
+
+_NO_SETTINGS = {"format", "env", "algorithm", "objects", "model_class", "extended_at", "versions", "git_commit"}
+
+
+def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: bool) -> str:
+    """README.md of a checkpoint: what it is, its evaluations, how to load it, its settings.
+
+    Args:
+        name: what `load_policy` takes.
+        spaces: texts about the environment's spaces, by name.
+        has_curve: whether `curve.png` is beside it.
+    """
+    record = run.record
+    evaluations = [e for e in run.evaluations() if e["step"] == step]
+    kinds = {"deterministic" if e["deterministic"] else "stochastic": e for e in evaluations}  # the last of each kind
+    return template("rlzoo.runs", "card.md.jinja", finalize=_line).render(
+        metadata=Markup(_metadata(record, kinds)),
+        algorithm=record["algorithm"],
+        env=_text(record["env"]),
+        step=f"{step:,}",
+        kinds={kind: _figures(evaluation) for kind, evaluation in kinds.items()},
+        name=Markup(json.dumps(name)),
+        objects=run.objects,
+        spaces=spaces,
+        has_curve=has_curve,
+        settings={name: _text(x) for name, x in record.items() if name not in _NO_SETTINGS},
+        versions=record.get("versions", {}),
+    )
+
+
+def curve(run: Run, step: int) -> bytes | None:
+    """The mean return in training up to `step`, as a PNG; None if there are fewer than two points."""
+    from matplotlib.figure import Figure
+
+    points = [
+        (m["step"], m["mean_return"]) for m in run.metrics() if m["step"] <= step and m.get("mean_return") is not None
+    ]
+    if len(points) < 2:
+        return None
+    figure = Figure(figsize=(7, 3), layout="constrained")
+    axes = figure.add_subplot(xlabel="environment steps", ylabel="mean return of the last 100 episodes")
+    axes.plot(*zip(*points, strict=True))
+    axes.grid(alpha=0.3)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()
+
+
+def _metadata(record: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    """The YAML that the hub reads: tags, and the mean return for its leaderboards."""
+    env, algorithm = _text(record["env"]), str(record["algorithm"])
+    metadata: dict[str, Any] = {
+        "library_name": "rlzoo",
+        "pipeline_tag": "reinforcement-learning",
+        "tags": [env, algorithm, "reinforcement-learning", "deep-reinforcement-learning", "rlzoo"],
+    }
+    evaluation = kinds.get("deterministic", kinds.get("stochastic"))
+    if evaluation is not None:
+        value = f"{evaluation['mean_return']:.2f} +/- {evaluation['std_return']:.2f}"
+        result = {
+            "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+            "dataset": {"name": env, "type": env},
+            "metrics": [{"type": "mean_reward", "value": value, "name": "mean_reward", "verified": False}],
+        }
+        metadata["model-index"] = [{"name": algorithm, "results": [result]}]
+    return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+
+
+def _figures(evaluation: Mapping[str, Any]) -> list[str]:
+    """Mean return, its standard error, standard deviation over episodes, and episodes."""
+    std, episodes = evaluation["std_return"], evaluation["episodes"]
+    return [f"{evaluation['mean_return']:,.2f}", f"{std / math.sqrt(episodes):,.2f}", f"{std:,.2f}", f"{episodes:,}"]
+
+
+def _text(value: Any) -> str:
+    """A value of `config.json`."""
+    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
+
+
+def _line(value: Any) -> Markup:
+    """Text in one line of Markdown."""
+    return value if isinstance(value, Markup) else escaped(" ".join(str(value).split()))

@@ -1,0 +1,156 @@
+"""Policies that leave: loading the policy of a run into a program, and exporting it to a file."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from rlzoo.core.errors import RunError, require
+from rlzoo.core.models import ActorCritic
+from rlzoo.core.task import DeployedPolicy
+from rlzoo.runs import card
+from rlzoo.runs.evaluate import load_task
+from rlzoo.runs.files import write_atomically
+from rlzoo.runs.hub import PREFIX, upload
+from rlzoo.runs.run import Run
+
+SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "c": ".h"}
+"""Formats of `export`, and the names of their files."""
+
+
+def load_policy(
+    run: Run | Path | str,
+    checkpoint: int | Literal["best"] | None = None,
+    *,
+    deterministic: bool = True,
+    seed: int = 0,
+    model: ActorCritic | None = None,
+    **objects: Any,
+) -> DeployedPolicy:
+    """The policy of a run, to act in an environment of your own program.
+
+        policy = rlzoo.load_policy("runs/cartpole")
+        obs, info = env.reset()
+        policy.reset()
+        action = policy(obs)
+        obs, reward, terminated, truncated, info = env.step(action)
+
+    `policy(obs)` takes one observation as the environment gives it and returns what `env.step` takes. It also takes the
+    batch of observations of a Gymnasium vector environment, and returns an array of actions. `policy.reset()` clears
+    the memory of a recurrent policy at the start of an episode.
+
+    Args:
+        run: a run directory, or `hf:user/name` for a policy on the Hugging Face hub.
+        checkpoint: the step of a checkpoint, or "best" for the one with the best evaluation; by default the last one.
+        deterministic: take the most probable action instead of a sample.
+        seed: seed of the samples.
+        model: a model to load the weights into, if the run was trained with a model of your own.
+        objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
+
+    Raises:
+        ConfigError: the run trains a language model, or a task that has no such policy.
+        RunError: there is no such run or checkpoint, it is damaged, or the hub cannot be reached.
+    """
+    require(seed >= 0, f"seed must be at least 0, got {seed}")
+    task = load_task(run, checkpoint, model, **objects)
+    try:
+        return task.policy(deterministic=deterministic, seed=seed)
+    finally:
+        task.close()
+
+
+def export(
+    run: Run | Path | str,
+    format: str = "onnx",
+    out: Path | str | None = None,
+    *,
+    checkpoint: int | Literal["best"] | None = None,
+    model: ActorCritic | None = None,
+    **objects: Any,
+) -> Path:
+    """Writes the deterministic policy of a run to a file for other programs.
+
+    Its input `obs` is a batch of flat observations (N, D) float32; `policy.flatten` of a loaded policy makes it from
+    the observations of the environment. Its output `action` is what `env.step` takes. Normaliser, clipping and the
+    first number of a `Discrete` space are inside.
+
+    Args:
+        run, checkpoint, model, objects: as for `load_policy`.
+        format: onnx (checked with onnxruntime), torchscript, or c (a header without dependencies).
+        out: the file; by default `policy.onnx`, `policy.pt` or `policy.h` in the current directory.
+
+    Raises:
+        ConfigError: a package is missing, or a part of the policy cannot be exported to the format.
+        RunError: there is no such run or checkpoint, or it is damaged.
+    """
+    require(format in SUFFIXES, f"format must be {' or '.join(SUFFIXES)}, got {format!r}")
+    path = Path(f"policy{SUFFIXES[format]}" if out is None else out)
+    require(not path.is_dir(), f"out must be a file, and {path} is a directory")
+    run = Run.open(run)
+    step = run.step_of(checkpoint)
+    policy = load_policy(run, step, model=model, **objects)
+    record = run.record
+    names = {name: str(record[name]) for name in ("env", "algorithm", "seed")}
+    about = {"run": run.path.name, **names, "step": str(step), **record["versions"], **_spaces(policy)}
+    write_atomically(path, policy.export(format, about))
+    return path
+
+
+def push(
+    run: Run | Path | str,
+    repo: Path | str,
+    *,
+    private: bool = False,
+    checkpoint: int | Literal["best"] | None = None,
+    model: ActorCritic | None = None,
+    **objects: Any,
+) -> str:
+    """Uploads the policy of a run to the Hugging Face hub, or writes the same files to a folder.
+
+    The files are those of a run directory with one checkpoint, a model card README.md and the training curve.
+    `load_policy("hf:user/name")`, or `load_policy` of the folder, loads the policy.
+
+    Args:
+        run, checkpoint, model, objects: as for `load_policy`.
+        repo: `user/name` on the hub, or a new folder: a `Path`, or a string that begins with `.`, `/` or `~`.
+        private: make a new repository private.
+
+    Returns:
+        The address of the repository, or the path of the folder.
+
+    Raises:
+        ConfigError: the run trains a language model, or a task that has no such policy.
+        RunError: there is no such run or checkpoint; the folder is not empty; the hub cannot be reached, or refuses.
+    """
+    run = Run.open(run)
+    step = run.step_of(checkpoint)
+    policy = load_policy(run, step, model=model, **objects)
+    if isinstance(repo, Path) or repo.startswith((".", "/", "~")):
+        folder = Path(repo).expanduser()
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} exists already and is not an empty folder")
+        _write(folder, str(repo), run, step, policy)
+        return str(folder)
+    with tempfile.TemporaryDirectory() as temporary:
+        _write(Path(temporary), f"{PREFIX}{repo}", run, step, policy)
+        return upload(Path(temporary), repo, private)
+
+
+def _write(folder: Path, name: str, run: Run, step: int, policy: DeployedPolicy) -> None:
+    """Writes a run directory with one checkpoint, and its model card."""
+    shutil.copytree(run.checkpoints / str(step), folder / "checkpoints" / str(step))
+    for path in (run.path / file for file in ("config.json", "metrics.jsonl", "evaluations.jsonl")):
+        if path.exists():
+            shutil.copy(path, folder)
+    picture = card.curve(run, step)
+    if picture is not None:
+        (folder / "curve.png").write_bytes(picture)
+    text = card.card(run, step, name, _spaces(policy), picture is not None)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _spaces(policy: DeployedPolicy) -> dict[str, str]:
+    spaces = {"observation space": policy.observation_space, "action space": policy.action_space}
+    return {name: " ".join(str(space).split()) for name, space in spaces.items()}

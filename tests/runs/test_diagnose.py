@@ -1,0 +1,153 @@
+"""What diagnose names: each rule against a record that shows it, and a healthy one that does not; and its page."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import short_runs
+
+from rlzoo.cli import main
+from rlzoo.core.errors import RunError
+from rlzoo.runs.diagnose import RULES, Record, diagnose, findings
+from rlzoo.runs.run import Run
+
+N = 100
+T = np.linspace(0, 1, N)
+ROOT = Path(__file__).parents[2]
+
+
+def constant(x):
+    return np.full(N, float(x))
+
+
+def ramp(start, end):
+    return start + (end - start) * T
+
+
+CONTROL = {
+    "step": ramp(1024, 102_400),
+    "mean_return": ramp(-1200, -150),
+    "mean_length": constant(200),
+    "kl": constant(0.01),
+    "entropy": ramp(1.4, 0.6),
+    "explained_variance": ramp(0.3, 0.95),
+    "grad_norm": ramp(0.4, 1.5),
+}
+ALGORITHMS = {
+    "trpo": {**CONTROL, "accepted": constant(1), "backtracks": constant(1), "cg_residual": constant(0.15)},
+    "ppo-clip": {**CONTROL, "clip_fraction": constant(0.1), "gradient_steps": constant(40)},
+    "ppo-penalty": {**CONTROL, "kl_coef": constant(1)},
+    "language": {
+        **CONTROL,
+        "mean_return": ramp(0.3, 0.95),
+        "mean_length": ramp(24, 20),
+        "score": ramp(0.3, 0.95),
+        "score_std": ramp(0.4, 0.1),
+        "kl_reference": ramp(0, 8),
+        "beta": constant(0.05),
+        "ended": ramp(0.6, 1),
+    },
+}
+SETTINGS = {"max_kl": "linear:0.02:0", "target_kl": None, "kl_coef_max": 1e4, "max_grad_norm": 0.5, "cg_iters": 10}
+STEADY = {"mean_return": np.array([-1200.0, -400, -150]), "std_return": np.array([300.0, 250, 120])}
+
+
+def record(kind="trpo", evaluations=STEADY, settings=None, threshold=None, **changes):
+    metrics = {name: np.asarray(x, float) for name, x in {**ALGORITHMS[kind], **changes}.items()}
+    return Record(metrics, evaluations, SETTINGS | (settings or {}), threshold)
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_nothing_looks_wrong_in_a_healthy_run(kind):
+    assert findings(record(kind)) == []
+
+
+SICK = {
+    "not-finite": record(kl=np.where(T > 0.97, np.nan, 0.01)),
+    "no-episode-ends": record(mean_return=constant(np.nan)),
+    "all-returns-equal": record(
+        mean_return=constant(-200), evaluations={"mean_return": constant(-200), "std_return": constant(0)}
+    ),
+    "returns-fall": record(mean_return=np.where(T < 0.5, ramp(-1200, 900), -1000)),
+    "step-too-large": record(kl=constant(0.06)),
+    "step-too-small": record("ppo-clip", kl=constant(1e-7)),
+    "line-search-fails": record(accepted=np.arange(N) % 2),
+    "too-few-cg-iterations": record(cg_residual=constant(0.6), settings={"cg_iters": 1}),
+    "clipping-too-often": record("ppo-clip", clip_fraction=constant(0.5)),
+    "never-clipping": record("ppo-clip", clip_fraction=constant(0)),
+    "penalty-at-its-bound": record("ppo-penalty", kl_coef=np.minimum(2.0 ** np.arange(N), 1e4)),
+    "updates-cut-short": record("ppo-clip", gradient_steps=np.where(T < 0.1, 40, 2), settings={"target_kl": 0.01}),
+    "entropy-collapses": record(entropy=np.exp(-30 * T)),
+    "value-lags": record(explained_variance=constant(-0.2)),
+    "gradient-grows": record(grad_norm=10 ** (3 * T)),
+    "gradient-always-clipped": record("ppo-clip", grad_norm=constant(300)),
+    "responses-never-stop": record("language", ended=constant(0.01)),
+    "responses-collapse": record("language", mean_length=ramp(24, 3)),
+    "scores-all-equal": record("language", score_std=np.where(T < 0.2, 0.3, 0)),
+    "kl-runs-away": record("language", kl_reference=ramp(0, 90), score=constant(0.3), mean_return=constant(0.3)),
+    "reward-hacking": record("language", kl_reference=ramp(0, 90)),
+}
+
+
+@pytest.mark.parametrize("name", [rule.name for rule in RULES])
+def test_each_rule_names_what_it_is_for(name):
+    (found,) = (x for x in findings(SICK[name]) if x.name == name)
+    assert re.search(r"\d|not a number", found.seen)
+    assert (found.page, bool(found.reason), bool(found.turn)) == (f"docs/metrics.md#{name}", True, True)
+
+
+def test_reward_hacking_is_also_seen_in_evaluations_that_fall():
+    falling = {"mean_return": np.array([0.3, 0.8, 0.4]), "std_return": np.full(3, 0.2)}
+    (found,) = findings(record("language", evaluations=falling))
+    assert found.seen == "the score rises while the evaluations fall from 0.8 to 0.4"
+
+
+def test_one_huge_update_is_named():
+    (found,) = findings(record(kl=np.where(np.arange(N) == 3, 4.0, 0.01)))
+    assert (found.name, found.seen) == ("step-too-large", "one update had a KL of 4")
+
+
+def test_a_solved_run_may_have_a_value_that_explains_nothing():
+    solved = {"mean_return": constant(-150), "std_return": np.full(3, 5.0)}
+    assert findings(record(explained_variance=constant(-3), evaluations=solved)) == []
+    assert findings(record(explained_variance=constant(-3), threshold=-200.0)) == []
+
+
+@pytest.mark.parametrize("settings", [{"baseline": False}, {"estimator": "leave-one-out"}])
+def test_without_a_value_nothing_lags(settings):
+    assert findings(record(explained_variance=constant(0), settings=settings)) == []
+
+
+def test_command(tmp_path, capsys):
+    run = short_runs.quick_run(tmp_path / "run")
+    assert main(["diagnose", str(run.path)]) == 0
+    assert capsys.readouterr().out.startswith(f"{run.path}, up to step ")
+    lines = [{**line, "kl": 0.5} for line in run.metrics()]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["diagnose", str(run.path), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["step"] == run.steps()[-1]
+    assert "step-too-large" in [x["name"] for x in answer["findings"]]
+    assert main(["diagnose", str(run.path)]) == 0
+    out = capsys.readouterr().out
+    assert "step-too-large: the median KL of an update is 0.5" in out
+    assert "page: docs/metrics.md#step-too-large" in out
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_run_without_metrics_is_an_error(tmp_path):
+    run = Run.create(tmp_path / "run", short_runs.quick_run(tmp_path / "other").read_config())
+    with pytest.raises(RunError, match="has no metrics yet"):
+        diagnose(run)
+
+
+def test_page_has_a_section_for_each_rule():
+    page = (ROOT / "docs/metrics.md").read_text()
+    sections = re.findall(r"^### ([\w-]+)\n\n(.+?)\n\nTurn: (.+?)\.$", page, re.MULTILINE | re.DOTALL)
+    assert [name for name, _, _ in sections] == [rule.name for rule in RULES]
+    for rule, (_, text, turn) in zip(RULES, sections, strict=True):
+        assert rule.reason in " ".join(text.split())
+        assert rule.turn == " ".join(turn.split())
