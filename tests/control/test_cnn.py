@@ -184,7 +184,7 @@ class Said(Progress):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_ppo_finds_the_dot(seed):
-    """The optimum is 8 and chance is 4; ten seeds reached 8 with this budget."""
+    """The optimum is 8 and chance is 4. Of the seeds 1 to 20, 18 reached 7.8 with this budget, and these two 8.0."""
     settings = {**QUICK, "channels": (8, 16, 16), "hidden": (64,), "num_envs": 8, "num_steps": 32}
     trainer = Trainer(
         make_config("ppo", **{**settings, "total_steps": 8192}, seed=seed, learning_rate="linear:1e-3:0", epochs=4)

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
 import rlzoo
+from rlzoo.cli import main
 from rlzoo.control import envs
 from rlzoo.control.envs import Source
 from rlzoo.control.task import Control, ControlTask
@@ -356,3 +357,18 @@ def test_environment_that_does_not_tell_changes_nothing(tmp_path):
 def test_settings_of_a_vector_environment_start_from_its_copies():
     assert ControlTask.default_settings(vector(5)).num_envs == 5
     assert ControlTask.default_settings("CartPole-v1") == Control()
+
+
+def test_command_line_names_wrappers_network_and_function(tmp_path):
+    wrapper = "gymnasium.wrappers:TimeLimit(max_episode_steps=2)"
+    small = ["--total-steps", "64", "--num-envs", "2", "--num-steps", "32", "--eval-episodes", "2"]
+    arguments = ["train", "ppo-clip", f"{__name__}:Walk", *small, "--wrapper", wrapper, "--wrapper", f"{__name__}:same"]
+    assert main([*arguments, "--network", "mlp", "--quiet", "--threads", "1", "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert record["wrappers"] == [wrapper, f"{__name__}:same"]
+    assert record["network"] == "mlp"
+    assert rlzoo.evaluate(tmp_path, 2).lengths.tolist() == [2, 2]
+
+
+def same(env):
+    return env
