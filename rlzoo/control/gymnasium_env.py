@@ -239,16 +239,6 @@ def _make_copy(make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], in
     return _Copy(env, index)
 
 
-def native_actions(space: Any, action: Array) -> Array:
-    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
-    action = action.reshape(len(action), *space.shape)
-    if isinstance(space, spaces.Box):
-        action = np.clip(action, space.low, space.high)
-    else:
-        action = action + getattr(space, "start", 0)
-    return action.astype(space.dtype, copy=False)
-
-
 def _check_same(name: str, copies: Sequence[_Copy]) -> None:
     """Raises `EnvError` if two copies have different spaces."""
     for kind in ("raw_space", "action_space"):
@@ -274,6 +264,16 @@ def _flatten_batch(vector: Any, obs: Any) -> Array:
         return np.asarray(obs).reshape(vector.num_envs, -1)
     rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
     return np.stack(rows)
+
+
+def native_actions(space: Any, action: Array) -> Array:
+    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
+    action = action.reshape(len(action), *space.shape)
+    if isinstance(space, spaces.Box):
+        action = np.clip(action, space.low, space.high)
+    else:
+        action = action + getattr(space, "start", 0)
+    return action.astype(space.dtype, copy=False)
 
 
 def _is_flat(space: gymnasium.Space[Any]) -> bool:

@@ -160,8 +160,6 @@ def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) 
     nested = (f.name for f in dataclasses.fields(task) if is_part(getattr(task, f.name)))
     known = {*config.table, *nested, "estimator"} - {"env"}
     unknown = settings.keys() - known
-    if unknown == {"model"} and not isinstance(settings["model"], str):
-        raise ConfigError(f"model must be an ActorCritic, such as model=my_model, got {settings['model']!r}")
     if unknown:
         raise ConfigError(unknown_name("setting", min(unknown), known))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}

@@ -79,7 +79,8 @@ def train(
     with _memory_checked(config):
         trainer = Trainer(config, model, progress=display)
     warm = _warm_start(trainer)
-    run = Run.create(out or default_directory(config), config, overwrite, model, trainer.task.described_spaces())
+    spaces = trainer.task.described_spaces()
+    run = Run.create(out or default_directory(config), config, overwrite, model, spaces)
     for line in started_from:
         display.say(line)
     display.say(f"training in {run.path}")
