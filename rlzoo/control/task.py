@@ -23,7 +23,7 @@ from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.rendering import watch
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
-from rlzoo.core.evaluation import Played
+from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.fields import Range
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.streams import stream
