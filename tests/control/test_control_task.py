@@ -150,8 +150,8 @@ def test_model_is_built_for_the_spaces_of_the_environment():
 @pytest.mark.parametrize("vectorized", [True, False])
 def test_environments_of_evaluations_are_made_once(vectorized, monkeypatch):
     made = []
-    make = envs.make
-    monkeypatch.setattr(envs, "make", lambda *given, **more: made.append(make(*given, **more)) or made[-1])
+    make = envs.Source.make
+    monkeypatch.setattr(envs.Source, "make", lambda *given, **more: made.append(make(*given, **more)) or made[-1])
     task = ControlTask(Control(num_envs=2, vectorized=vectorized), Setup("CartPole-v1"))
     first, other, again = (task.evaluate(8, seed=seed) for seed in (3, 4, 3))
     assert len(made) == 2  # one to train in, one to evaluate in
