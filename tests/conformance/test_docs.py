@@ -124,7 +124,7 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
             return made
         raise Parsed
 
-    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs, cli.search):
+    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs, cli.search, options):
         monkeypatch.setattr(module, "parse", parse_and_stop)
     for language, title, text in blocks(page):
         if title:
@@ -225,9 +225,6 @@ def test_metrics_of_language_models_are_explained(workplace):
     for algorithm in ("ppo-clip", "trpo"):
         config = make_config(algorithm, "Prompts", **task)
         run = rlzoo.train(config, out=algorithm)
-        pages = [ROOT / "docs/language-guide.md", ROOT / f"docs/algorithms/{algorithm}.md"]
-        metrics = rlzoo.Trainer(config).iterate().metrics
-        assert not [name for name in metrics if not any(f"`{name}`" in page.read_text() for page in pages)]
         assert not unexplained(run)
 
 
