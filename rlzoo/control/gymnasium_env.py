@@ -19,6 +19,9 @@ from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace
 
 _REPORT = "rlzoo_error"
+_OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
+"""Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
+Box2D's world, and running statistics."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -86,6 +89,13 @@ class GymnasiumEnv(VectorEnv):
         """How the environment was made to be rendered."""
         return self._vector.render_mode
 
+    def reseed(self, seed: int) -> bool:
+        """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
+        if self._given or any(self._vector.get_attr("outlasts_reset")):
+            return False
+        self._seed, self._steps = seed, 0
+        return True
+
     @property
     def render_fps(self) -> float:
         """Frames per second at which the environment should be shown."""
@@ -150,6 +160,10 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         flat = spaces.flatten_space(env.observation_space)
         self._no_obs = np.zeros(flat.shape or (), flat.dtype)
         self.observation_space = flat
+        layers = [env]
+        while isinstance(layers[-1], gymnasium.Wrapper):
+            layers.append(layers[-1].env)
+        self.outlasts_reset = any(cls.__name__ in _OUTLAST_RESET for x in layers for cls in type(x).__mro__)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         try:

@@ -21,6 +21,7 @@ from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.config import make_config
 from rlzoo.runs.presets import recipes
 from rlzoo.runs.registry import TASKS
+from rlzoo.runs.session import Session
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,7 +81,8 @@ def brief(monkeypatch):
 
     monkeypatch.setattr(rlzoo.Trainer, "iterate", counted)
     monkeypatch.setattr(rlzoo.Trainer, "done", property(lambda trainer: getattr(trainer, "turns", 0) >= 2))
-    monkeypatch.setattr("rlzoo.runs.session.FINAL_EPISODES", 4)
+    evaluate = Session._evaluate
+    monkeypatch.setattr(Session, "_evaluate", lambda run, episodes, *kind, **more: evaluate(run, 4, *kind, **more))
     monkeypatch.setattr("rlzoo.runs.finetune.read_examples", lambda source: read_examples(source)[:100])
     monkeypatch.setattr("rlzoo.runs.finetune.read_pairs", lambda *given: read_pairs(*given)[:100])
 
