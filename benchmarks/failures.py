@@ -26,8 +26,6 @@ from matplotlib.axes import Axes
 
 import rlzoo
 from rlzoo.benchmark import figures
-from rlzoo.lm.finetune.reward_model import RewardModelSettings, run_reward_model
-from rlzoo.lm.finetune.sft import SFTSettings, run_sft
 from rlzoo.lm.tasks import reviews
 from rlzoo.lm.tasks.random_walks import WalkGraph
 
@@ -66,26 +64,23 @@ class Failure:
 
 def walk_reward() -> None:
     """`reward`: a reward model of RandomWalks that has seen 100 comparisons."""
-    pairs = WalkGraph.make().pairs(100, seed=0)
-    Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
     start = rlzoo.train("ppo-clip", "RandomWalks", total_steps=1, out="first").path / "start"
-    run_reward_model("pairs.jsonl", start, "reward", RewardModelSettings(learning_rate=1e-3))
+    rlzoo.train_reward_model(WalkGraph.make().pairs(100, seed=0), start, "reward", learning_rate=1e-3)
 
 
 def review_model() -> None:
-    """`sft`: a language model of reviews, and `brief.py`: their score minus a cost for each word."""
+    """`sft`: a language model of reviews."""
     reviews.write("data")
     shape = {"model_type": "gpt2", "n_layer": 2, "n_embd": 96, "n_head": 4, "n_positions": 96}
     Path("small.json").write_text(json.dumps(shape), encoding="utf-8")
-    run_sft("data/texts.txt", "small.json", "sft", SFTSettings(learning_rate=2e-3, epochs=2))
-    source = """
-from rlzoo.lm.tasks.reviews import sentiment
+    rlzoo.sft("data/texts.txt", "small.json", "sft", learning_rate=2e-3, epochs=2)
 
 
-def brief(prompts, responses):
-    return [score - 0.2 * len(x.split()) for score, x in zip(sentiment(prompts, responses), responses)]
-"""
-    Path("brief.py").write_text(source, encoding="utf-8")
+def brief(prompts: list[str], responses: list[str]) -> list[float]:
+    """The score of Reviews minus a cost for each word."""
+    return [
+        x - 0.2 * len(text.split()) for x, text in zip(reviews.sentiment(prompts, responses), responses, strict=True)
+    ]
 
 
 RETURN = Panel("mean_return", "return")
@@ -103,7 +98,7 @@ FAILURES = {
     ),
     "too-few-cg": Failure(
         "trpo", "CartPole-v1", {"preset, cg_iters 10": {}, "cg_iters 1": {"cg_iters": 1}},
-        (RETURN, Panel("kl", "KL of an update, nats", log=True), Panel("step_norm", "length of the step", log=True)),
+        (RETURN, Panel("cg_residual", "residual of F·x = g", log=True), Panel("step_norm", "step length", log=True)),
     ),
     "value-lags": Failure(
         "trpo", "Pendulum-v1", {"preset": {}, "vf_learning_rate 1e-6": {"vf_learning_rate": 1e-6}},
@@ -129,7 +124,7 @@ FAILURES = {
         {"eval_interval": 1500}, (0,),
     ),
     "length-collapse": Failure(
-        "ppo-clip", "Reviews", {"sentiment": {}, "sentiment − 0.2 for each word": {"reward": "brief.py:brief"}},
+        "ppo-clip", "Reviews", {"sentiment": {}, "sentiment − 0.2 for each word": {"reward": brief}},
         (Panel("sentiment", "sentiment", True), LENGTH, REFERENCE),
         {"model": "sft", "total_steps": 30_000, "eval_interval": 1500, "eval_episodes": 64, "learning_rate": 3e-4},
         (0,), review_model,
@@ -140,19 +135,24 @@ FAILURES = {
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     PICTURES.mkdir(parents=True, exist_ok=True)
-    known = {x["picture"]: x["curves"] for x in map(json.loads, DATA.read_text().splitlines())} if DATA.exists() else {}
-    for name in [] if names == ["draw"] else names or FAILURES:
+    chosen = [] if names == ["draw"] else names or list(FAILURES)
+    for name in chosen:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            known[name] = measured(FAILURES[name])
+            curves = measured(FAILURES[name])
+        known = {**read(), name: curves}
         lines = [json.dumps({"picture": x, "curves": known[x]}, ensure_ascii=False) for x in FAILURES if x in known]
         DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(
-            name,
-            {label: {m: [y[-1] for _, y in c] for m, c in x.items()} for label, x in known[name].items()},
-            flush=True,
-        )
-    for name, curves in known.items():
-        (PICTURES / f"{name}.svg").write_text(drawn(FAILURES[name], curves), encoding="utf-8")
+        last = {label: {metric: [y[-1] for _, y in c] for metric, c in x.items()} for label, x in curves.items()}
+        print(name, last, flush=True)
+    known = read()
+    for name in chosen or known:
+        (PICTURES / f"{name}.svg").write_text(drawn(FAILURES[name], known[name]), encoding="utf-8")
+
+
+def read() -> dict[str, dict[str, dict[str, list[Curve]]]]:
+    """Curves by picture, label and metric."""
+    lines = DATA.read_text(encoding="utf-8").splitlines() if DATA.exists() else []
+    return {x["picture"]: x["curves"] for x in map(json.loads, lines)}
 
 
 def measured(failure: Failure) -> dict[str, dict[str, list[Curve]]]:

@@ -1,0 +1,84 @@
+"""The first hours of three strangers: their programs run, and are no longer than those for other libraries."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOURS = ROOT / "docs/first-hours"
+PAIRS = [("researcher", "researcher_sb3"), ("student", "student_sb3"), ("engineer", "engineer_trl")]
+
+
+def lines_of(name):
+    """Lines that are neither blank nor a comment."""
+    return [x for x in (HOURS / f"{name}.py").read_text().splitlines() if x.strip() and not x.strip().startswith("#")]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_our_program_is_not_longer(ours, theirs):
+    assert len(lines_of(ours)) <= len(lines_of(theirs))
+
+
+@pytest.mark.parametrize("name", [name for pair in PAIRS for name in pair])
+def test_program_is_on_a_page(name):
+    pages = [path.read_text() for path in (ROOT / "docs").glob("from-*.md")]
+    assert any(f'--8<-- "docs/first-hours/{name}.py"' in page and f"](first-hours/{name}.py)" in page for page in pages)
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A folder with a small language model that has the name of a large one."""
+    from rlzoo.lm.finetune import sft
+    from rlzoo.lm.model import pretrained, saving
+
+    tokenizer = sft.train_tokenizer(["The lid of our kettle is superb. At home, my lamp is a joy."], 300)
+    shape = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 64}
+    saving.save(pretrained.new_causal_lm(shape, len(tokenizer)), tokenizer, tmp_path / "gpt2")
+    return tmp_path
+
+
+def run(name, folder):
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(HOURS / f"{name}.py")]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_researcher(tmp_path):
+    said = run("researcher", tmp_path)
+    scores = {name: float(score) for name, score in re.findall(r"^(ppo-clip|trpo): (\d+) ±", said, re.MULTILINE)}
+    assert set(scores) == {"ppo-clip", "trpo"}
+    assert scores["trpo"] > 80
+    assert re.search(r"^one episode: \d+$", said, re.MULTILINE)
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_student(tmp_path):
+    said = run("student", tmp_path)
+    scores = {name: float(score) for name, score in re.findall(r"^(.+): (\d+) \[\d+, \d+\]$", said, re.MULTILINE)}
+    assert scores["TRPO"] > scores["REINFORCE"] > scores["REINFORCE, smaller steps"]
+    assert "def update(self" in said
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_engineer(workplace):
+    said = run("engineer", workplace)
+    assert said.count("The lid of our kettle") == 2
+    for name in ("rloo", "grpo"):
+        assert (workplace / f"runs/{name}/actor/config.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["researcher_sb3", "student_sb3"])
+def test_the_others_run_too(name, tmp_path):
+    pytest.importorskip("sb3_contrib", reason="Stable-Baselines3 comes with the extra peers")
+    assert "trpo:" in run(name, tmp_path).lower()
