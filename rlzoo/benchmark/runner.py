@@ -8,10 +8,10 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -22,6 +22,9 @@ from rlzoo.benchmark.results import Results, Writer, check_folder, finished
 from rlzoo.benchmark.suite import Job, Suite
 from rlzoo.core.errors import ConfigError, Interrupted, require
 from rlzoo.runs.files import lock
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def run_suite(
@@ -83,24 +86,28 @@ def _on_loky(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
     left = {job.key: job for job in jobs}
     while left:
         try:
-            for outcome in _parallel(list(left.values()), workers):
+            for outcome in parallel(_work, list(left.values()), workers):
                 del left[outcome.key]
                 yield outcome
         except TerminatedWorkerError:
             for job in list(left.values())[:workers]:
                 try:
-                    (outcome,) = _parallel([job], workers)
+                    (outcome,) = parallel(_work, [job], workers)
                 except TerminatedWorkerError:
                     outcome = Failure(*job.key, "its process was killed; memory may have run out")
                 del left[job.key]
                 yield outcome
 
 
-def _parallel(jobs: Sequence[Job], workers: int) -> Iterator[Outcome | Failure]:
+def parallel(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+    """Results of `work` in the order in which they are ready, from processes with one thread each.
+
+    An item is drawn when a process is free for it.
+    """
     with joblib.parallel_config("loky", inner_max_num_threads=1):
         # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
-        outcomes = pool(joblib.delayed(_work)(job) for job in jobs)
+        outcomes = pool(joblib.delayed(work)(item) for item in items)
     try:
         for outcome in outcomes:  # noqa: UP028 - closing `yield from` would close joblib's generator first
             yield outcome

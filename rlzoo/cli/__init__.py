@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from rlzoo.cli import benchmarks, diagnose, language, policies, runs
+from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
     ConfigError,
@@ -89,6 +89,7 @@ commands:
   benchmark SUITE       run a suite of algorithms, environments and seeds
   report PATH ...       write tables and figures of runs and of the results of suites
   diagnose RUN          name what looks wrong in the metrics of a run
+  search ALGORITHM ENV  search settings, and write the best ones as a preset file
   sft TEXTS             fine-tune a language model on texts
   reward-model PAIRS    train a reward model on pairs of responses with a preference
   list                  list algorithms, environments, language tasks, recipes and suites
@@ -111,6 +112,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "benchmark": benchmarks.benchmark_command,
     "report": benchmarks.report_command,
     "diagnose": diagnose.diagnose_command,
+    "search": search.search_command,
     "sft": language.sft_command,
     "reward-model": language.reward_model_command,
     "list": runs.list_command,

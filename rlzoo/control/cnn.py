@@ -93,7 +93,7 @@ class ConvNet(nn.Module):
         dtype = next(self.parameters()).dtype
         images = ((obs.to(dtype) - self.low) / self.range).reshape(-1, *self.shape)
         height, width, *channels = (axis + 1 for axis in self.axes)
-        return images.permute(0, *channels, height, width).reshape(len(obs), -1, *self.size)
+        return images.permute(0, *channels, height, width).reshape(obs.shape[0], -1, *self.size)
 
 
 @dataclass(frozen=True)

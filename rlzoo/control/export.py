@@ -116,7 +116,7 @@ def _torchscript(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) ->
 def _onnx(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) -> tuple[bytes, Loaded]:
     try:
         import onnx
-        from onnxruntime import InferenceSession
+        from onnxruntime import InferenceSession, SessionOptions
     except ImportError as error:
         raise ConfigError(f"exporting to onnx needs two packages: pip install onnx onnxruntime ({error})") from error
     export_onnx: Any = torch.onnx.export
@@ -133,7 +133,9 @@ def _onnx(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) -> tuple[
     graph = onnx.load_from_string(file.getvalue())
     onnx.helper.set_model_props(graph, dict(about))
     data = graph.SerializeToString()
-    session = InferenceSession(data, providers=["CPUExecutionProvider"])
+    options = SessionOptions()
+    options.log_severity_level = 4  # errors are raised, and not printed too
+    session = InferenceSession(data, options, providers=["CPUExecutionProvider"])
     return data, lambda obs: torch.from_numpy(session.run(None, {"obs": obs.numpy()})[0])
 
 

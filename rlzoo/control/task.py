@@ -144,9 +144,8 @@ class ControlTask(EnvTask):
             self.model.reward_scale.running.zero_()
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
-        env: Any = self.env
-        raw = getattr(env, "raw_observation_space", env.observation_space)
-        return ControlPolicy(self.model, raw, env.action_space, deterministic, seed, self.setup.fast)
+        action_space = self.env.action_space  # type: ignore[attr-defined]
+        return ControlPolicy(self.model, self.observation_space, action_space, deterministic, seed, self.setup.fast)
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

@@ -1,88 +1,147 @@
-"""The search for presets: starts from the preset, prunes, is kept in a file and goes on from there."""
+"""The search for settings: starts from the preset, prunes, goes on from its file, and writes a preset."""
 
-import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from rlzoo.runs.config import make_config
+from rlzoo.benchmark.search import score_of
+from rlzoo.benchmark.spaces import SPACES, Between, as_parameters, as_settings, space_for
+from rlzoo.cli import main
+from rlzoo.core.fields import check_fields
+from rlzoo.runs.config import assemble, make_config
 from rlzoo.runs.presets import environments, find_preset
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "rlzoo" / "runs" / "presets"
+QUICK = [
+    *("--total-steps", "1024", "--seeds", "0-1", "--validation-seeds", "10", "--jobs", "1"),
+    *("--set", "hidden=[4]", "num_envs=8", "num_steps=32", "minibatch_size=64"),
+]
 
 
-@pytest.fixture
-def search(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("search_presets", ROOT / "benchmarks" / "search_presets.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "STUDIES", tmp_path)
-    return module
+def study(folder, name):
+    file = optuna.storages.journal.JournalFileBackend(str(folder))
+    return optuna.load_study(study_name=name, storage=optuna.storages.JournalStorage(file))
 
 
-def trials(search):
-    return search.open_study("trpo", "Acrobot-v1").trials
+def test_command_searches_goes_on_and_writes_a_preset(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = ["search", "ppo-clip", "CartPole-v1", "--out", "found", *QUICK]
+    assert main([*command, "--trials", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["trial"], list(answer["validation"])) == (0, ["0"])
+    (first,) = study("found/study.log", "ppo-clip/CartPole-v1").trials
+    preset = find_preset("ppo-clip", "CartPole-v1")
+    given = {"total_steps": 1024, "hidden": [4], "num_envs": 8, "num_steps": 32, "minibatch_size": 64}
+    tried = {name: x for name, x in first.user_attrs["settings"].items() if name != "noise_correlation"}
+    assert tried == preset | given
+    assert not {"num_envs", "num_steps", "minibatch_size"} & first.params.keys()
+    assert len(first.intermediate_values) == 2 * 20
+
+    assert main([*command, "--trials", "2", "--try", "epochs=4", "cg=1"]) == 2
+    assert "no setting 'cg'" in capsys.readouterr().err
+    assert main([*command, "--trials", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "rlzoo train ppo-clip CartPole-v1 --preset found/preset.toml" in printed
+    text = Path("found/preset.toml").read_text()
+    assert text.startswith("# rlzoo search ppo-clip CartPole-v1 --out found --total-steps 1024")
+    assert "score" in text
+    assert "On seeds 10, which the search has not seen" in text
+    table = tomllib.loads(text)
+    assert table["algorithm"] == "ppo-clip"
+    assert make_config("ppo-clip", "CartPole-v1", **table["CartPole-v1"]).total_steps == 1024
+
+    train = ["train", "ppo", "CartPole-v1", "--preset", "found/preset.toml", "--quiet", "--out"]
+    assert main([*train, "run"]) == 0
+    assert json.loads(Path("run/config.json").read_text())["hidden"] == [4]
+    capsys.readouterr()
+    assert main(["train", "trpo", "CartPole-v1", "--preset", "found/preset.toml"]) == 2
+    assert "preset found/preset.toml is for ppo-clip, not for trpo" in capsys.readouterr().err
+    assert main(["train", "ppo", "Acrobot-v1", "--preset", "found/preset.toml"]) == 2
+    assert "has no table [Acrobot-v1]; it has CartPole-v1" in capsys.readouterr().err
+    assert main([*command, "--seeds", "3", "--trials", "3"]) == 2
+    assert "found holds a search with other seeds" in capsys.readouterr().err
 
 
-def test_it_starts_from_the_preset_and_goes_on(search, monkeypatch, capsys):
-    tried = []
-
-    def score(algorithm, env, settings, seed):
-        tried.append((settings, seed))
-        return -abs(search.as_parameters(settings)["max_kl"] - 0.03)
-
-    monkeypatch.setattr(search, "score", score)
-    search.enqueue(search.open_study("trpo", "Acrobot-v1"), "trpo", "Acrobot-v1", "")
-    search.enqueue(search.open_study("trpo", "Acrobot-v1"), "trpo", "Acrobot-v1", "max_kl=0.03 cg_iters=7")
-    search.work("trpo", "Acrobot-v1", 2)
-    preset = find_preset("trpo", "Acrobot-v1") | {"total_steps": 100_000}
-    assert tried[:3] == [(preset, seed) for seed in (0, 1, 2)]
-    assert tried[3][0] == preset | {"max_kl": "linear:0.03:0", "cg_iters": 7}
-    search.work("trpo", "Acrobot-v1", 3)
-    assert len(trials(search)) == 5
-    search.show(search.open_study("trpo", "Acrobot-v1"), "Acrobot-v1")
-    page = capsys.readouterr().out
-    found = tomllib.loads(page[page.index("[Acrobot-v1]") :])["Acrobot-v1"]
-    assert found["cg_iters"] == 7
-    make_config("trpo", "Acrobot-v1", **found)
+def test_missing_package_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["search", "ppo", "CartPole-v1", "--out", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err == "rlzoo: rlzoo search needs Optuna: pip install 'rlzoo[search]'\n"
 
 
-def test_what_lies_behind_is_pruned(search, monkeypatch):
-    monkeypatch.setattr(search, "score", lambda *run: -search.as_parameters(run[2])["max_kl"])
-    for max_kl in (0.01, 0.01, 0.01, 0.05):
-        search.enqueue(search.open_study("trpo", "Acrobot-v1"), "trpo", "Acrobot-v1", f"max_kl={max_kl}")
-    search.work("trpo", "Acrobot-v1", 4)
-    assert [trial.state.name for trial in trials(search)] == [*["COMPLETE"] * 3, "PRUNED"]
-    assert len(trials(search)[3].intermediate_values) == 2  # nothing is pruned after its first seed
+@pytest.mark.slow
+def test_killed_search_loses_only_the_trial_that_was_running(tmp_path):
+    code = "import sys; from rlzoo.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "search", "ppo-clip", "CartPole-v1", *QUICK, "--out"]
+
+    def trials(folder):
+        return [x for x in study(folder / "study.log", "ppo-clip/CartPole-v1").trials if x.state.name != "FAIL"]
+
+    process = subprocess.Popen([*command, tmp_path / "killed", "--trials", "4"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline().startswith("trial 0: ")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(3)  # its worker ends
+    for folder in ("killed", "whole"):
+        subprocess.run([*command, tmp_path / folder, "--trials", "4"], check=True, stdout=subprocess.DEVNULL)
+    killed, whole = (trials(tmp_path / folder) for folder in ("killed", "whole"))
+    assert len(killed) == len(whole) == 4
+    assert killed[0].values == whole[0].values
+    assert os.path.exists(tmp_path / "killed" / "preset.toml")
 
 
-@pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"])
-def test_presets_lie_in_the_space_that_is_searched(search, algorithm):
+def test_score_is_of_the_end_and_of_the_whole():
+    assert score_of([0.0] * 15 + [10.0] * 5) == pytest.approx(0.7 * 10 + 0.3 * 2.5)
+
+
+def test_range_moves_to_a_value_that_it_does_not_hold_and_other_choices_stay():
+    values = {"learning_rate": 1e-5, "gamma": 1.0, "epochs": 4, "beta": 0.05}
+    space = space_for("ppo-clip", values, fixed={"epochs": 4})
+    assert space["learning_rate"] == Between(pytest.approx(2e-6), pytest.approx(5e-5))
+    assert space.keys() == {"learning_rate", "anneal_lr", "beta"}
+
+
+@pytest.mark.parametrize("algorithm", SPACES)
+def test_spaces_lie_in_the_ranges_of_the_settings(algorithm):
+    for env in ("CartPole-v1", "RandomWalks"):
+        for name, space in SPACES[algorithm].items():
+            for x in space if isinstance(space, tuple) else space[:2]:
+                base = {"num_envs": 4, "num_steps": 4} if env == "CartPole-v1" else {}
+                table = assemble(algorithm, env, base).table
+                settings = as_settings(algorithm, {name: x}) if not name.startswith("anneal") else {}
+                check_fields(assemble(algorithm, env, {k: v for k, v in settings.items() if k in table}))
+
+
+@pytest.mark.parametrize("algorithm", SPACES)
+def test_presets_lie_in_the_space_that_is_searched(algorithm):
     for env, algorithms in environments().items():
         if algorithm in algorithms and env.endswith(("v0", "v1")):
-            for name, choices in search.SPACES[algorithm].items():
-                x = search.as_parameters(find_preset(algorithm, env)).get(name)
-                inside = (
-                    x in choices if isinstance(choices, tuple) else choices.low <= (x or choices.low) <= choices.high
-                )
+            for name, space in SPACES[algorithm].items():
+                x = as_parameters(find_preset(algorithm, env)).get(name)
+                inside = x in space if isinstance(space, tuple) else space.low <= (x or space.low) <= space.high
                 assert x is None or inside, (env, name, x)
 
 
 @pytest.mark.parametrize("path", sorted(PRESETS.glob("[nprt]*.toml")), ids=lambda path: path.stem)
-def test_studies_that_presets_name_hold_their_trials(path, search):
+def test_studies_that_presets_name_hold_their_trials(path):
     for line in path.read_text().splitlines():
         if "# study" in line:
             env = line[1 : line.index("]")]
             name, trial = line.split("# study ")[1].split(", trial ")
             assert name == f"{path.stem}-{env}"
-            file = optuna.storages.journal.JournalFileBackend(str(ROOT / "benchmarks" / "studies" / f"{name}.log"))
-            study = optuna.load_study(study_name=f"{path.stem}/{env}", storage=optuna.storages.JournalStorage(file))
-            params = study.trials[int(trial)].params
-            preset = search.as_parameters(find_preset(path.stem, env))
+            params = (
+                study(ROOT / "benchmarks" / "studies" / f"{name}.log", f"{path.stem}/{env}").trials[int(trial)].params
+            )
+            preset = as_parameters(find_preset(path.stem, env))
             for setting, x in params.items():
                 given = preset.get(setting, 0.0 if setting == "noise_correlation" else False)
                 assert given == (pytest.approx(x, rel=6e-3) if isinstance(x, float) else x), setting

@@ -121,7 +121,7 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
             return made
         raise Parsed
 
-    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs):
+    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs, cli.search):
         monkeypatch.setattr(module, "parse", parse_and_stop)
     for language, title, text in blocks(page):
         if title:

@@ -9,7 +9,6 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from rlzoo.control.deploy import ControlPolicy
-from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.distributions import Categorical
@@ -137,12 +136,14 @@ def test_policy_is_a_copy_that_training_does_not_change():
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_raw_observation_space_is_the_environments(asynchronous):
-    env = GymnasiumEnv("Blackjack-v1", 1, 0, asynchronous=asynchronous)
+def test_observation_space_is_the_environments_own(asynchronous):
+    task = ControlTask(Control(num_envs=1, async_envs=asynchronous), Setup("Blackjack-v1"))
     try:
-        assert env.raw_observation_space == gymnasium.make("Blackjack-v1").observation_space
+        policy = task.policy()
     finally:
-        env.close()
+        task.close()
+    assert policy.observation_space == gymnasium.make("Blackjack-v1").observation_space
+    assert policy((12, 3, 0)) in (0, 1)
 
 
 class Counting(Policy):

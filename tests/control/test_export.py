@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from torch import nn
 
+from rlzoo.control.cnn import CNN
 from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.export import FORMATS
 from rlzoo.control.networks import MLPPolicy
@@ -188,6 +189,30 @@ def own(cls):
 @pytest.mark.parametrize("format", ["onnx", "torchscript"])
 def test_model_of_the_users_own_is_traced(format, tmp_path):
     check_parity(own(Doubled), format, tmp_path, np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32))
+
+
+def make_cnn_policy(shared):
+    images = spaces.Box(0, 255, (12, 12, 3), np.uint8)
+    network = CNN(channels=(4, 4, 4), hidden=(16,), shared_trunk=shared)
+    model = network.build(images, ACTIONS["discrete"], torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    return ControlPolicy(model, images, ACTIONS["discrete"])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("format", ["onnx", "torchscript"])
+def test_convolutional_network_takes_flat_images(format, shared, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (10_000, 12, 12, 3), np.uint8)
+    check_parity(make_cnn_policy(shared), format, tmp_path, images)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_convolutional_network_has_no_c_header(shared):
+    message = "^the C header holds MLPs only, and a part of this policy is a ConvNet: export it as onnx$"
+    with pytest.raises(ConfigError, match=message):
+        make_cnn_policy(shared).export("c", ABOUT)
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,23 @@ def test_policy_of_a_model_of_ones_own_needs_it_again(tmp_path):
     assert "They are needed to load it:\n\n- pass model=... (" in (tmp_path / "shared/README.md").read_text()
 
 
+class Shifted(gymnasium.ObservationWrapper):
+    def observation(self, observation):
+        return observation + 5
+
+
+def test_policy_of_an_environment_from_objects_takes_the_wrapped_observations(tmp_path):
+    objects = {"env": lambda: gymnasium.make("CartPole-v1"), "wrappers": [lambda env: Shifted(env)]}
+    run = short_runs.quick_run(tmp_path / "run", **objects, normalize_obs=True)
+    with pytest.raises(RunError, match=r"pass env=.*wrappers="):
+        rlzoo.load_policy(run)
+    policy = rlzoo.load_policy(run, **objects)
+    assert policy.model.normalizer.mean.min() > 4
+    assert policy(OBSERVATIONS + 5).shape == (200,)
+    rlzoo.push(run, tmp_path / "shared", **objects)
+    assert "- pass env=... (" in (tmp_path / "shared/README.md").read_text()
+
+
 def test_seed_below_0(run):
     with pytest.raises(ConfigError, match="seed must be at least 0, got -1"):
         rlzoo.load_policy(run, seed=-1)
