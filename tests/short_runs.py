@@ -13,6 +13,7 @@ QUICK = {
     "num_envs": 4,
     "num_steps": 25,
     "eval_episodes": 3,
+    "final_eval_episodes": 10,
     "hidden": (8,),
 }
 PPO = {

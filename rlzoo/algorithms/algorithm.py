@@ -74,29 +74,38 @@ class Algorithm(abc.ABC):
 
 
 @torch.no_grad()
-def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None) -> Metrics:
+def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, whiten: bool = False) -> Metrics:
     """Metrics of an update: how far the policy moved, and how well the value predicted the returns.
 
-    `kl` is E[KL(π_old ‖ π)], exact if the batch holds `old`, else estimated by k3. `clip_fraction` is the share of
-    steps whose ratio π/π_old is outside 1 ± `clip_coef`. `explained_variance` is 1 − Var[G − V]/Var[G] of the value
-    that the advantages used.
+    With r = π/π_old, `policy_loss` is −E[min(r·Â, clip(r, 1 ± clip_coef)·Â)], or −E[r·Â] without `clip_coef`, where Â
+    is whitened if `whiten`. `kl` is E[KL(π_old ‖ π)], exact if the batch holds `old`, else estimated by k3.
+    `clip_fraction` is the share of steps whose r is outside 1 ± `clip_coef`. `action_std` is the mean standard
+    deviation of Gaussian actions. `value_loss` is E[½(V − G)²] and `explained_variance` is 1 − Var[G − V]/Var[G], both
+    of the value that the advantages used.
     """
     policy = model.distribution(batch.obs)
+    logp = policy.log_prob(batch.action)
+    advantage = batch.whitened_advantage if whiten else batch.advantage
+    ratio = torch.exp(logp - batch.logp)
+    objective = ratio * advantage
     metrics = {}
-    if batch.old is None or clip_coef is not None:
-        logp = policy.log_prob(batch.action)
-        metrics["kl"] = float(batch.mean(k3(batch.logp, logp)))
     if clip_coef is not None:
+        objective = objective.minimum(ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
         outside = ((logp - batch.logp).expm1().abs() > clip_coef).to(logp.dtype)
         metrics["clip_fraction"] = float(batch.mean(outside))
-    if batch.old is not None:
-        metrics["kl"] = float(batch.mean(batch.old.kl(policy)))
+    metrics["kl"] = float(batch.mean(k3(batch.logp, logp) if batch.old is None else batch.old.kl(policy)))
+    std = policy.std
+    if std is not None:
+        metrics["action_std"] = float(batch.mean(std.mean(-1)))
 
     def variance(x: torch.Tensor) -> torch.Tensor:
         return batch.mean((x - batch.mean(x)).square())
 
-    unexplained = variance(batch.return_ - batch.value) / variance(batch.return_).clamp(min=1e-12)
+    error = batch.return_ - batch.value
+    unexplained = variance(error) / variance(batch.return_).clamp(min=1e-12)
     return metrics | {
         "entropy": float(batch.mean(policy.entropy())),
+        "policy_loss": -float(batch.mean(objective)),
+        "value_loss": 0.5 * float(batch.mean(error.square())),
         "explained_variance": 1 - float(unexplained),
     }

@@ -34,6 +34,7 @@ class NPG(Algorithm):
 
     name: ClassVar[str] = "npg"
     second_order: ClassVar[bool] = True
+    advanced: ClassVar[tuple[str, ...]] = ("normalize_advantage", "vf_epochs", "vf_minibatch_size")
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: PositiveSchedule = 0.01

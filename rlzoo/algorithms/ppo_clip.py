@@ -24,6 +24,7 @@ class PPOClip(Algorithm):
     """Maximise E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)] (eq. 7), r = π_θ/π_old, by epochs of minibatch Adam."""
 
     name: ClassVar[str] = "ppo-clip"
+    advanced: ClassVar[tuple[str, ...]] = ("vf_coef", "clip_value", "max_grad_norm", "normalize_advantage")
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     clip_coef: PositiveSchedule = 0.2
@@ -81,7 +82,8 @@ class PPOClip(Algorithm):
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1
-        return {**measure(model, batch, clip_coef), "gradient_steps": steps, "grad_norm": grad_norm}
+        metrics = measure(model, batch, clip_coef, whiten=self.normalize_advantage)
+        return {**metrics, "learning_rate": learning_rate, "gradient_steps": steps, "grad_norm": grad_norm}
 
 
 @torch.no_grad()

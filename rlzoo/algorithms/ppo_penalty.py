@@ -28,6 +28,10 @@ class PPOPenalty(Algorithm):
     """
 
     name: ClassVar[str] = "ppo-penalty"
+    advanced: ClassVar[tuple[str, ...]] = (
+        *("kl_coef_min", "kl_coef_max"),
+        *("vf_coef", "max_grad_norm", "normalize_advantage"),
+    )
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     target_kl: Positive = 0.01
@@ -93,9 +97,9 @@ class PPOPenalty(Algorithm):
                     max_grad_norm=self.max_grad_norm,
                 )
 
-        metrics = measure(model, batch)
+        metrics = measure(model, batch, whiten=self.normalize_advantage)
         state.scalars["kl_coef"] = self.adapt(beta, metrics["kl"])
-        return {**metrics, "kl_coef": beta, "grad_norm": grad_norm}
+        return {**metrics, "learning_rate": learning_rate, "kl_coef": beta, "grad_norm": grad_norm}
 
     def adapt(self, beta: float, d: float) -> float:
         """β for the next update, given the KL `d` of this one."""

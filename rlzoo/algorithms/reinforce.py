@@ -27,6 +27,7 @@ class Reinforce(Algorithm):
     """
 
     name: ClassVar[str] = "reinforce"
+    advanced: ClassVar[tuple[str, ...]] = ("normalize_advantage", "max_grad_norm", "vf_epochs", "vf_minibatch_size")
 
     estimator: Estimator = MonteCarlo(gamma=0.99)
     learning_rate: PositiveSchedule = 3e-3
@@ -64,12 +65,13 @@ class Reinforce(Algorithm):
         if self.normalize_advantage:
             batch = batch.replace(advantage=batch.whitened_advantage)
 
+        learning_rate = state.at(self.learning_rate)
         grad_norm = state.optimizers["policy"].minimize(
             self.loss,
             model,
             batch,
             state.at(self.ent_coef),
-            learning_rate=state.at(self.learning_rate),
+            learning_rate=learning_rate,
             max_grad_norm=self.max_grad_norm,
         )
         if self.baseline:
@@ -77,4 +79,4 @@ class Reinforce(Algorithm):
                 model, state.optimizers["value"], batch,
                 self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
             )  # fmt: skip
-        return {**measure(model, batch), "grad_norm": grad_norm}
+        return {**measure(model, batch), "learning_rate": learning_rate, "grad_norm": grad_norm}

@@ -36,6 +36,10 @@ class TRPO(Algorithm):
 
     name: ClassVar[str] = "trpo"
     second_order: ClassVar[bool] = True
+    advanced: ClassVar[tuple[str, ...]] = (
+        *("backtrack_coef", "backtrack_iters"),
+        *("normalize_advantage", "vf_epochs", "vf_minibatch_size"),
+    )
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: PositiveSchedule = 0.01

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
-from rlzoo.cli.options import Positional, Switch, parse, with_parts
+from rlzoo.cli.options import Positional, Switch, parse, parse_settings
+from rlzoo.runs.settings import settings_of
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
@@ -70,8 +71,8 @@ def reward_model_command(arguments: list[str]) -> int:
 
 def _fit_options(name: str, description: str, options: type[F], settings: type[S], arguments: list[str]) -> tuple[F, S]:
     """The options of the command and the settings of the fit."""
-    made = parse(with_parts(options, settings=settings), arguments, f"rlzoo {name}", description)
-    return made.command, made.settings
+    command, given = parse_settings(options, settings_of(settings()), arguments, f"rlzoo {name}", description)
+    return command, settings(**given)
 
 
 def _arguments(options: _Fit, settings: FitSettings) -> dict[str, Any]:

@@ -8,7 +8,9 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -78,23 +80,49 @@ def parse(
     return made
 
 
-def with_parts(command: type, **parts: type) -> type[Any]:
-    """A dataclass for `parse` with a group of options for each part, and the group `command`."""
-    return dataclasses.make_dataclass("Options", [("command", command), *parts.items()])
+HELP_ALL = "--help-all"
+_LAST = ("Evaluation and files", "Memory and speed")
+"""Groups at the end of a help page."""
 
 
-def settings_groups(settings: Iterable[Setting]) -> dict[str, type]:
-    """Dataclasses with a field for each setting, by the name of the setting's part."""
-    groups: dict[type, list[Any]] = {}
-    for setting in settings:
-        hint: Any = setting.hint
+def parse_settings(
+    command: type, settings: Mapping[str, Setting], arguments: Sequence[str], prog: str, description: str
+) -> tuple[Any, dict[str, Any]]:
+    """The options of a command, and the settings that were given another value than they have.
+
+    The help page has a group for each group of settings. It leaves out the advanced ones, which `--help-all` shows too.
+
+    Raises:
+        ConfigError, SystemExit: as for `parse`.
+    """
+    everything = HELP_ALL in arguments or not {"-h", "--help"} & {*arguments}
+    arguments = ["--help" if x == HELP_ALL else x for x in arguments]
+    hidden = sum(setting.advanced for setting in settings.values())
+    if not everything and hidden:
+        description += f"\n{HELP_ALL} shows {hidden} more settings."
+    width = shutil.get_terminal_size().columns
+    wrapped = (textwrap.fill(line, width, subsequent_indent="  ") for line in description.splitlines())
+    description = "\n".join(wrapped)
+    groups: dict[str, list[Any]] = {"Run": [], **{setting.group: [] for setting in settings.values()}}
+    for title in _LAST:
+        groups[title] = groups.pop(title, [])
+    for setting in settings.values():
+        shown = everything or not setting.advanced
         field = dataclasses.field(default_factory=partial(_identity, setting.value))
-        field_type = Annotated[hint, tyro.conf.arg(help=setting.help)]
-        groups.setdefault(setting.part, []).append((setting.name, field_type, field))
-    return {
-        part.__name__: dataclasses.make_dataclass(part.__name__, fields, namespace={"__doc__": part.__doc__})
-        for part, fields in groups.items()
-    }
+        hint: Any = Annotated[setting.hint, tyro.conf.arg(help=setting.help)]
+        groups[setting.group].append((setting.name, hint if shown else Annotated[hint, tyro.conf.Suppress], field))
+    parts: list[Any] = []
+    for number, (title, fields) in enumerate(groups.items()):
+        if fields:
+            part: Any = dataclasses.make_dataclass("Part", fields, namespace={"__doc__": ""})
+            own = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
+            about = "".join(x.__doc__ or "" for x in own)
+            parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help=about)]))
+    parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Command", help="")]))
+    given: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
+    made = given.pop("command")
+    values: dict[str, Any] = {name: x for part in given.values() for name, x in vars(part).items()}
+    return made, {name: x for name, x in values.items() if x != settings[name].value}
 
 
 def _identity(value: T) -> T:

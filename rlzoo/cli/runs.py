@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
-from rlzoo.cli.options import Positional, Repeated, Seeds, Switch, parse, settings_groups, with_parts
+from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, parse, parse_settings
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.runs.registry import TASKS
@@ -46,8 +46,10 @@ class _Train(Output):
     """A recipe for language tasks (rlzoo list) or a preset file (.toml), on top of the preset of the pair."""
     no_preset: Switch = False
     """Start from the defaults of the classes, without the preset of the pair."""
+    track: Literal["wandb", "mlflow"] | None = None
+    """Also log to Weights & Biases or MLflow."""
     estimator: str | None = None
-    """gae, monte-carlo, leave-one-out, group-norm or module:Class; none for the algorithm's own."""
+    """gae, monte-carlo, leave-one-out (rloo), group-norm (grpo) or module:Class; none for the algorithm's own."""
     network: str | None = None
     """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()
@@ -105,13 +107,14 @@ def train_command(arguments: list[str]) -> int:
     rest = arguments[len(names) :]
     _check_names(names)
     command = parse(_Train, rest, partly=True)
-    if len(names) < 2 and command.config is None and not {"-h", "--help"} & {*rest}:
+    if len(names) < 2 and command.config is None and not {"-h", "--help", HELP_ALL} & {*rest}:
         raise ConfigError("algorithm and environment are missing: rlzoo train ALGORITHM ENV [--option value ...]")
     bases = {"--preset": command.preset, "--no-preset": command.no_preset or None, "--config": command.config}
     contradiction = [name for name, value in bases.items() if value is not None]
     require(len(contradiction) <= 1, f"{' and '.join(contradiction)} contradict each other")
     several = len(command.seed) > 1
     require(several or command.jobs is None, "--jobs is for several seeds: --seed 1 2 3")
+    require(not (several and command.track), "--track is for one seed: start a run for each")
     known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
     algorithm, env = (*names, *known[len(names) :])
     with importing(threads_for(command)):
@@ -137,10 +140,8 @@ def train_command(arguments: list[str]) -> int:
             f" {', '.join(TASKS)}.\n\nBelow are the options of {algorithm} on {env}.\n\n"
             "rlzoo train ALGORITHM ENV --help shows those of another pair, with the values of its preset."
         )
-    options = with_parts(_Train, **settings_groups(table.values()))
-    given = parse(options, rest, f"rlzoo train {algorithm} {env}", description)
-    values = {name: getattr(getattr(given, setting.part.__name__), name) for name, setting in table.items()}
-    settings |= {name: value for name, value in values.items() if value != table[name].value}
+    _, given = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
+    settings |= given
     if several:
         config, lines = configured(algorithm, env, command.config, preset, settings)
         return train_seeds_command(config, lines, command)
@@ -154,6 +155,7 @@ def train_command(arguments: list[str]) -> int:
         overwrite=command.overwrite,
         preset=preset,
         progress=display(command),
+        track=command.track,
         **settings,
     )
     return _report(run, command)

@@ -13,7 +13,7 @@ import tyro
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Seeds, Switch, parse
-from rlzoo.runs.registry import cores
+from rlzoo.core.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,9 @@ class _Search:
 def search_command(arguments: list[str]) -> int:
     description = "Search settings with Optuna, and write the best ones as a preset file for rlzoo train --preset."
     options = parse(_Search, arguments, "rlzoo search", description)
-    with importing(threads=1):
+    with importing(Threads(1)):
+        from joblib import cpu_count
+
         from rlzoo.benchmark.search import describe, search
 
     fixed = options.fixed | ({} if options.total_steps is None else {"total_steps": options.total_steps})
@@ -61,7 +63,7 @@ def search_command(arguments: list[str]) -> int:
         validation_seeds=options.validation_seeds,
         fixed=fixed,
         variant=options.variant,
-        jobs=cores() if options.jobs is None else options.jobs,
+        jobs=cpu_count() if options.jobs is None else options.jobs,
         command=shlex.join(["rlzoo", "search", *arguments]),
         say=(lambda line: None) if options.quiet or options.json else lambda line: print(line, flush=True),
     )

@@ -100,6 +100,10 @@ class ClassicControl(VectorEnv):
         self._observe(self._obs.T)
         return self._obs, self._reward, terminated, truncated, self._forced
 
+    def reseed(self, seed: int) -> bool:
+        self._rng = np.random.default_rng(seed)
+        return True
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "state": self._state.copy(),

@@ -70,7 +70,7 @@ class ConvNet(nn.Module):
         self.range = float(space.high.max()) - self.low
         self.size = tuple(space.shape[axis] for axis in axes[:2])
         layers: list[nn.Module] = []
-        inputs = math.prod(space.shape) // math.prod(self.size)
+        inputs = self.inputs = math.prod(space.shape) // math.prod(self.size)
         plan = _NATURE if min(self.size) >= 36 else _SMALL
         for outputs, (kernel, stride, padding) in zip(channels, plan, strict=True):
             conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
@@ -93,7 +93,7 @@ class ConvNet(nn.Module):
         dtype = next(self.parameters()).dtype
         images = ((obs.to(dtype) - self.low) / self.range).reshape(-1, *self.shape)
         height, width, *channels = (axis + 1 for axis in self.axes)
-        return images.permute(0, *channels, height, width).reshape(obs.shape[0], -1, *self.size)
+        return images.permute(0, *channels, height, width).reshape(-1, self.inputs, *self.size)
 
 
 @dataclass(frozen=True)

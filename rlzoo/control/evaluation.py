@@ -34,7 +34,7 @@ def evaluate_model(
     """
 
     def actor(env: Any, seed: int) -> Actor:
-        return make_actor(model, _noise(env, seed, deterministic), fast)
+        return make_actor(model, evaluation_noise(env, seed, deterministic), fast)
 
     return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 
@@ -60,13 +60,14 @@ def evaluate_actor(
     """
 
     def actor(env: Any, seed: int) -> Actor:
-        noise = _noise(env, seed, deterministic)
+        noise = evaluation_noise(env, seed, deterministic)
         return lambda obs, forced: act(obs, next(noise))
 
     return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 
 
-def _noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:
+def evaluation_noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:
+    """Action noise for an evaluation in `env`."""
     noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
     return noise.zeros() if deterministic else noise
 

@@ -19,6 +19,9 @@ from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace
 
 _REPORT = "rlzoo_error"
+_OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
+"""Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
+Box2D's world, and running statistics."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -86,6 +89,13 @@ class GymnasiumEnv(VectorEnv):
         """How the environment was made to be rendered."""
         return self._vector.render_mode
 
+    def reseed(self, seed: int) -> bool:
+        """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
+        if self._given or any(self._vector.get_attr("outlasts_reset")):
+            return False
+        self._seed, self._steps = seed, 0
+        return True
+
     @property
     def render_fps(self) -> float:
         """Frames per second at which the environment should be shown."""
@@ -150,6 +160,10 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         flat = spaces.flatten_space(env.observation_space)
         self._no_obs = np.zeros(flat.shape or (), flat.dtype)
         self.observation_space = flat
+        layers = [env]
+        while isinstance(layers[-1], gymnasium.Wrapper):
+            layers.append(layers[-1].env)
+        self.outlasts_reset = any(cls.__name__ in _OUTLAST_RESET for x in layers for cls in type(x).__mro__)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         try:
@@ -225,16 +239,6 @@ def _make_copy(make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], in
     return _Copy(env, index)
 
 
-def native_actions(space: Any, action: Array) -> Array:
-    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
-    action = action.reshape(len(action), *space.shape)
-    if isinstance(space, spaces.Box):
-        action = np.clip(action, space.low, space.high)
-    else:
-        action = action + getattr(space, "start", 0)
-    return action.astype(space.dtype, copy=False)
-
-
 def _check_same(name: str, copies: Sequence[_Copy]) -> None:
     """Raises `EnvError` if two copies have different spaces."""
     for kind in ("raw_space", "action_space"):
@@ -260,6 +264,16 @@ def _flatten_batch(vector: Any, obs: Any) -> Array:
         return np.asarray(obs).reshape(vector.num_envs, -1)
     rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
     return np.stack(rows)
+
+
+def native_actions(space: Any, action: Array) -> Array:
+    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
+    action = action.reshape(len(action), *space.shape)
+    if isinstance(space, spaces.Box):
+        action = np.clip(action, space.low, space.high)
+    else:
+        action = action + getattr(space, "start", 0)
+    return action.astype(space.dtype, copy=False)
 
 
 def _is_flat(space: gymnasium.Space[Any]) -> bool:

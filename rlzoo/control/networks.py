@@ -205,6 +205,8 @@ class NetworkSettings(abc.ABC):
 class Network(NetworkSettings):
     """How to build an MLP `ActorCritic`."""
 
+    advanced: ClassVar[tuple[str, ...]] = ("shared_trunk", "log_std_init", "state_dependent_std")
+
     hidden: tuple[int, ...] = (64, 64)
     """Hidden layer sizes of the policy and of the value."""
     activation: Literal["tanh", "relu"] = "tanh"

@@ -17,7 +17,7 @@ from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.cnn import CNN, is_image
 from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs import Source
-from rlzoo.control.evaluation import evaluate_model
+from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.rendering import watch
@@ -36,6 +36,9 @@ NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN}
 @dataclass(frozen=True)
 class Control(RolloutSettings):
     """Settings of a control task."""
+
+    title: ClassVar[str] = "Environment"
+    advanced: ClassVar[tuple[str, ...]] = ("noise_correlation", "vectorized")
 
     named_parts: ClassVar[Mapping[str, Kind]] = {"network": Kind(NetworkSettings, NETWORKS)}
     network: NetworkSettings = Network()
@@ -120,13 +123,16 @@ class ControlTask(EnvTask):
         return make_actor(self.model, self.noise, self.setup.fast)
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        source = source_of(self.settings, self.setup)
-        found = evaluate_model(
-            self.model, source, episodes, seed=seed, deterministic=deterministic, fast=self.setup.fast
-        )
-        if source.given is not None:
+        found = super().evaluate(episodes, seed=seed, deterministic=deterministic)
+        if source_of(self.settings, self.setup).given is not None:
             self._restart()
         return found
+
+    def evaluation_copies(self, episodes: int) -> int:
+        return source_of(self.settings, self.setup).evaluation_copies(episodes)
+
+    def evaluation_actor(self, env: VectorEnv, seed: int, deterministic: bool) -> Actor:
+        return make_actor(self.model, evaluation_noise(env, seed, deterministic), self.setup.fast)
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Plays episodes in a window, or records them at the environment's own frame rate."""
@@ -144,8 +150,8 @@ class ControlTask(EnvTask):
             self.model.reward_scale.running.zero_()
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
-        action_space = self.env.action_space  # type: ignore[attr-defined]
-        return ControlPolicy(self.model, self.observation_space, action_space, deterministic, seed, self.setup.fast)
+        env: Any = self.env
+        return ControlPolicy(self.model, self.observation_space, env.action_space, deterministic, seed, self.setup.fast)
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

@@ -39,6 +39,11 @@ class Distribution(abc.ABC):
     def mode(self) -> Tensor:
         """The most probable action."""
 
+    @property
+    def std(self) -> Tensor | None:
+        """Standard deviation of each component of the action; None for categories."""
+        return None
+
     @abc.abstractmethod
     def log_prob(self, action: Tensor) -> Float[Tensor, "*batch"]:
         """log π(action)."""
@@ -115,6 +120,10 @@ class DiagGaussian(Distribution):
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
         return torch.empty_like(self.mean).normal_(generator=generator)
+
+    @property
+    def std(self) -> Float[Tensor, "*batch A"]:
+        return self.log_std.exp()
 
     @property
     def mode(self) -> Tensor:

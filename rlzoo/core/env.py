@@ -105,5 +105,9 @@ class VectorEnv(abc.ABC):
         """Restores a state of `state_dict` exactly."""
         raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 
+    def reseed(self, seed: int) -> bool:
+        """Makes the next `reset` begin as in a new environment with this seed. False if that is not possible."""
+        return False
+
     def close(self) -> None:
         """Releases resources."""

@@ -234,3 +234,5 @@ ESTIMATORS: dict[str, type[Estimator]] = {
     "leave-one-out": LeaveOneOut,
     "group-norm": GroupNorm,
 }
+ALIASES = {"grpo": "group-norm", "rloo": "leave-one-out"}
+"""Names of the algorithms that the estimators are known from."""

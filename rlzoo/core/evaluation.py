@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,13 @@ import numpy as np
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Episode, VectorEnv, success_of, success_rate
+
+OnStep = Callable[[int], None]
+"""Called between the steps of an evaluation with the number of complete episodes. It may raise to stop it."""
+
+
+def unwatched(done: int) -> None:
+    """Does nothing."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Played:
         return cls(episodes, "\n".join(lines), summary)
 
 
-def play_episodes(env: VectorEnv, actor: Actor, episodes: int) -> list[Episode]:
+def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep = unwatched) -> list[Episode]:
     """Plays `episodes` complete episodes.
 
     Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes
@@ -85,7 +92,9 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int) -> list[Episode]:
     played: list[list[Episode]] = [[] for _ in range(copies)]
     total, length = np.zeros(copies), np.zeros(copies, np.int64)
     obs, forced = env.reset()
-    while quota.any():
+    left = episodes
+    while left:
+        on_step(episodes - left)
         acting = ~forced
         obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
         total += reward * acting
@@ -94,5 +103,6 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int) -> list[Episode]:
         for i in np.flatnonzero(done & (quota > 0)):
             played[i].append(Episode(float(total[i]), int(length[i]), success_of(env.success, i)))
             quota[i] -= 1
+            left -= 1
         total[done], length[done] = 0, 0
     return [episode for row in played for episode in row]

@@ -40,7 +40,7 @@ class ScheduleRange(Range):
 
 @dataclass(frozen=True)
 class OrObject:
-    """In a field's type: objects are valid too. Only Python can give them, and who uses them checks them."""
+    """In a field's type: anything else is valid too. Only Python can give objects, and who uses them checks them."""
 
 
 Positive = Annotated[float, Range(0, above=True)]
@@ -80,7 +80,7 @@ def _fault(x: Any, hint: Any) -> str | None:
     if origin is Annotated and isinstance(args[1], ScheduleRange):
         return _schedule_fault(x, args[1])
     if origin is Annotated and any(isinstance(m, OrObject) for m in args[1:]):
-        return _fault(x, args[0]) if x is None or isinstance(x, (bool, int, float, str)) else None
+        return None
     if origin is Annotated:
         bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
         return _fault(x, args[0]) or (str(bounds[0]) if bounds else None)

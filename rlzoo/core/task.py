@@ -13,10 +13,9 @@ import torch
 
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
-from rlzoo.core.distributions import Distribution
 from rlzoo.core.env import Array, Episode, VectorEnv, env_name
 from rlzoo.core.errors import ConfigError, require
-from rlzoo.core.evaluation import Evaluation, Played, play_episodes
+from rlzoo.core.evaluation import Evaluation, OnStep, Played, play_episodes, unwatched
 from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.progress import SILENT, Progress
@@ -137,6 +136,8 @@ class Task(abc.ABC):
     evaluates_start: ClassVar[bool] = False
     """Whether to evaluate the model before training."""
 
+    on_step: OnStep = staticmethod(unwatched)
+    """For `evaluate` to call between its steps, so that training shows its progress and can stop it."""
     setup: Setup
     env: VectorEnv
     model: ActorCritic
@@ -233,6 +234,7 @@ class EnvTask(Task):
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
+        self._evaluation_envs: dict[int, VectorEnv] = {}
 
     @classmethod
     def check(cls, settings: Any, setup: Setup) -> None:
@@ -263,15 +265,31 @@ class EnvTask(Task):
         require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
         require(seed >= 0, f"seed must be at least 0, got {seed}")
         env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
-        generator = torch.Generator(self.setup.device).manual_seed(actor_seed)
+        env = self._evaluation_env(self.evaluation_copies(episodes), env_seed)
+        actor = self.evaluation_actor(env, actor_seed, deterministic)
+        return Evaluation.of(play_episodes(env, actor, episodes, self.on_step), deterministic, seed)
 
-        def choose(policy: Distribution) -> torch.Tensor:
-            return policy.mode if deterministic else policy.sample(generator)
+    def evaluation_copies(self, episodes: int) -> int:
+        """Copies of the environment that play `episodes` episodes."""
+        return min(episodes, self.settings.num_envs)
 
-        env = self.make_env(min(episodes, self.settings.num_envs), env_seed)
-        try:
-            return Evaluation.of(play_episodes(env, ModelActor(self.model, choose), episodes), deterministic, seed)
-        finally:
+    def evaluation_actor(self, env: VectorEnv, seed: int, deterministic: bool) -> Actor:
+        """An actor for an evaluation in `env`, with the model as it is now."""
+        generator = torch.Generator(self.setup.device).manual_seed(seed)
+        return ModelActor(self.model, lambda policy: policy.mode if deterministic else policy.sample(generator))
+
+    def _evaluation_env(self, copies: int, seed: int) -> VectorEnv:
+        """The environment of evaluations, made once; a new one each time if it cannot be reseeded."""
+        env = self._evaluation_envs.get(copies)
+        if env is None or not env.reseed(seed):
+            if env is not None:
+                env.close()
+            env = self._evaluation_envs[copies] = self.make_env(copies, seed)
+        return env
+
+    def close(self) -> None:
+        super().close()
+        for env in self._evaluation_envs.values():
             env.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from rlzoo.algorithms import ALGORITHMS, Algorithm
 from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check_fields
 from rlzoo.core.progress import SILENT, Progress
@@ -28,6 +29,17 @@ ALIASES = {"ppo": "ppo-clip"}
 @dataclass(frozen=True)
 class Config:
     """Everything that a run depends on."""
+
+    title: ClassVar[str] = "Run"
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Evaluation and files": (
+            *("eval_interval", "eval_episodes", "final_eval_episodes", "checkpoint_interval", "stop_return"),
+        ),
+        "Memory and speed": ("device", "fast", "compile"),
+    }
+    """Groups of fields in the help page, by title; the other fields are below `title`."""
+    advanced: ClassVar[tuple[str, ...]] = ("fast", "checkpoint_interval")
+    """Fields that only `--help-all` shows."""
 
     env: Any
     """Name or `module:Class` of a task, Gymnasium id, or `module:Id` of an environment that a module registers."""
@@ -47,6 +59,8 @@ class Config:
     """Steps between evaluations; none for a tenth of total_steps."""
     eval_episodes: Count = 20
     """Episodes of each evaluation."""
+    final_eval_episodes: Count = 100
+    """Episodes of each of the two final evaluations, stochastic and deterministic."""
     checkpoint_interval: Count | None = None
     """Steps between checkpoints; none for a tenth of total_steps."""
     stop_return: float | None = None
@@ -125,6 +139,7 @@ def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) 
     def instance(part: Any, kind: str, base: type, registry: Mapping[str, type]) -> Any:
         """The part itself, or one made from a name or class and the task's defaults."""
         if isinstance(part, str):
+            part = ESTIMATOR_ALIASES.get(part, part) if base is Estimator else part
             part = _class_of(part, registry, base, kind)
         if isinstance(part, type) and issubclass(part, base):
             part = _replace(part(), task.defaults, task.units)
@@ -145,8 +160,6 @@ def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) 
     nested = (f.name for f in dataclasses.fields(task) if is_part(getattr(task, f.name)))
     known = {*config.table, *nested, "estimator"} - {"env"}
     unknown = settings.keys() - known
-    if unknown == {"model"} and not isinstance(settings["model"], str):
-        raise ConfigError(f"model must be an ActorCritic, such as model=my_model, got {settings['model']!r}")
     if unknown:
         raise ConfigError(unknown_name("setting", min(unknown), known))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}

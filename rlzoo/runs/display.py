@@ -28,6 +28,9 @@ class Display(Progress):
     def update(self, record: Mapping[str, Any]) -> None:
         """Called after each iteration with its line of `metrics.jsonl`."""
 
+    def evaluating(self, name: str, done: int, episodes: int) -> None:
+        """Called between the steps of an evaluation, after `done` of its episodes."""
+
     def close(self) -> None:
         """Called when training ends."""
 
@@ -46,7 +49,7 @@ def display_for(progress: bool | Display) -> Display:
 
 
 class LineDisplay(Display):
-    """A line for every tenth of the run. A broken pipe does not stop the run."""
+    """A line for every tenth of the run and after every silence. A broken pipe does not stop the run."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -59,10 +62,14 @@ class LineDisplay(Display):
 
     def update(self, record: Mapping[str, Any]) -> None:
         step, total = record["step"], self._clock.total
-        if step >= self._next:
+        if step >= self._next or time.monotonic() - self._said >= _SILENCE:
             self._next = _next_tenth(step, total)
             width = len(f"{total:,}")
             self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")
+
+    def evaluating(self, name: str, done: int, episodes: int) -> None:
+        if time.monotonic() - self._said >= _SILENCE:
+            self.say(f"{name}: {done:,}/{episodes:,}")
 
     def advance(self, share: float, line: str) -> None:
         """Breaks a silence of `_SILENCE` seconds."""
@@ -117,6 +124,12 @@ class LiveDisplay(Display):
             self._drawn = time.monotonic()
             bar.update(self._task, completed=share, summary=line + left, refresh=True)
 
+    def evaluating(self, name: str, done: int, episodes: int) -> None:
+        now = time.monotonic()
+        if self._bar is not None and now - self._drawn > 0.25:
+            self._drawn = now
+            self._bar.update(self._task, summary=f"{name} {done:,}/{episodes:,}", refresh=True)
+
     def say(self, line: str) -> None:
         if self._bar is None:
             print(line, file=self._file)
@@ -166,9 +179,12 @@ def _next_tenth(step: int, total: int) -> int:
 
 
 def _summary(record: Mapping[str, Any]) -> str:
-    """The mean return, and the KL if the algorithm reports it."""
-    kl = record.get("kl")
-    return f"return {_short(record['mean_return']):>8}" + ("" if kl is None else f"  kl {kl:.4f}")
+    """The mean return, the share of successes, and the KL: to the reference, or of the update if there is none."""
+    success, kl, kl_ref = (record.get(name) for name in ("success_rate", "kl", "kl_reference"))
+    text = f"return {_short(record['mean_return']):>8}" + ("" if success is None else f"  success {success:.0%}")
+    if kl_ref is not None:
+        return f"{text}  kl_ref {kl_ref:.4g}"
+    return text if kl is None else f"{text}  kl {kl:.4f}"
 
 
 def _short(x: float | None) -> str:

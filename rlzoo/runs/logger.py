@@ -1,12 +1,10 @@
-"""The records of a run: `metrics.jsonl`, `evaluations.jsonl` and TensorBoard events."""
+"""The records of a run: `metrics.jsonl`, `evaluations.jsonl`, and scalars for TensorBoard and trackers."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import socket
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,11 +14,12 @@ from typing import Any
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.runs.display import Display
+from rlzoo.runs.sinks import Sink, TensorBoard
 
 _WINDOW = 100
 """Episodes that mean returns and lengths are over."""
 _POINTS = 1000
-"""Points of a TensorBoard curve."""
+"""Points of a curve in TensorBoard or a tracker."""
 _TAGS = {
     "seconds": "time/seconds",
     "steps_per_second": "time/steps_per_second",
@@ -36,7 +35,7 @@ class Logger:
     A line of `metrics.jsonl` holds `step`; `seconds` and `steps_per_second` of training, without evaluations and
     checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); `success_rate` of
     the last 100 that tell it; and the metrics of environment and algorithm with 6 digits (null if not finite).
-    TensorBoard gets about 1000 of these lines.
+    TensorBoard and `trackers` get about 1000 of these lines.
     """
 
     def __init__(
@@ -46,11 +45,13 @@ class Logger:
         settings: Mapping[str, Any],
         display: Display,
         resumed_at: int | None = None,
+        trackers: Sequence[Sink] = (),
     ) -> None:
         self.display = display
         self._metrics = _Lines(folder / "metrics.jsonl")
         self._evaluations = _Lines(folder / "evaluations.jsonl")
-        self._events = _Events(folder, _table(["setting", "value"], settings.items()), resumed_at)
+        self._sinks = [TensorBoard(folder, resumed_at), *trackers]
+        self._text(resumed_at or 0, "config", _table(["setting", "value"], settings.items()))
         self._stride = max(1, total_steps // _POINTS)
         self._step = resumed_at or 0
         self._seconds = 0.0
@@ -88,24 +89,26 @@ class Logger:
             groups = {name: f"env/{name}" for name in environment} | _TAGS
             scalars = {groups.get(name) or f"train/{name}": x for name, x in record.items()}
             del scalars["train/step"]
-            self._events.scalars(step, scalars)
+            self._scalars(step, scalars)
         self.display.update(record)
         if time.monotonic() - self._flushed > 1:
             self.flush()
         return record
 
-    def evaluation(self, step: int, seconds: float, evaluation: Evaluation, final: bool = False) -> None:
+    def evaluation(self, step: int, seconds: float, evaluation: Evaluation, final: bool = False) -> dict[str, Any]:
         """Records an evaluation of the model at `step` that took `seconds`."""
         summary = evaluation.summary()
-        self._evaluations.add({"step": step, "final": final, **summary, "seconds": round(seconds, 4)})
+        record = {"step": step, "final": final, **summary, "seconds": round(seconds, 4)}
+        self._evaluations.add(record)
         mode = "_deterministic" if evaluation.deterministic else ""
         scalars = {"return": summary["mean_return"], "length": summary["mean_length"]}
         scalars |= {name: x for name, x in evaluation.further.items() if type(x) in (int, float)}
-        self._events.scalars(step, {f"eval/{name}{mode}": x for name, x in scalars.items()})
+        self._scalars(step, {f"eval/{name}{mode}": x for name, x in scalars.items()})
         samples = evaluation.further.get("samples")
         if samples:
             rows = [[_six_digits(x) if isinstance(x, float) else x for x in sample.values()] for sample in samples]
-            self._events.text(step, f"eval/samples{mode}", _table(list(samples[0]), rows))
+            self._text(step, f"eval/samples{mode}", _table(list(samples[0]), rows))
+        return record
 
     def flush(self) -> None:
         """Writes everything that is recorded to the files.
@@ -116,7 +119,21 @@ class Logger:
         self._flushed = time.monotonic()
         self._metrics.flush()
         self._evaluations.flush()
-        self._events.flush()
+        for sink in self._sinks:
+            sink.flush()
+
+    def close(self) -> None:
+        """Closes the files of TensorBoard and trackers."""
+        for sink in self._sinks:
+            sink.close()
+
+    def _scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        for sink in self._sinks:
+            sink.scalars(step, {tag: x for tag, x in values.items() if x is not None})
+
+    def _text(self, step: int, tag: str, markdown: str) -> None:
+        for sink in self._sinks:
+            sink.text(step, tag, markdown)
 
     def state_dict(self) -> dict[str, Any]:
         successes = {"successes": list(self._successes)} if self._successes else {}
@@ -144,44 +161,6 @@ class _Lines:
             text = "".join([json.dumps(record) + "\n" for record in self._pending])
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
-            self._pending.clear()
-
-
-class _Events:
-    """A new TensorBoard event file, with the configuration as text. TensorBoard is imported at the first flush."""
-
-    def __init__(self, folder: Path, config: str, resumed_at: int | None) -> None:
-        # TensorBoard reads the files of a folder in the order of their names.
-        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._pending: list[dict[str, Any]] = []
-        self._add(0, file_version="brain.Event:2")
-        if resumed_at is not None:  # TensorBoard then drops later steps of earlier files
-            self._add(resumed_at + 1, session_log={"status": "START"})
-        self.text(resumed_at or 0, "config", config)
-
-    def text(self, step: int, tag: str, markdown: str) -> None:
-        """One event with a text in Markdown."""
-        tensor = {"dtype": "DT_STRING", "string_val": [markdown.encode(errors="replace")]}
-        metadata = {"plugin_data": {"plugin_name": "text"}}
-        self._add(step, summary={"value": [{"tag": tag, "metadata": metadata, "tensor": tensor}]})
-
-    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
-        """One event with a scalar for each tag; None is left out."""
-        scalars = [{"tag": tag, "simple_value": x} for tag, x in values.items() if x is not None]
-        self._add(step, summary={"value": scalars})
-
-    def _add(self, step: int, **what: Any) -> None:
-        self._pending.append({"wall_time": time.time(), "step": step, **what})
-
-    def flush(self) -> None:
-        if self._pending:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.summary.writer.record_writer import RecordWriter
-
-            with self._path.open("ab") as file:
-                writer = RecordWriter(file)
-                for event in self._pending:
-                    writer.write(Event(**event).SerializeToString())
             self._pending.clear()
 
 

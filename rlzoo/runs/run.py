@@ -6,6 +6,7 @@
     events.out.tfevents* TensorBoard
     checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
     checkpoints/best.json
+    tracker.json         the run's id at a tracker, if there is one
     start/, actor/       initial and final model of a language task
 
 Loading never unpickles. A checkpoint is written under a temporary name, flushed to disk and renamed, and its manifest
@@ -126,7 +127,12 @@ class Run:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for folder in _MODELS:
             shutil.rmtree(self.path / folder, ignore_errors=True)
-        for path in (*self.path.glob("events.out.tfevents.*"), *self.path.glob("*.jsonl"), self._config):
+        for path in (
+            *self.path.glob("events.out.tfevents.*"),
+            *self.path.glob("*.jsonl"),
+            self.path / "tracker.json",
+            self._config,
+        ):
             path.unlink(missing_ok=True)
 
     def write_config(
@@ -334,18 +340,13 @@ class Run:
 
     def forget_after(self, step: int) -> None:
         """Deletes metrics, evaluations and checkpoints later than `step`, so that the run can continue there."""
-        ended = self._ended_at(step)
         for leftover in self.checkpoints.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._remove(s for s in self.steps() if s > step)
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             path = self.path / name
             if path.exists():
-                lines = [
-                    line
-                    for line, record in _read(path)
-                    if record["step"] < step or (record["step"] == step and (ended or not record.get("final")))
-                ]
+                lines = [line for line, record in _read(path) if record["step"] <= step]
                 write_atomically(path, "".join(lines).encode())
         best = self.best_step()
         if best is not None and best > step:

@@ -7,11 +7,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, TrainingError
-from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
@@ -19,9 +19,6 @@ from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import Signals
-
-FINAL_EPISODES = 100
-"""Episodes of each final evaluation."""
 
 OnIteration = Callable[[Trainer, Iteration], bool | None]
 """Called after every iteration; returning True ends the run."""
@@ -31,14 +28,20 @@ class Session:
     """Trains from the trainer's present step to the end of the run.
 
     Evaluations and checkpoints depend on step counts alone. So an interruption does not change the result.
+
+    Args:
+        stopped: the callback has ended the run before.
     """
 
-    def __init__(self, trainer: Trainer, run: Run, logger: Logger, on_iteration: OnIteration | None) -> None:
+    def __init__(
+        self, trainer: Trainer, run: Run, logger: Logger, on_iteration: OnIteration | None, stopped: bool = False
+    ) -> None:
         self.trainer = trainer
         self.config = trainer.config
         self.run = run
         self.logger = logger
         self.on_iteration = on_iteration
+        self.stopped = stopped
         tenth = max(1, self.config.total_steps // 10)
         self.eval_interval = self.config.eval_interval or tenth
         self.checkpoint_interval = self.config.checkpoint_interval or tenth
@@ -54,17 +57,22 @@ class Session:
             TrainingError: training failed.
             Interrupted: a signal stopped training.
         """
-        stopped = self._read_evaluations() and self.run.extended_at != self.trainer.step
+        ended = self._read_evaluations() or self.stopped
+        ended = ended and self.run.extended_at != self.trainer.step
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         try:
             with self._failures_named(), self.signals:
                 if self.trainer.step == 0 and self.trainer.task.evaluates_start and not self.run.evaluations():
                     self._evaluate(self.config.eval_episodes)
-                while not (self.trainer.done or stopped):
-                    stopped = self._iterate()
+                before = self._interrupted_after()
+                if before is not None:
+                    ended = self._evaluate_and_save(before, ended)
+                while not (self.trainer.done or ended):
+                    ended = self._iterate()
                 self._finish()
         finally:
             self.writer.shutdown()
+            self.logger.close()
             self.logger.display.close()
             self.trainer.task.close()
 
@@ -89,41 +97,65 @@ class Session:
         self.logger.iteration(
             iteration.step, seconds, iteration.metrics, iteration.episodes, iteration.environment_metrics
         )
-        stop = self.on_iteration is not None and bool(self.on_iteration(trainer, iteration))
+        self.stopped = self.on_iteration is not None and bool(self.on_iteration(trainer, iteration))
+        return self._evaluate_and_save(before, self.stopped)
+
+    def _evaluate_and_save(self, before: int, stop: bool) -> bool:
+        """What is due after an iteration that began at the step `before`. Returns whether the run ends here."""
+        trainer = self.trainer
 
         def due(interval: int) -> bool:
             return trainer.step // interval > before // interval
 
         new_best = None
         if due(self.eval_interval) and not trainer.done:
-            mean_return = self._evaluate(self.config.eval_episodes).mean_return
+            mean_return = self._evaluate(self.config.eval_episodes)["mean_return"]
             stop = stop or self._is_enough(mean_return)
             if mean_return > self.best_return:
                 self.best_return = new_best = mean_return
         if due(self.checkpoint_interval) or new_best is not None or stop or trainer.done or self.signals.received:
             self._save(new_best)
-        self._heed_signals()
+        self._heed_signals(stop or trainer.done)
         return stop
 
+    def _interrupted_after(self) -> int | None:
+        """The step before the last iteration, if a signal stopped the evaluation that was due after it; else None."""
+        step = self.trainer.step
+        if step == 0 or self.trainer.done or any(evaluation["step"] == step for evaluation in self.run.evaluations()):
+            return None
+        before = max((record["step"] for record in self.run.metrics() if record["step"] < step), default=0)
+        return before if step // self.eval_interval > before // self.eval_interval else None
+
     def _finish(self) -> None:
-        """The final evaluations, stochastic and deterministic."""
-        stochastic = self._evaluate(FINAL_EPISODES, final=True)
-        self._wait()
-        if stochastic.mean_return > self.best_return:
-            self.run.mark_best(self.trainer.step, stochastic.mean_return)
-        self._heed_signals()
-        deterministic = self._evaluate(FINAL_EPISODES, final=True, deterministic=True)
+        """The final evaluations, stochastic and deterministic, as far as they were not made before."""
+        made = [x for x in self.run.evaluations() if x["final"] and x["step"] == self.trainer.step]
+        episodes = self.config.final_eval_episodes
+        for deterministic in (False, True)[len(made) :]:
+            made.append(self._evaluate(episodes, final=True, deterministic=deterministic))
+            self._wait()
+            if not deterministic and made[0]["mean_return"] > self.best_return:
+                self.run.mark_best(self.trainer.step, made[0]["mean_return"])
         self.trainer.task.end(self.run.path)
         self.logger.flush()
         self.logger.display.close()
-        self.logger.display.say(describe(self.trainer.step, stochastic.summary(), deterministic.summary()))
+        self.logger.display.say(describe(self.trainer.step, *made[-2:]))
 
-    def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> Evaluation:
+    def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> dict[str, Any]:
         config, step, start = self.config, self.trainer.step, time.perf_counter()
         seed = number(stream(config.seed, "evaluation", step, final))
+        name = "final evaluation" if final else "evaluation"
+        name = f"{name}, deterministic" if deterministic else name
+
+        def on_step(done: int) -> None:
+            self.logger.display.evaluating(name, done, episodes)
+            if self.signals.received:
+                if step > 0:
+                    self._save(None)
+                self._heed_signals(final)
+
+        self.trainer.task.on_step = on_step
         evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
-        self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
-        return evaluation
+        return self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
 
     def _is_enough(self, mean_return: float) -> bool:
         return self.config.stop_return is not None and mean_return >= self.config.stop_return
@@ -134,6 +166,8 @@ class Session:
         self.logger.flush()
         step, checkpoint = self.trainer.step, self.trainer.checkpoint()
         checkpoint.state["logger"] = self.logger.state_dict()
+        if self.stopped:
+            checkpoint.state["stopped"] = True
         self.writing = self.writer.submit(self._write, step, pack(step, checkpoint), new_best)
 
     def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
@@ -147,10 +181,14 @@ class Session:
             writing, self.writing = self.writing, None
             writing.result()
 
-    def _heed_signals(self) -> None:
+    def _heed_signals(self, ended: bool = False) -> None:
+        """Raises `Interrupted` if a signal has arrived; `ended` if only the final evaluation is missing."""
         if self.signals.received:
             self._wait()
-            message = f"stopped at step {self.trainer.step:,}; continue with: rlzoo resume {self.run.path}"
+            step, command = f"{self.trainer.step:,}", f"rlzoo resume {self.run.path}"
+            message = f"stopped at step {step}; continue with: {command}"
+            if ended:
+                message = f"training has finished at step {step}, its evaluation has not; complete it with: {command}"
             raise Interrupted(message, self.signals.received)
 
     @contextlib.contextmanager

@@ -27,6 +27,20 @@ class Setting(NamedTuple):
     value: Any
     help: str
 
+    @property
+    def group(self) -> str:
+        """The group of the help page: that of `groups` of its part, else the part's `title`, else its name."""
+        for title, fields in getattr(self.part, "groups", {}).items():
+            if self.field in fields:
+                return str(title)
+        first, *rest = getattr(self.part, "name", "").split("-")
+        return str(getattr(self.part, "title", "-".join([first.upper(), *rest]) or self.part.__name__))
+
+    @property
+    def advanced(self) -> bool:
+        """Whether only `--help-all` shows it."""
+        return self.field in getattr(self.part, "advanced", ())
+
 
 def settings_of(*parts: Any, units: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Setting]:
     """The fields of dataclass instances, and of the dataclasses in them, by setting name.
@@ -52,9 +66,41 @@ def is_part(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
+PEERS = {
+    "num_envs": "n_envs",
+    "num_steps": "n_steps",
+    "minibatch_size": "batch_size",
+    "minibatch_responses": "batch_size per_device_train_batch_size",
+    "epochs": "n_epochs num_epochs num_ppo_epochs update_epochs num_train_epochs",
+    "clip_coef": "clip_range cliprange",
+    "clip_value": "clip_range_vf cliprange_value",
+    "ent_coef": "entropy_coef",
+    "gae_lambda": "lam lambda",
+    "beta": "init_kl_coef kl_coef",
+    "cg_iters": "cg_max_steps",
+    "backtrack_iters": "line_search_max_iter",
+    "vf_epochs": "n_critic_updates",
+    "hidden": "net_arch",
+    "total_steps": "total_timesteps n_timesteps total_episodes",
+    "max_new_tokens": "max_completion_length response_length",
+    "responses_per_prompt": "num_generations",
+    "reward": "reward_funcs reward_model",
+    "max_tokens": "max_length max_seq_length",
+    "eval_interval": "eval_freq",
+    "eval_episodes": "n_eval_episodes",
+    "out": "output_dir tensorboard_log",
+}
+"""Names here, and in Stable-Baselines3, CleanRL and TRL."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """An error message that suggests the nearest known name. Initials also count: lr is near learning_rate."""
+    """An error message that suggests the nearest known name: that of what peers call so, or one with these initials."""
     known = sorted(known)
+    plain = {other.strip("-").replace("-", "_"): other for other in known}
+    asked = name.strip("-").replace("-", "_")
+    for ours, theirs in PEERS.items():
+        if asked in theirs.split() and ours in plain:
+            return f"no {kind} {name!r}; did you mean {plain[ours]!r}?"
     initials = {"".join(word[0] for word in re.findall(r"[a-z]+", other)): other for other in known}
     nearest = initials.get(name.strip("-"))
     return no_such(kind, name, known) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"

@@ -25,6 +25,7 @@ from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import OnIteration, Session, out_of_memory
+from rlzoo.runs.trackers import check_tracker, continue_tracker, start_tracker
 
 
 def train(
@@ -38,6 +39,7 @@ def train(
     model: Any = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    track: str | None = None,
     **settings: Any,
 ) -> Run:
     """Trains a policy in a new run directory.
@@ -55,6 +57,7 @@ def train(
             `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
+        track: also log to this tracker, wandb or mlflow.
         settings: fields of `Config` and of its parts, by name.
 
     Raises:
@@ -70,17 +73,22 @@ def train(
         settings["model"], model = str(model) if isinstance(model, Path) else model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
     check_device(config.device)
+    if track is not None:
+        check_tracker(track)
     display = display_for(progress)
     with _memory_checked(config):
         trainer = Trainer(config, model, progress=display)
     warm = _warm_start(trainer)
-    run = Run.create(out or default_directory(config), config, overwrite, model, trainer.task.described_spaces())
+    spaces = trainer.task.described_spaces()
+    run = Run.create(out or default_directory(config), config, overwrite, model, spaces)
     for line in started_from:
         display.say(line)
     display.say(f"training in {run.path}")
     with run.lock():
         trainer.task.begin(run.path)
-        logger = Logger(run.path, config.total_steps, config.to_dict(), display)
+        flat = config.to_dict()
+        trackers = [] if track is None else start_tracker(track, run.path, flat)
+        logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
         if warm:
             _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
@@ -99,7 +107,8 @@ def resume(
 ) -> Run:
     """Continues a run from its last checkpoint. The result is the same as without the interruption.
 
-    A finished run does not change, unless `total_steps` is larger than before. New episodes start if the environment
+    A finished run does not change, unless `total_steps` is larger than the steps that it took, also if a callback or
+    `stop_return` ended it. New episodes start if the environment
     cannot save its state.
 
     Args:
@@ -123,24 +132,26 @@ def resume(
         config = before if total_steps is None else replace(before, total_steps=total_steps)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
         finished = run.finished and checkpoint is None
-        if finished and config.total_steps <= before.total_steps:
+        if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
         check_device(config.device)
         with _memory_checked(config):
             trainer = Trainer(config, model, run.path, display)
         run.check_spaces(trainer.task.described_spaces())
+        flat = config.to_dict()
+        trackers = continue_tracker(run.path, flat)
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
             warm = saved is None and _warm_start(trainer)
-            logger = Logger(run.path, config.total_steps, config.to_dict(), display, trainer.step)
+            logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
-        if config != before:
+        if config != before or finished:
             run.write_config(
                 config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
             )
@@ -148,7 +159,8 @@ def resume(
         trainer.task.begin(run.path)
         if warm:
             _save_start(run, trainer, logger)
-        Session(trainer, run, logger, on_iteration).go()
+        stopped = saved is not None and saved.state.get("stopped", False)
+        Session(trainer, run, logger, on_iteration, stopped).go()
     return run
 
 

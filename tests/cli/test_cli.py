@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -250,6 +251,36 @@ def test_threads_that_are_not_the_usual_one_are_said(threads, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[0] == "using 2 threads (--threads)"
     assert main(["train", "ppo", "CartPole-v1", *SMALL_PPO, "--out", str(tmp_path / "b"), "--threads", "1"]) == 0
     assert "using" not in capsys.readouterr().out
+
+
+def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "84")
+    pages = {}
+    for option in ("--help", "--help-all"):
+        assert main(["train", "ppo", "CartPole-v1", option]) == 0
+        pages[option] = capsys.readouterr().out
+        assert max(map(len, pages[option].splitlines())) <= 84
+    titles = re.findall(r"^\W*([\w -]*?) ?options\W*$", pages["--help"], re.MULTILINE)
+    assert titles == [
+        *("", "Run", "Command", "GAE", "PPO-clip", "Environment", "Network"),
+        *("Evaluation and files", "Memory and speed"),
+    ]
+    assert "--learning-rate" in pages["--help"]
+    assert "--vf-coef" not in pages["--help"]
+    assert "--help-all shows 11 more settings." in pages["--help"]
+    assert "--vf-coef" in pages["--help-all"]
+    for command in ("sft", "reward-model"):
+        assert main([command, "--help"]) == 0
+        assert "--warmup" not in capsys.readouterr().out
+        assert main([command, "--help-all"]) == 0
+        assert "--warmup" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("alias", "name"), [("grpo", "group-norm"), ("rloo", "leave-one-out")])
+def test_estimators_by_the_names_that_people_know(alias, name, tmp_path):
+    arguments = ["train", "reinforce", "CartPole-v1", "--estimator", alias, "--total-steps", "100", "--quiet"]
+    assert main([*arguments, "--no-preset", "--final-eval-episodes", "2", "--out", str(tmp_path / "run")]) == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["estimator"] == name
 
 
 def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):

@@ -1,6 +1,5 @@
 """The commands on language models: train, eval, play and resume on prompts of one's own, sft, reward-model."""
 
-import importlib
 import json
 import re
 
@@ -19,6 +18,7 @@ from rlzoo.runs.run import Run
 PROMPTS = ["Say a", "Tell me", "Go on"]
 TASK = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:length"}
 SMALL = {"responses_per_batch": 6, "max_new_tokens": 4, "minibatch_responses": 3, "epochs": 1, "total_steps": 60}
+SMALL |= {"final_eval_episodes": 5}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +36,6 @@ def folder(tmp_path_factory):
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(importlib.import_module("rlzoo.runs.session"), "FINAL_EPISODES", 5)
         yield folder
 
 
@@ -149,7 +148,7 @@ def test_recipe(run, monkeypatch, capsys):
 
 
 def test_settings_are_on_the_help_page(capsys):
-    assert main(["train", "ppo", "Prompts", "--help"]) == 0
+    assert main(["train", "ppo", "Prompts", "--help-all"]) == 0
     page = capsys.readouterr().out
     assert "--max-new-tokens INT" in page
     assert "--critic {head,actor,reward-model}" in page
@@ -241,10 +240,26 @@ def test_transcript_is_readable_and_commands_no_terminal():
 @pytest.mark.parametrize(
     ("name", "data", "lines"),
     [
-        ("sft", "texts.txt", ["12 texts; GPT2LMHeadModel of", "epoch 1/2: loss", "epoch 2/2: loss", "saved in"]),
+        (
+            "sft",
+            "texts.txt",
+            [
+                "12 texts; GPT2LMHeadModel of",
+                "using 1 thread (--threads)",
+                "epoch 1/2: loss",
+                "epoch 2/2: loss",
+                "saved in",
+            ],
+        ),
         (
             *("reward-model", "pairs.jsonl"),
-            ["12 pairs; GPT2ForSequenceClassification of", "epoch 1/2: loss", "epoch 2/2: loss", "saved in"],
+            [
+                "12 pairs; GPT2ForSequenceClassification of",
+                "using 1 thread (--threads)",
+                "epoch 1/2: loss",
+                "epoch 2/2: loss",
+                "saved in",
+            ],
         ),
     ],
 )

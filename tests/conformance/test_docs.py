@@ -16,11 +16,12 @@ from rlzoo import cli
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import options
-from rlzoo.lm.finetune.data import read_pairs, read_texts
+from rlzoo.lm.finetune.data import read_examples, read_pairs
 from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.config import make_config
 from rlzoo.runs.presets import recipes
 from rlzoo.runs.registry import TASKS
+from rlzoo.runs.session import Session
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,9 +81,10 @@ def brief(monkeypatch):
 
     monkeypatch.setattr(rlzoo.Trainer, "iterate", counted)
     monkeypatch.setattr(rlzoo.Trainer, "done", property(lambda trainer: getattr(trainer, "turns", 0) >= 2))
-    monkeypatch.setattr("rlzoo.runs.session.FINAL_EPISODES", 4)
-    monkeypatch.setattr("rlzoo.lm.finetune.sft.read_texts", lambda path: read_texts(path)[:100])
-    monkeypatch.setattr("rlzoo.lm.finetune.reward_model.read_pairs", lambda path: read_pairs(path)[:100])
+    evaluate = Session._evaluate
+    monkeypatch.setattr(Session, "_evaluate", lambda run, episodes, *kind, **more: evaluate(run, 4, *kind, **more))
+    monkeypatch.setattr("rlzoo.runs.finetune.read_examples", lambda source: read_examples(source)[:100])
+    monkeypatch.setattr("rlzoo.runs.finetune.read_pairs", lambda *given: read_pairs(*given)[:100])
 
 
 SLOW = [page for page in WITH_PYTHON if page.name in ("language-guide.md", "tasks.md")]

@@ -9,6 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from scipy import stats
 
 from rlzoo.control import envs
+from rlzoo.control.classic import BUILTIN
 from rlzoo.core.errors import EnvError
 
 IDS = envs.builtin_ids()
@@ -299,3 +300,20 @@ def test_first_step_without_a_reset_starts_every_copy():
 def test_sizes_must_be_positive(num_envs, limit):
     with pytest.raises(EnvError, match="must be positive"):
         envs.make("CartPole-v1", num_envs, 0, max_episode_steps=limit)
+
+
+@pytest.mark.parametrize("env_id", BUILTIN)
+def test_reseeded_is_as_new(env_id):
+    used, new = (BUILTIN[env_id](3, seed) for seed in (1, 7))
+
+    def roll(env):
+        seen = [env.reset()[0].copy()]
+        for _ in range(30):
+            shape = (3, *env.action_space.shape)
+            obs, reward, *_ = env.step(np.zeros(shape, env.action_space.dtype))
+            seen += [obs.copy(), reward.copy()]
+        return np.concatenate([x.ravel() for x in seen])
+
+    roll(used)
+    assert used.reseed(7)
+    np.testing.assert_array_equal(roll(used), roll(new))

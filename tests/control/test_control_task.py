@@ -6,7 +6,9 @@ import torch
 from builders import parameters
 from gymnasium import spaces
 
+from rlzoo.control import envs
 from rlzoo.control.classic import CartPole
+from rlzoo.control.evaluation import evaluate_model
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
@@ -143,3 +145,20 @@ def test_model_is_built_for_the_spaces_of_the_environment():
     assert isinstance(task.env.action_space, spaces.Box)
     assert task.model.policy.net.outputs == 1
     assert np.isclose(float(task.model.policy.log_scale.exp()), 2.0)
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_environments_of_evaluations_are_made_once(vectorized, monkeypatch):
+    made = []
+    make = envs.Source.make
+    monkeypatch.setattr(envs.Source, "make", lambda *given, **more: made.append(make(*given, **more)) or made[-1])
+    task = ControlTask(Control(num_envs=2, vectorized=vectorized), Setup("CartPole-v1"))
+    first, other, again = (task.evaluate(8, seed=seed) for seed in (3, 4, 3))
+    assert len(made) == 2  # one to train in, one to evaluate in
+    assert first.returns.tolist() == again.returns.tolist() != other.returns.tolist()
+    new = evaluate_model(task.model, "CartPole-v1", 8, seed=3, vectorized=vectorized)
+    assert new.returns.tolist() == first.returns.tolist()
+    closed = []
+    monkeypatch.setattr(made[1], "close", lambda: closed.append(True))
+    task.close()
+    assert closed

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from rlzoo.control import envs
+from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.core.errors import EnvError, UnknownEnv, UnsupportedSpace
 
 RECEIVED = []
@@ -323,3 +324,33 @@ def test_adapter_has_no_state_to_give_or_take():
 def test_number_of_copies_must_be_positive():
     with pytest.raises(ValueError, match="num_envs=0 must be positive"):
         make(num_envs=0)
+
+
+@pytest.mark.parametrize(
+    ("env", "wrapper", "possible"),
+    [
+        ("CartPole-v1", None, True),
+        ("FrozenLake-v1", None, True),
+        ("CartPole-v1", gymnasium.wrappers.NormalizeObservation, False),
+    ],
+)
+def test_reseeded_is_as_new_or_refused(env, wrapper, possible):
+    spec = gymnasium.spec(env)
+    gymnasium.register("Again-v0", lambda: (wrapper or (lambda x: x))(spec.make()), max_episode_steps=20)
+
+    def roll(env, steps=60):
+        obs, _ = env.reset()
+        seen = [obs.copy()]
+        for t in range(steps):
+            obs, reward, *_ = env.step(np.full(env.num_envs, t % 2))
+            seen += [obs.copy(), reward.copy()]
+        return np.concatenate([x.ravel() for x in seen])
+
+    try:
+        used = GymnasiumEnv("Again-v0", 2, seed=3)
+        roll(used)
+        assert used.reseed(7) is possible
+        if possible:
+            np.testing.assert_array_equal(roll(used), roll(GymnasiumEnv("Again-v0", 2, seed=7)))
+    finally:
+        del gymnasium.registry["Again-v0"]

@@ -14,11 +14,6 @@ from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 
 
-@pytest.fixture(autouse=True)
-def few_final_episodes(monkeypatch):
-    monkeypatch.setattr(sys.modules["rlzoo.runs.session"], "FINAL_EPISODES", 5)
-
-
 def go_on(path, settings):
     """What a user does who finds the run stopped."""
     if (path / "config.json").exists():

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
@@ -19,11 +18,6 @@ from rlzoo.runs.train import resume, train
 def vowels(prompts, responses):
     """A score: the share of vowels."""
     return [sum(c in "aeiou" for c in text) / max(len(text), 1) for text in responses]
-
-
-@pytest.fixture(autouse=True)
-def few_final_episodes(monkeypatch):
-    monkeypatch.setattr(sys.modules["rlzoo.runs.session"], "FINAL_EPISODES", 5)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +43,7 @@ def settings(data, algorithm, **more):
         "max_new_tokens": 4,
         "total_steps": 140,
         "eval_episodes": 3,
+        "final_eval_episodes": 5,
         "beta": 0.1,
         "beta_target": 1.0,
         "beta_horizon": 50.0,

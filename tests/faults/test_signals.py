@@ -10,8 +10,8 @@ import time
 import pytest
 import short_runs
 
-from rlzoo.control.evaluation import evaluate_model
 from rlzoo.core.errors import Interrupted
+from rlzoo.core.evaluation import play_episodes
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import deferred_interrupts, interrupt_once
 from rlzoo.runs.train import resume
@@ -54,17 +54,50 @@ def test_second_signal_acts_at_once(tmp_path):
     assert not isinstance(stop.value, Interrupted)
 
 
-def test_signal_in_the_final_evaluation(tmp_path, monkeypatch):
-    def interrupted(*args, **kwargs):
-        os.kill(os.getpid(), signal.SIGINT)
-        return evaluate_model(*args, **kwargs)
+@pytest.fixture
+def signal_in_evaluation(monkeypatch):
+    """Sends a signal at the n-th step of evaluations; returns how many steps of them were taken."""
+    taken = [0]
 
-    reference = short_runs.outcome(short_runs.quick_run(tmp_path / "whole", eval_interval=10_000))
-    monkeypatch.setattr("rlzoo.control.task.evaluate_model", interrupted)
-    with pytest.raises(Interrupted):
-        short_runs.quick_run(tmp_path / "run", eval_interval=10_000)
+    def arm(at):
+        def play(env, actor, episodes, on_step):
+            def watched(done):
+                taken[0] += 1
+                if taken[0] == at:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                on_step(done)
+
+            return play_episodes(env, actor, episodes, watched)
+
+        monkeypatch.setattr("rlzoo.core.task.play_episodes", play)
+        return taken
+
+    yield arm
     monkeypatch.undo()
-    assert short_runs.outcome(resume(tmp_path / "run")) == reference
+
+
+@pytest.mark.parametrize("more", [{}, {"stop_return": 1.0}, {"vectorized": False, "total_steps": 200}])
+def test_signal_in_any_evaluation(more, tmp_path, signal_in_evaluation, monkeypatch):
+    """It stops between two steps, and the resumed run equals one that was never stopped."""
+    settings = {"checkpoint_interval": 10_000, "eval_interval": 200} | more
+    taken = signal_in_evaluation(0)
+    reference = short_runs.outcome(short_runs.quick_run(tmp_path / "whole", **settings))
+    total, final = taken[0], 0
+    assert total > 30
+    for at in (1, total // 5, total // 2, total):
+        path = tmp_path / str(at)
+        taken = signal_in_evaluation(at)
+        taken[0] = 0
+        with pytest.raises(Interrupted) as stop:
+            short_runs.quick_run(path, **settings)
+        assert (stop.value.signal, taken[0]) == (signal.SIGTERM, at)
+        final += "its evaluation has not; complete it with: rlzoo resume" in str(stop.value)
+        resumed = short_runs.outcome(resume(path))
+        if "vectorized" not in more:  # else new episodes start
+            assert resumed["evaluations"] == reference["evaluations"]
+            assert (resumed["model"], resumed["metrics"]) == (reference["model"], reference["metrics"])
+        assert Run(path).finished
+    assert final
 
 
 def test_trains_in_another_thread(tmp_path):

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -213,13 +214,17 @@ logger.flush()
     assert tensorboard(tmp_path).Scalars("train/kl")[0].value == 0.5
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_events_that_cannot_be_written(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    logger = make_logger(folder)
-    folder.rmdir()
+    logger = make_logger(folder, total_steps=1)
+    logger.flush()
+    shutil.rmtree(folder)
+    logger._scalars(1, {"train/kl": 0.5})
     with pytest.raises(FileNotFoundError, match="tfevents"):
         logger.flush()
+    logger.close()
 
 
 def test_records_of_a_run(tmp_path):

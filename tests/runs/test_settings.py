@@ -1,11 +1,16 @@
 """The table of settings."""
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import pytest
 
+from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError
-from rlzoo.runs.settings import help_texts, settings_of, unknown_name
+from rlzoo.lm.finetune.reward_model import RewardModelSettings
+from rlzoo.lm.finetune.sft import SFTSettings
+from rlzoo.runs.config import make_config
+from rlzoo.runs.settings import PEERS, help_texts, settings_of, unknown_name
 
 
 @dataclass(frozen=True)
@@ -63,3 +68,42 @@ def test_nearest_name(name, nearest):
     known = ["gamma", "learning_rate", "vf_learning_rate", "env"]
     expected = f"no setting {name!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
     assert unknown_name("setting", name, known) == expected
+
+
+EVERY_PART = [
+    make_config(algorithm, "CartPole-v1") if env == "control" else make_config(algorithm, "RandomWalks")
+    for algorithm in ALGORITHMS
+    for env in ("control", "language")
+]
+
+
+@pytest.mark.parametrize("config", [*EVERY_PART, SFTSettings(), RewardModelSettings()])
+def test_groups_of_the_help_page_name_fields(config):
+    settings = settings_of(config)
+    for part in {setting.part for setting in settings.values()}:
+        grouped = [field for fields in getattr(part, "groups", {}).values() for field in fields]
+        fields = {field.name for field in dataclasses.fields(part)}
+        assert {*grouped, *getattr(part, "advanced", ())} <= fields
+        assert len(grouped) == len({*grouped})
+    shown = {setting.name for setting in settings.values() if not setting.advanced}
+    assert {"learning_rate", "vf_learning_rate"} & shown
+    assert "seed" in shown
+
+
+def test_groups_have_plain_names():
+    titles = {setting.group for config in EVERY_PART for setting in config.table.values()}
+    assert titles == {
+        *("Run", "REINFORCE", "NPG", "TRPO", "PPO-penalty", "PPO-clip"),
+        *("GAE", "MonteCarlo", "Environment", "Network", "Language task", "Reward"),
+        *("Evaluation and files", "Memory and speed"),
+    }
+
+
+def test_names_of_peers_are_those_of_no_setting_here_but_lead_to_one():
+    ours = {name for config in EVERY_PART for name in config.table} | {*settings_of(SFTSettings()), "out"}
+    assert PEERS.keys() <= ours
+    for name, theirs in PEERS.items():
+        for peer in theirs.split():
+            assert unknown_name("setting", peer, [name, "zzz"]) == f"no setting {peer!r}; did you mean {name!r}?"
+    assert unknown_name("option", "--batch-size", ["--minibatch-responses", "--b"]).endswith("'--minibatch-responses'?")
+    assert unknown_name("setting", "lr", ["learning_rate", "l"]).endswith("'learning_rate'?")

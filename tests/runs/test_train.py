@@ -18,7 +18,7 @@ import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control
-from rlzoo.core.errors import ConfigError, RunError, TrainingError
+from rlzoo.core.errors import ConfigError, Interrupted, RunError, TrainingError
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.config import Config, make_config
@@ -71,8 +71,8 @@ def test_schedule(tmp_path):
     assert [e["step"] for e in interim] == crossed
     assert all(e["episodes"] == 3 and not e["deterministic"] and not e["final"] for e in interim)
     assert [(e["step"], e["episodes"], e["deterministic"]) for e in (sampled, modes)] == [
-        (steps[-1], 100, False),
-        (steps[-1], 100, True),
+        (steps[-1], 10, False),
+        (steps[-1], 10, True),
     ]
     assert len({e["seed"] for e in run.evaluations()}) == len(interim) + 1
     assert run.steps()[-1] == steps[-1]
@@ -122,8 +122,26 @@ def test_callback_sees_every_iteration_and_may_stop_the_run(tmp_path):
 
     run = short_runs.quick_run(tmp_path, on_iteration=stop_at_300)
     assert seen == [record["step"] for record in run.metrics()]
-    assert run.steps()[-1] == seen[-1] < 600
+    stopped = run.steps()[-1]
+    assert stopped == seen[-1] < 600
     assert run.finished
+    resume(run)
+    assert run.steps()[-1] == stopped
+    resume(run, total_steps=600)  # the callback is not part of the run
+    assert run.steps()[-1] >= 600
+    assert [e["step"] for e in run.evaluations() if e["final"]] == [stopped, stopped, *[run.steps()[-1]] * 2]
+
+
+def test_interrupted_between_the_callbacks_stop_and_the_end(tmp_path):
+    def stop_at_300(trainer, iteration):
+        if trainer.step >= 300:
+            os.kill(os.getpid(), signal.SIGINT)
+        return trainer.step >= 300
+
+    reference = short_runs.quick_run(tmp_path / "whole", on_iteration=lambda trainer, _: trainer.step >= 300)
+    with pytest.raises(Interrupted, match=r"training has finished at step 300, its evaluation has not; complete it"):
+        short_runs.quick_run(tmp_path / "run", on_iteration=stop_at_300)
+    assert short_runs.outcome(resume(tmp_path / "run")) == short_runs.outcome(reference)
 
 
 def test_exception_of_a_callback_comes_through(tmp_path):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,6 +28,10 @@ Metrics = dict[str, float]
 @dataclass(frozen=True)
 class FitSettings:
     """Settings of AdamW over batches of rows, with linear warm-up and linear decay of the learning rate to 0."""
+
+    title: ClassVar[str] = "Training"
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"Memory and speed": ("device", "micro_batch_tokens")}
+    advanced: ClassVar[tuple[str, ...]] = ("warmup", "weight_decay", "max_grad_norm", "micro_batch_tokens")
 
     epochs: Count = 3
     """Passes over the training rows."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
-from rlzoo.core.env import env_name
+from rlzoo.core.env import Array, Bools, env_name
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
@@ -72,13 +74,13 @@ class LanguageTask(Task):
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()
         self.model = (self._build() if model is None else self._given(model)).to(setup.device)
-        fit_to(sum(p.numel() for p in self.model.parameters()), setup.progress.say)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
         self.pretraining = None if settings.ptx is None else self._pretraining_loss(settings.ptx)
         self.model.auxiliary = self.pretraining
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
+        fit_to(sum(p.numel() for p in self.model.parameters()), setup.progress.say)
 
     def own_prompts(self) -> Sequence[str]:
         """Prompts of the task for training."""
@@ -145,9 +147,10 @@ class LanguageTask(Task):
         if isinstance(model, Mapping):
             raise ConfigError(f"{folder} was stopped before its model was saved in it: train it again")
         if model is not None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="rlzoo-")
-            save(merged(model), self._find_tokenizer(), self._scratch.name)
-            return self._scratch.name
+            scratch = tempfile.mkdtemp(prefix="rlzoo-")
+            weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+            save(merged(model), self._find_tokenizer(), scratch)
+            return scratch
         sft = self.own_sft()
         assert sft is not None
         return str(sft.path(self.setup.env, self.setup.progress))
@@ -269,11 +272,24 @@ class LanguageTask(Task):
         return TokenActor(self.model, generator, deterministic, self.setup.fast)
 
     def respond(
-        self, prompts: Sequence[str], generator: torch.Generator | None, deterministic: bool = False
+        self,
+        prompts: Sequence[str],
+        generator: torch.Generator | None,
+        deterministic: bool = False,
+        on_token: Callable[[], None] = lambda: None,
     ) -> tuple[Buffer, list[str]]:
-        """One response to each prompt, as a buffer without rewards, and as text."""
-        env = self.env.over(prompts)
-        buffer = Collector(env, whole_episodes=True).collect(self._actor(generator, deterministic)).buffer
+        """One response to each prompt, as a buffer without rewards, and as text.
+
+        Args:
+            on_token: called before each token of all responses.
+        """
+        env, act = self.env.over(prompts), self._actor(generator, deterministic)
+
+        def actor(obs: Array, forced: Bools) -> Array:
+            on_token()
+            return act(obs, forced)
+
+        buffer = Collector(env, whole_episodes=True).collect(actor).buffer
         return buffer.map(lambda x: x.to(self.setup.device)), env.texts(buffer)[1]
 
     def _moments_of_reference(self) -> Moments:
@@ -313,9 +329,14 @@ class LanguageTask(Task):
         generator = torch.Generator(self.setup.device).manual_seed(seed)
         texts = list(itertools.islice(itertools.cycle(self.eval_texts), responses))
         samples: list[Sample] = []
+
+        def on_token() -> None:
+            self.on_step(len(samples))
+
         parts: dict[str, list[float]] = {}
         for some in (texts[i : i + _ROWS] for i in range(0, responses, _ROWS)):
-            buffer, said = self.respond(some, generator, deterministic)
+            buffer, said = self.respond(some, generator, deterministic, on_token)
+            on_token()
             score, several = call_scores(self.score, self.score_name, some, said)
             for name, scores in several.items():
                 parts.setdefault(name, []).extend(scores.tolist())

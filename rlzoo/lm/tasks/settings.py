@@ -26,9 +26,27 @@ class Language(TaskSettings):
     units: ClassVar[Mapping[str, tuple[str, str]]] = {
         "total_steps": ("total_steps", "Tokens of responses to train for."),
         "eval_episodes": ("eval_episodes", "Responses of each evaluation."),
+        "final_eval_episodes": (
+            "final_eval_episodes",
+            "Responses of each of the two final evaluations, stochastic and deterministic.",
+        ),
         "minibatch_size": ("minibatch_responses", "Responses in a minibatch, or all."),
         "vf_minibatch_size": ("vf_minibatch_responses", "Responses in a minibatch when fitting the value, or all."),
     }
+
+    title: ClassVar[str] = "Language task"
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Reward": (
+            *("reward", "beta", "beta_target", "beta_horizon", "kl_estimator"),
+            *("score_clip", "score_normalization", "missing_eos_penalty"),
+        ),
+        "Evaluation and files": ("eval_prompts", "log_samples"),
+        "Memory and speed": ("lora_rank", "precision", "attention", "micro_batch_tokens", "gradient_checkpointing"),
+    }
+    advanced: ClassVar[tuple[str, ...]] = (
+        *("beta_horizon", "kl_estimator", "score_clip", "score_normalization", "max_prompt_tokens", "critic"),
+        *("ptx", "ptx_coef", "ptx_rows", "attention", "gradient_checkpointing", "log_samples"),
+    )
 
     responses_per_batch: Count = 64
     """Responses in a buffer."""

@@ -1,0 +1,126 @@
+"""Message lists through chat templates: the text of a prompt and reply, and the tokens that train."""
+
+import pytest
+from tiny import CHARACTERS, EOS, make_tokenizer
+
+from rlzoo.core.errors import ConfigError
+from rlzoo.lm.finetune.chat import completion_row, conversation_row, prompt_text, reply_text
+from rlzoo.lm.finetune.data import Pair, read_examples, read_pairs, read_prompts
+
+TALK = [
+    {"role": "system", "content": "be"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yo"},
+    {"role": "user", "content": "so"},
+    {"role": "assistant", "content": "ok"},
+]
+TURNS = "{% for m in messages %}{{ m.role[0] + m.content + '<eos> ' }}{% endfor %}"
+PLAIN = TURNS + "{% if add_generation_prompt %}a{% endif %}"
+MARKED = (
+    "{% for m in messages %}{{ m.role[0] }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '<eos>' }}"
+    "{% endgeneration %}{% else %}{{ m.content + '<eos>' }}{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+NO_END = "{% for m in messages %}{{ m.role[0] + m.content }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+
+
+def tokenizer(template=PLAIN):
+    made = make_tokenizer()
+    made.chat_template = template
+    return made
+
+
+def text_of(row):
+    """The tokens that train, as text, with "|" for the end and "_" for those that do not."""
+    letters = [*CHARACTERS, "|", "#"]
+    return "".join(letters[i] if trains else "_" for i, trains in zip(*row, strict=True))
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_assistant_turns_train_with_their_end(template):
+    row = conversation_row(TALK, tokenizer(template))
+    assert text_of(row) == "__________" + "_yo|_" + "_____" + "_ok|_"
+    assert row.ids == tokenizer()("sbe<eos> uhi<eos> ayo<eos> uso<eos> aok<eos> ")["input_ids"]
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_turns_before_the_completion_do_not_train(template):
+    (example,) = read_examples([{"prompt": TALK[:4], "completion": TALK[4:]}])
+    assert text_of(example.row(tokenizer(template))) == "_" * 20 + "_ok|_"
+
+
+def test_conversation_without_end_of_sequence_gets_one_after_the_last_turn():
+    assert text_of(conversation_row(TALK, tokenizer(NO_END))) == "______" + "_yo" + "___" + "_ok|"
+    assert text_of(conversation_row(TALK[:4], tokenizer(NO_END))) == "______" + "_yo" + "___"
+
+
+def test_template_that_does_not_show_where_a_turn_begins():
+    backwards = "{% for m in messages|reverse %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ConfigError, match="message 3: the chat template does not show where this turn begins and ends"):
+        conversation_row(TALK, tokenizer(backwards))
+
+
+def test_faults_name_the_place():
+    (example,) = read_examples([{"messages": TALK}])
+    with pytest.raises(ConfigError, match="texts, entry 1: the tokenizer has no chat template, which message lists"):
+        example.row(make_tokenizer())
+    with pytest.raises(
+        ConfigError, match="prompts, entry 1: the chat template refuses the messages: no system"
+    ) as caught:
+        read_prompts([TALK], tokenizer("{{ raise_exception('no\nsystem') }}"))
+    assert "\n" not in str(caught.value)
+
+
+def test_prompts_are_rendered_up_to_the_assistant():
+    assert read_prompts([TALK[:2], "plain"], tokenizer()) == ["sbe<eos> uhi<eos> a", "plain"]
+
+
+def test_beginning_of_sequence_is_not_doubled():
+    class Begins:
+        bos_token, bos_token_id, chat_template = "<s>", 7, "x"
+
+        def __init__(self, adds):
+            self.adds = adds
+
+        def __call__(self, text):
+            return {"input_ids": [7, 1] if self.adds else [1]}
+
+        def apply_chat_template(self, messages, **how):
+            return "<s>hi"
+
+    assert prompt_text(TALK[:1], Begins(True)) == "hi"
+    assert prompt_text(TALK[:1], Begins(False)) == "<s>hi"
+
+
+def test_reply_is_what_follows_the_prompt_without_its_end():
+    assert reply_text(TALK[:2], TALK[2:3], tokenizer()) == "yo"
+    assert reply_text(TALK[:2], TALK[2:3], tokenizer(NO_END)) == "yo"
+    assert reply_text(TALK[:2], TALK[2:], tokenizer()) == "yo<eos> uso<eos> aok"
+    with pytest.raises(ConfigError, match="changes the prompt when a reply follows"):
+        reply_text(TALK[:2], TALK[2:3], tokenizer("{{ messages|length }}"))
+
+
+def test_pairs_of_messages():
+    other = [{"role": "assistant", "content": "no"}]
+    expected = [Pair("sbe<eos> uhi<eos> a", "yo", "no", 0.0)]
+    explicit = {"prompt": TALK[:2], "chosen": TALK[2:3], "rejected": other}
+    implicit = {"chosen": TALK[:3], "rejected": TALK[:2] + other}
+    assert read_pairs([explicit], tokenizer()) == read_pairs([implicit], tokenizer()) == expected
+
+
+def test_completion_trains_and_its_prompt_does_not():
+    row = completion_row("ab", "cd", make_tokenizer())
+    assert text_of(row) == "__cd|"
+    assert row.ids == [0, 1, 2, 3, EOS]
+
+
+def test_token_that_would_span_prompt_and_completion_is_cut():
+    class Pairs:
+        """Two letters a token, from the beginning."""
+
+        eos_token_id = 99
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [text[k : k + 2] for k in range(0, len(text), 2)]}
+
+    assert completion_row("abc", "de", Pairs()) == (["ab", "c", "de", 99], [False, False, True, True])

@@ -1,0 +1,235 @@
+"""Objects as model, tokenizer, prompts and rewards of a language run; several rewards; runs that start from runs."""
+
+import importlib
+import json
+import shutil
+import warnings
+
+import pytest
+import tiny
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import rlzoo
+from rlzoo.cli import main
+from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.lm.model.pretrained import load_causal_lm
+from rlzoo.lm.reward.scores import WeightedSum, call_scores
+from rlzoo.lm.tasks.settings import Language
+
+PROMPTS = ["Say a", "Tell me", "Go on"]
+SMALL = {
+    "responses_per_batch": 6,
+    "max_new_tokens": 4,
+    "minibatch_responses": 3,
+    "epochs": 1,
+    "total_steps": 60,
+    "eval_episodes": 3,
+}
+
+
+def length(prompts, responses):
+    return [len(response) / 4 for response in responses]
+
+
+def vowels(prompts, responses):
+    return [sum(letter in "aeiou" for letter in response) for response in responses]
+
+
+@pytest.fixture
+def objects():
+    return {"model": tiny.make_lm(), "tokenizer": tiny.make_tokenizer(), "prompts": PROMPTS, "reward": length}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.import_module("rlzoo.runs.session"), "FINAL_EPISODES", 3)
+    return tmp_path
+
+
+def train(**settings):
+    return rlzoo.train("ppo", "Prompts", **{**SMALL, "out": "run", **settings})
+
+
+def weights(folder):
+    return torch.cat([p.flatten() for p in load_causal_lm(folder).parameters()])
+
+
+def test_run_from_objects_equals_one_from_files(objects, tmp_path):
+    model, before = objects["model"], {name: x.clone() for name, x in objects["model"].state_dict().items()}
+    run = train(**objects)
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+    tiny.save_lm(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    other = train(**{**objects, "model": "model", "tokenizer": None, "prompts": "prompts.txt", "out": "other"})
+    assert torch.equal(weights(run.path / "actor"), weights(other.path / "actor"))
+
+
+def test_config_says_what_it_was_made_from_and_resume_needs_nothing(objects):
+    run = train(**objects)
+    record = json.loads((run.path / "config.json").read_text())
+    assert record["prompts"] == {"object": "a list of 3"}
+    assert record["model"]["object"].startswith("an instance of GPT2LMHeadModel")
+    assert record["reward"] == f"{__name__}:length"
+    assert record["objects"] == {}
+    assert (run.path / "prompts.jsonl").read_text().splitlines()[0] == '{"prompt": "Say a"}'
+    step = run.steps()[-1]
+    assert rlzoo.resume(run, total_steps=step + 20).steps()[-1] > step
+    assert [x.prompt for x in rlzoo.play(run, 3)] == PROMPTS
+
+
+def test_function_that_cannot_be_imported_is_needed_again(objects):
+    run = train(**{**objects, "reward": [(lambda prompts, responses: [1.0] * len(responses), 0.5), length]})
+    with pytest.raises(RunError, match=r"config.json cannot hold: pass reward=... \(a lambda of "):
+        rlzoo.evaluate(run)
+    assert rlzoo.evaluate(run, 3, reward=length).mean_return >= 0
+
+
+def test_killed_before_its_objects_were_saved(objects):
+    run = train(**objects)
+    shutil.rmtree(run.path / "start")
+    with pytest.raises(ConfigError, match="stopped before its model was saved"):
+        rlzoo.evaluate(run)
+    run = train(**{**objects, "out": "two"})
+    (run.path / "prompts.jsonl").unlink()
+    with pytest.raises(ConfigError, match="stopped before its prompts were saved"):
+        rlzoo.evaluate(run)
+
+
+def test_prompts_of_messages_are_rendered_and_kept(objects):
+    objects["tokenizer"].chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}!"
+    run = train(**{**objects, "prompts": [[{"role": "user", "content": "Hi"}]], "eval_prompts": ["Bye"]})
+    assert json.loads((run.path / "prompts.jsonl").read_text()) == {"prompt": "Hi!"}
+    assert [x.prompt for x in rlzoo.play(run, 1)] == ["Bye"]
+    assert AutoTokenizer.from_pretrained(run.path / "actor").chat_template == objects["tokenizer"].chat_template
+
+
+def test_adapter_of_a_given_model_is_merged(objects):
+    peft = pytest.importorskip("peft")
+    with warnings.catch_warnings(action="ignore"):  # of transformers, about what PEFT calls
+        adapted = peft.get_peft_model(tiny.make_lm(), peft.LoraConfig(r=2, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, p in adapted.named_parameters():
+            if "lora_B" in name:
+                p.fill_(0.1)
+    run = train(**{**objects, "model": adapted})
+    ids = torch.arange(5).unsqueeze(0)
+    adapted.eval()
+    expected = adapted(ids).logits
+    torch.testing.assert_close(load_causal_lm(run.path / "start")(ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": 3}, 'model must be a directory, a Hub name or a loaded one, such as model="gpt2", got int'),
+        ({"tokenizer": 3}, 'tokenizer must be .* such as tokenizer="gpt2", got int'),
+        ({"tokenizer": None}, "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"),
+        ({"prompts": 3}, r"prompts must be a file, a list or a datasets.Dataset, such as prompts=\[...\], got int 3"),
+        ({"prompts": []}, "prompts: there are none"),
+        ({"reward": 3}, "reward must be"),
+        ({"reward": []}, r"reward must be a score or several with weights, such as reward=\[\(brevity, 1.0\)"),
+        ({"reward": [(length, "much")]}, "reward must be a score or several"),
+        ({"reward": [(length, 1.0, 2.0)]}, "reward must be a score or several"),
+        ({"reward": lambda completions, **more: [1.0]}, r"cannot be called with \(prompts, responses\)"),
+        ({"reward": [object()]}, 'reward must be a function, "module:function" or the directory of a reward model'),
+    ],
+)
+def test_wrong_objects(objects, wrong, message, tmp_path):
+    with pytest.raises(ConfigError, match=message) as caught:
+        train(**{**objects, **wrong})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_are_not_finite(objects):
+    with torch.no_grad():
+        objects["model"].transformer.wpe.weight[0, 0] = torch.nan
+    with pytest.raises(ConfigError, match=r"the weights in .* are damaged: transformer.wpe.weight is not finite"):
+        train(**objects)
+
+
+# Several rewards
+
+
+def test_sum_of_rewards_by_hand():
+    score = WeightedSum({"length": (length, 2.0), "vowels": (vowels, -0.5)})
+    total, parts = call_scores(score, "sum", ["p", "q"], ["aab", "bbbb"])
+    assert parts["length"].tolist() == [0.75, 1.0]
+    assert parts["vowels"].tolist() == [2.0, 0.0]
+    assert total.tolist() == score(["p", "q"], ["aab", "bbbb"]) == [0.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, []),
+        ("a:f", [("a:f", 1.0)]),
+        ("a:f=0.5", [("a:f", 0.5)]),
+        (("a:f", "b:g=-2"), [("a:f", 1.0), ("b:g", -2.0)]),
+        ([(length, 2), "b:g"], [(length, 2), ("b:g", 1.0)]),
+        ({"a:f": 0.5, length: 1}, [("a:f", 0.5), (length, 1)]),
+        ([["a:f", 0.5]], [("a:f", 0.5)]),
+        ("file=x.py:f", [("file=x.py:f", 1.0)]),
+    ],
+)
+def test_forms_of_several_rewards(given, expected):
+    assert Language(reward=given).rewards == expected
+
+
+def test_each_reward_has_a_metric(objects):
+    run = train(**{**objects, "reward": {length: 2.0, vowels: -0.5}})
+    for record in (run.metrics()[0], run.evaluations()[0]):
+        total = record.get("score", record["mean_return"])
+        assert total == pytest.approx(2 * record["score_length"] - 0.5 * record["score_vowels"], abs=1e-5)
+    assert run.metrics()[0]["score_std"] > 0
+
+
+def test_several_rewards_on_the_command_line(tmp_path, capsys):
+    tiny.save_lm(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    (tmp_path / "mine.py").write_text("def std(prompts, responses):\n    return [1.0] * len(responses)\n")
+    options = [text for name, x in SMALL.items() for text in (f"--{name.replace('_', '-')}", str(x))]
+    rewards = ["mine.py:std", f"{__name__}:length=0.5"]
+    files = ["--model", "model", "--prompts", "prompts.txt", "--reward", *rewards, "--out", "run"]
+    assert main(["train", "ppo", "Prompts", "--quiet", "--threads", "1", *files, *options]) == 0
+    record = rlzoo.Run("run").metrics()[0]
+    assert record["score_std_2"] == 1.0
+    assert record["score"] == pytest.approx(1 + 0.5 * record["score_length"], abs=1e-4)
+    assert rlzoo.Run("run").read_config().task.reward == tuple(rewards)
+
+
+# What a run saves, and runs that start from it
+
+
+def test_saved_models_stop_at_every_stop_token(objects):
+    run = train(**{**objects, "stop_tokens": ("a", "b")})
+    for name in ("start", "actor"):
+        model = AutoModelForCausalLM.from_pretrained(run.path / name)
+        assert set(model.generation_config.eos_token_id) == {tiny.EOS, 0, 1}
+    assert objects["model"].generation_config.eos_token_id == tiny.EOS
+    with torch.no_grad():  # "a" is always the next token
+        model.lm_head.weight.zero_()
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.fill_(1.0)
+        model.lm_head.weight[0] = 1.0
+    generate = pipeline("text-generation", model=model, tokenizer=AutoTokenizer.from_pretrained(run.path / "actor"))
+    for sampled in (False, True):
+        (made,) = generate("cd", max_new_tokens=9, do_sample=sampled, return_full_text=False)
+        assert made["generated_text"] == "a"
+
+
+def test_language_run_starts_from_a_run(objects):
+    first = train(**objects)
+    second = train(**{**objects, "model": first, "tokenizer": None, "out": "second"})
+    assert torch.equal(weights(second.path / "start"), weights(first.path / "actor"))
+    shutil.rmtree(first.path)
+    assert rlzoo.evaluate(second, 3).mean_return >= 0
+
+
+def test_run_without_a_final_actor_is_no_model(objects):
+    run = train(**objects)
+    shutil.rmtree(run.path / "actor")
+    with pytest.raises(ConfigError, match=r"run is a run of Prompts without actor/: a language run that has finished"):
+        train(**{**objects, "model": run, "tokenizer": None, "out": "second"})

@@ -1,0 +1,82 @@
+"""`rlzoo.sft` and `rlzoo.train_reward_model` with objects instead of names."""
+
+import datasets
+import pytest
+import tiny
+import torch
+
+import rlzoo
+from rlzoo.core.errors import ConfigError
+from rlzoo.lm.reward.reward_model import RewardModel
+
+TEXTS = [f"say {c}" for c in "abcdefgh"]
+PAIRS = [{"prompt": f"is {c}", "chosen": " good", "rejected": " bad"} for c in "abcdefgh"]
+BRIEF = {"epochs": 1, "held_out": 0.0, "learning_rate": 1e-3}
+
+
+def changed(model):
+    return not torch.equal(model.transformer.wte.weight, tiny.make_lm().transformer.wte.weight)
+
+
+def test_loaded_model_is_trained_in_place(tmp_path):
+    model, said = tiny.make_lm(), []
+    shown = tiny.Said(said)
+    data = datasets.Dataset.from_dict({"text": TEXTS})
+    metrics = rlzoo.sft(data, model, tmp_path / "out", tokenizer=tiny.make_tokenizer(), progress=shown, **BRIEF)
+    assert changed(model)
+    assert metrics["epoch"] == 1
+    assert shown.shares[-1] == 1.0
+    assert said[-1] == f"saved in {tmp_path / 'out'}"
+    assert rlzoo.sft(TEXTS, model, tokenizer=tiny.make_tokenizer(), **BRIEF)["loss"] < metrics["loss"]
+
+
+def test_completions_alone_are_in_the_loss():
+    records = [{"prompt": text, "completion": "x"} for text in TEXTS]
+    known = {**BRIEF, "learning_rate": 1e-12}
+    loss = rlzoo.sft(records, tiny.make_lm(), tokenizer=tiny.make_tokenizer(), **known)["loss"]
+    tokenizer, model = tiny.make_tokenizer(), tiny.make_lm()
+    total = 0.0
+    for text in TEXTS:
+        ids = torch.tensor([[*tokenizer(text + "x")["input_ids"], tiny.EOS]])
+        logp = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
+        total -= logp[-2:].sum().item()
+    assert loss == pytest.approx(total / (2 * len(TEXTS)), rel=1e-5)
+
+
+def test_language_model_gets_a_head_in_a_copy(tmp_path):
+    model = tiny.make_lm()
+    rlzoo.train_reward_model(PAIRS, model, tmp_path / "out", tokenizer=tiny.make_tokenizer(), **BRIEF)
+    assert not changed(model)
+    rewards = RewardModel.load(tmp_path / "out")
+    before = rewards.model.transformer.wte.weight.clone()
+    rlzoo.train_reward_model(PAIRS, rewards, **BRIEF)
+    assert not torch.equal(rewards.model.transformer.wte.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": 3}, 'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got int'),
+        ({"model": "gpt2"}, 'out is missing: the folder to save the model in, such as out="models/sft"'),
+        ({}, "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"),
+        ({"tokenizer": 3}, 'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2"'),
+        ({"lr": 1e-3}, "no setting 'lr'; did you mean 'learning_rate'"),
+        ({"texts": []}, "texts: there are none"),
+    ],
+)
+def test_wrong_objects(arguments, message):
+    given = {"texts": TEXTS, "model": tiny.make_lm(), **arguments}
+    with pytest.raises(ConfigError, match=message):
+        rlzoo.sft(given.pop("texts"), **given)
+
+
+def test_models_that_cannot_be_trained():
+    with pytest.raises(ConfigError, match=r"the given GPT2LMHeadModel is in torch.bfloat16: training needs float32"):
+        rlzoo.sft(TEXTS, tiny.make_lm().bfloat16(), tokenizer=tiny.make_tokenizer())
+    broken = tiny.make_lm()
+    with torch.no_grad():
+        broken.transformer.wpe.weight.fill_(torch.inf)
+    with pytest.raises(ConfigError, match=r"damaged: transformer.wpe.weight is not finite"):
+        rlzoo.sft(TEXTS, broken, tokenizer=tiny.make_tokenizer())
+    with pytest.raises(ConfigError, match="out is missing: a language model gets a new head in a copy"):
+        rlzoo.train_reward_model(PAIRS, tiny.make_lm(), tokenizer=tiny.make_tokenizer())

@@ -1,0 +1,88 @@
+"""Trackers: one run of the tracker for a run directory, also after a resume."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import short_runs
+
+from rlzoo.core.errors import ConfigError
+from rlzoo.runs.train import resume
+
+SCALARS = ("episode/return", "train/policy_loss", "train/value_loss", "train/learning_rate", "eval/return")
+
+
+def test_mlflow(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    run = short_runs.quick_run(tmp_path / "run", track="mlflow")
+    resume(run, total_steps=900)
+    number = json.loads((run.path / "tracker.json").read_text())["id"]
+    client = mlflow.MlflowClient()
+    (experiment,) = (x for x in client.search_experiments() if x.name == "rlzoo")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_id, found.info.run_name, found.info.status) == (number, "run", "FINISHED")
+    assert (found.data.params["seed"], found.data.params["env"]) == ("0", "CartPole-v1")
+    assert {*SCALARS} <= found.data.metrics.keys()
+    steps = [x.step for x in client.get_metric_history(number, "train/policy_loss")]
+    assert steps == [x["step"] for x in run.metrics()]
+
+
+PROGRAM = """
+import sys
+import rlzoo
+settings = dict(total_steps=300, num_envs=4, num_steps=25, epochs=1, minibatch_size=100, final_eval_episodes=5)
+if sys.argv[1] == "sync":
+    import wandb
+    with wandb.init(project="p", dir=sys.argv[2], sync_tensorboard=True):
+        rlzoo.train("ppo", "CartPole-v1", out=sys.argv[2] + "/run", **settings)
+else:
+    run = rlzoo.train("ppo", "CartPole-v1", out=sys.argv[2] + "/run", track="wandb", **settings)
+    rlzoo.resume(run, total_steps=600)
+"""
+
+
+def offline(kind, folder):
+    """Runs the program; returns what the tracker has in its local files."""
+    pytest.importorskip("wandb")
+    variables = {**os.environ, "WANDB_MODE": "offline", "PYTHONWARNINGS": "ignore"}
+    subprocess.run([sys.executable, "-c", PROGRAM, kind, str(folder)], check=True, env=variables, timeout=120)
+    return {path: path.read_bytes() for path in Path(folder).rglob("run-*.wandb")}
+
+
+@pytest.mark.slow
+def test_wandb(tmp_path):
+    files = offline("track", tmp_path)
+    number = json.loads((tmp_path / "run" / "tracker.json").read_text())["id"]
+    assert len(files) == 2  # one for each session, of the same run
+    for path, data in files.items():
+        assert path.stem == f"run-{number}"
+        assert all(tag.encode() in data for tag in SCALARS)
+
+
+@pytest.mark.slow
+def test_wandb_sees_the_files_of_tensorboard(tmp_path):
+    (data,) = offline("sync", tmp_path).values()
+    assert all(tag.encode() in data for tag in SCALARS)
+
+
+def test_tracker_that_cannot_be_used(tmp_path, monkeypatch):
+    def run(track):
+        with pytest.raises(ConfigError) as error:
+            short_runs.quick_run(tmp_path / "run", track=track)
+        assert not (tmp_path / "run").exists()
+        return str(error.value)
+
+    assert run("tensorflow") == "track must be wandb or mlflow, got 'tensorflow'"
+    for name, package in (("wandb", "wandb"), ("mlflow", "mlflow-skinny")):
+        monkeypatch.setitem(sys.modules, name, None)
+        assert run(name) == f"track: {name} is not installed: pip install {package}"
+    monkeypatch.undo()
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(wandb, "api", type("Api", (), {"api_key": None}))
+    assert run("wandb") == "track: nobody is logged in to Weights & Biases: run wandb login, or set WANDB_MODE=offline"

@@ -1,0 +1,86 @@
+"""Runs that start from the weights of another run."""
+
+import shutil
+
+import pytest
+import torch
+
+import rlzoo
+from rlzoo.core.errors import ConfigError, RunError
+
+SMALL = {"num_envs": 2, "num_steps": 16, "minibatch_size": 16, "epochs": 1, "preset": False, "eval_episodes": 1}
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlzoo.runs.session.Session._finish", lambda session: session._wait())
+
+
+@pytest.fixture
+def first():
+    return rlzoo.train("ppo", "CartPole-v1", out="first", total_steps=64, normalize_reward=True, **SMALL)
+
+
+def start(**settings):
+    return rlzoo.train("ppo", "CartPole-v1", **{"out": "second", "total_steps": 64, "seed": 5, **SMALL, **settings})
+
+
+def broken(trainer, iteration):
+    raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize("as_given", [str, lambda run: run.path, lambda run: run])
+def test_run_starts_with_the_weights_of_the_last_checkpoint(first, as_given):
+    given = as_given(first if as_given is not str else first.path)
+    with pytest.raises(RuntimeError, match="power cut"):
+        start(model=given, on_iteration=broken)
+    weights, expected = rlzoo.Run("second").load(0).model, first.load().model
+    assert all(torch.equal(x, expected[name]) for name, x in weights.items())
+    assert weights.keys() == {name for name in expected if not name.startswith("reward_scale.")}
+    assert rlzoo.Run("second").read_config().task.model == "first"
+
+
+def test_killed_before_its_first_checkpoint_it_needs_the_other_run_no_more(first):
+    whole = start(model="first", out="whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        start(model="first", on_iteration=broken)
+    shutil.rmtree("first")
+    resumed = rlzoo.resume("second")
+    assert resumed.steps()[-1] == whole.steps()[-1]
+    one, two = whole.load().model, resumed.load().model
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_killed_before_the_start_was_saved_it_is_read_again(first):
+    whole = start(model="first", out="whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        start(model="first", on_iteration=broken)
+    shutil.rmtree("second/checkpoints")
+    resumed = rlzoo.resume("second")
+    one, two = whole.load().model, resumed.load().model
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_it_differs_from_a_run_from_the_beginning(first):
+    one, two = start(model="first").load().model, start(out="new").load().model
+    assert not any(torch.equal(one[name], two[name]) for name in one if name.startswith("policy"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden": (8,)}, r"model: .* here; give the network and environment of first|model: first has .* has not"),
+        ({"normalize_obs": True}, r"model: this model has normalizer.*, first has not; give the network"),
+    ],
+)
+def test_weights_that_do_not_fit(first, settings, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        start(model="first", **settings)
+    assert not (tmp_path / "second").exists()
+
+
+def test_run_that_is_none(tmp_path):
+    with pytest.raises(RunError, match=r"nowhere holds no run \(no config.json\)"):
+        start(model="nowhere")
+    assert not (tmp_path / "second").exists()
