@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from rlzoo.core.schedules import linear_ends
 from rlzoo.runs.upgrade import SCHEDULED, upgrade
 
 
-class Between(NamedTuple):
+@dataclass(frozen=True)
+class Between:
     """A range of numbers, drawn uniformly or, with `log`, uniformly in their logarithm."""
 
     low: float
@@ -77,7 +79,8 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
         values: every setting of the pair, with its present value.
     """
     everything = {name: x for space in SPACES.values() for name, x in space.items()}
-    parameters, found = as_parameters(values), {}
+    parameters = as_parameters(values)
+    found: dict[str, Space] = {}
     for name, space in SPACES.get(algorithm, everything).items():
         names = SCHEDULED.get(name, (name,))
         value = parameters.get(name, False if name in SCHEDULED else None)

@@ -114,7 +114,7 @@ def test_range_moves_to_a_value_that_it_does_not_hold_and_other_choices_stay():
 def test_spaces_lie_in_the_ranges_of_the_settings(algorithm):
     for env in ("CartPole-v1", "RandomWalks"):
         for name, space in SPACES[algorithm].items():
-            for x in space if isinstance(space, tuple) else space[:2]:
+            for x in space if isinstance(space, tuple) else (space.low, space.high):
                 base = {"num_envs": 4, "num_steps": 4} if env == "CartPole-v1" else {}
                 table = assemble(algorithm, env, base).table
                 settings = as_settings(algorithm, {name: x}) if not name.startswith("anneal") else {}

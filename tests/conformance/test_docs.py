@@ -21,6 +21,7 @@ from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.config import make_config
 from rlzoo.runs.presets import recipes
 from rlzoo.runs.registry import TASKS
+from rlzoo.runs.run import Run
 from rlzoo.runs.session import Session
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +130,10 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
         if title:
             (workplace / title).write_text(text)
         elif language == "sh":
+            Run("runs/cartpole").write_config(make_config("ppo-clip", "CartPole-v1"))  # for --config
+            found = workplace / "searches" / "ppo-clip-CartPole-v1" / "preset.toml"  # for --preset
+            found.parent.mkdir(parents=True, exist_ok=True)
+            found.write_text("[CartPole-v1]\n")
             for words in commands(text):
                 arguments = arguments_of(words)
                 if arguments is not None:
