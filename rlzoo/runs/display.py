@@ -49,7 +49,7 @@ def display_for(progress: bool | Display) -> Display:
 
 
 class LineDisplay(Display):
-    """A line for every tenth of the run and after every silence. A broken pipe does not stop the run."""
+    """A line for every tenth of the run and after every silence. A broken pipe stops nothing."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file

@@ -1,6 +1,5 @@
 """Objects as model, tokenizer, prompts and rewards of a language run; several rewards; runs that start from runs."""
 
-import importlib
 import json
 import shutil
 import warnings
@@ -25,6 +24,7 @@ SMALL = {
     "epochs": 1,
     "total_steps": 60,
     "eval_episodes": 3,
+    "final_eval_episodes": 3,
 }
 
 
@@ -44,7 +44,6 @@ def objects():
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(importlib.import_module("rlzoo.runs.session"), "FINAL_EPISODES", 3)
     return tmp_path
 
 
