@@ -261,8 +261,11 @@ def gradient_always_clipped(r: Record) -> str | None:
 def responses_never_stop(r: Record) -> str | None:
     if not r.has("ended"):
         return None
-    share = r.middle("ended", 0.8)
-    return f"{share:.0%} of the responses end with a stop token; the others reach the limit" if share < 0.05 else None
+    first, last = r.middle("ended", 0, 0.1), r.middle("ended", 0.8)
+    meant_to_stop = first > 0.2 or (r.settings.get("missing_eos_penalty") or 0) > 0  # some tasks fill the limit
+    if last >= 0.05 or not meant_to_stop:
+        return None
+    return f"{last:.0%} of the responses end with a stop token, and {first:.0%} did at first"
 
 
 def responses_collapse(r: Record) -> str | None:
@@ -395,7 +398,7 @@ RULES = (
     Rule(
         "responses-never-stop",
         responses_never_stop,
-        "The model never learned to stop, or the limit is shorter than its responses.",
+        "Longer responses score higher, or the limit is shorter than the responses.",
         "raise max_new_tokens; missing_eos_penalty (1); SFT texts with an end; stop_tokens",
     ),
     Rule(

@@ -83,7 +83,7 @@ SICK = {
     "value-lags": record(explained_variance=constant(-0.2)),
     "gradient-grows": record(grad_norm=10 ** (3 * T)),
     "gradient-always-clipped": record("ppo-clip", grad_norm=constant(300)),
-    "responses-never-stop": record("language", ended=constant(0.01)),
+    "responses-never-stop": record("language", ended=ramp(0.6, -0.1).clip(0)),
     "responses-collapse": record("language", mean_length=ramp(24, 3)),
     "scores-all-equal": record("language", score_std=np.where(T < 0.2, 0.3, 0)),
     "kl-runs-away": record("language", kl_reference=ramp(0, 90), score=constant(0.3), mean_return=constant(0.3)),
@@ -102,6 +102,12 @@ def test_reward_hacking_is_also_seen_in_evaluations_that_fall():
     falling = {"mean_return": np.array([0.3, 0.8, 0.4]), "std_return": np.full(3, 0.2)}
     (found,) = findings(record("language", evaluations=falling))
     assert found.seen == "the score rises while the evaluations fall from 0.8 to 0.4"
+
+
+def test_responses_of_a_fixed_length_need_not_stop():
+    assert findings(record("language", ended=constant(0.03))) == []
+    (found,) = findings(record("language", ended=constant(0.03), settings={"missing_eos_penalty": 1.0}))
+    assert found.name == "responses-never-stop"
 
 
 def test_one_huge_update_is_named():
