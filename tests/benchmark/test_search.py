@@ -90,6 +90,7 @@ def test_killed_search_loses_only_the_trial_that_was_running(tmp_path):
     assert process.stdout.readline().startswith("trial 0: ")
     process.send_signal(signal.SIGKILL)
     process.wait()
+    process.stdout.close()
     time.sleep(3)  # its worker ends
     for folder in ("killed", "whole"):
         subprocess.run([*command, tmp_path / folder, "--trials", "4"], check=True, stdout=subprocess.DEVNULL)
