@@ -1,10 +1,13 @@
 """Every test runs with the shapes in rlzoo's signatures checked at run time."""
 
 import importlib.util
+import os
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import jaxtyping
+import pytest
 
 # Checking costs time in every call, so only the modules that state shapes are checked.
 PACKAGE = Path(importlib.util.find_spec("rlzoo").origin).parent
@@ -18,3 +21,11 @@ torch.set_num_threads(1)
 
 hypothesis.settings.register_profile("rlzoo", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("rlzoo")
+
+
+@pytest.fixture(autouse=True)
+def own_environment():
+    """Commands set the number of threads in the environment, where a later one would take it for the user's."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop("OMP_NUM_THREADS", None)
+        yield

@@ -107,8 +107,9 @@ def search(
     make_config(algorithm, env, **{**base, **(variant or {})})
     space = space_for(algorithm, values, fixed)
     require(bool(space), f"there is nothing to search for {algorithm} on {env}")
+    file = (out / _STUDY).absolute()  # worker processes may have another working directory
     with lock(out), interruptible() as received:
-        study = _open(out / _STUDY, f"{algorithm}/{env}")
+        study = _open(file, f"{algorithm}/{env}")
         _check_same(study, out, {"base": json.loads(json.dumps(base)), "seeds": list(seeds)})
         _enqueue(study, space, values, variant)
 
@@ -127,7 +128,7 @@ def search(
                     study.tell(trial, state=optuna.trial.TrialState.FAIL)
                     continue
                 trial.set_user_attr("settings", settings)
-                yield Trial(out / _STUDY, trial.number, algorithm, env, settings, tuple(seeds))
+                yield Trial(file, trial.number, algorithm, env, settings, tuple(seeds))
 
         try:
             for line in parallel(run_trial, ask(), jobs):

@@ -151,7 +151,7 @@ class Session:
             if self.signals.received:
                 if step > 0:
                     self._save(None)
-                self._heed_signals(final)
+                self._heed_signals(final or self.stopped)
 
         self.trainer.task.on_step = on_step
         evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)

@@ -347,10 +347,10 @@ def test_reseeded_is_as_new_or_refused(env, wrapper, possible):
         return np.concatenate([x.ravel() for x in seen])
 
     try:
-        used = GymnasiumEnv("Again-v0", 2, seed=3)
+        used = envs.make("Again-v0", 2, seed=3)
         roll(used)
         assert used.reseed(7) is possible
         if possible:
-            np.testing.assert_array_equal(roll(used), roll(GymnasiumEnv("Again-v0", 2, seed=7)))
+            np.testing.assert_array_equal(roll(used), roll(envs.make("Again-v0", 2, seed=7)))
     finally:
         del gymnasium.registry["Again-v0"]

@@ -94,7 +94,6 @@ def test_flat_form_survives_json(algorithm):
         ({"estimator": "rlzoo.core.models:Value"}, "'rlzoo.core.models:Value' is not an Estimator"),
         ({"minibatch_size": 5000}, "minibatch_size must be at most num_envs * num_steps = 1024, got 5000"),
         ({"task": 3}, "task must be TaskSettings, got 3"),
-        ({"model": "gpt2"}, "no setting 'model'"),
         ({"env": "RandomWalks", "hidden": (8,)}, "no setting 'hidden'"),
         ({"env": "RandomWalks", "network": Network()}, "no setting 'network'; did you mean 'estimator'?"),
         ({"env": "RandomWalks", "num_steps": 8}, "no setting 'num_steps'; did you mean 'total_steps'?"),

@@ -84,7 +84,7 @@ def test_recipe_on_an_instance_of_an_algorithm(recipes):
 @pytest.mark.parametrize(
     ("recipe", "algorithm", "env", "message"),
     [
-        ("gentel", "ppo", "RandomWalks", "no preset 'gentel'; did you mean 'gentle'?"),
+        ("gentel", "ppo", "RandomWalks", "no preset 'gentel'; did you mean 'gentle'? (a file ends in .toml)"),
         (
             *("gentle", "ppo", "CartPole-v1"),
             "preset 'gentle' sets beta, which ppo on CartPole-v1 does not have",

@@ -208,12 +208,12 @@ def test_forgetting_cuts_everything_back_to_a_step(run):
     assert run.best_step() is None
 
 
-def test_a_final_evaluation_is_forgotten_unless_both_were_made(run):
+def test_final_evaluations_are_kept_one_at_a_time(run):
     run.save(20, checkpoint(20))
     write(run, "evaluations.jsonl", [evaluation(20), evaluation(20, final=True)])
     assert not run.finished
     run.forget_after(20)
-    assert run.evaluations() == [evaluation(20)]
+    assert run.evaluations() == [evaluation(20), evaluation(20, final=True)]
 
     both = [evaluation(20), evaluation(20, final=True), evaluation(20, final=True, deterministic=True)]
     write(run, "evaluations.jsonl", both)
