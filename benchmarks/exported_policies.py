@@ -132,7 +132,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [row for env_id in ENVIRONMENTS for row in measure(env_id, options.observations, options.rounds)]
     title = (
-        f"{options.observations:,} observations one after another, median of {options.rounds} rounds, one thread, a shared machine; "
+        f"{options.observations:,} observations one after another, median of {options.rounds} rounds, one thread; "
         "64 × 64 tanh network with a normaliser. The difference is that of the actions to those of the PyTorch module."
     )
     columns = ["| environment | form | steps/s | largest difference | same actions |", "|---|---|---|---|---|"]

@@ -10,7 +10,6 @@ import pytest
 from gymnasium import spaces
 
 from rlzoo.control import envs
-from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.core.errors import EnvError, UnknownEnv, UnsupportedSpace
 
 RECEIVED = []
