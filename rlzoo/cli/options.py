@@ -118,7 +118,7 @@ def parse_settings(
             own = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
             about = "".join(x.__doc__ or "" for x in own)
             parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help=about)]))
-    parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Command", help="")]))
+    parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Run", help="")]))
     given: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
     made = given.pop("command")
     values: dict[str, Any] = {name: x for part in given.values() for name, x in vars(part).items()}

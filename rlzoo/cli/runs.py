@@ -31,13 +31,13 @@ _EXAMPLE = "CartPole-v1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Train(Output):
+class _Start:
+    seed: Seeds = field(default_factory=Seeds)
+    """Seed of everything random in the run. Several, such as 1 2 3 or 1-5, train a run each, at the same time."""
     out: str | None = None
     """Run directory; none for runs/<algorithm>-<env>-s<seed>-<time>."""
     overwrite: Switch = False
     """Replace an existing run."""
-    seed: Seeds = field(default_factory=Seeds)
-    """Seed of everything random in the run. Several, such as 1 2 3 or 1-5, train a run each, at the same time."""
     jobs: int | None = None
     """Processes at a time when there are several seeds; none for the number of cores."""
     config: str | None = None
@@ -54,6 +54,11 @@ class _Train(Output):
     """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()
     """Wrapper of each environment, module:Class or module:Class(key=value). Repeat it for more, the innermost first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Train(Output, _Start):
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -262,7 +262,7 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
         assert max(map(len, pages[option].splitlines())) <= 84
     titles = re.findall(r"^\W*([\w -]*?) ?options\W*$", pages["--help"], re.MULTILINE)
     assert titles == [
-        *("", "Run", "Command", "GAE", "PPO-clip", "Environment", "Network"),
+        *("", "Run", "GAE", "PPO-clip", "Environment", "Network"),
         *("Evaluation and files", "Memory and speed"),
     ]
     assert "--learning-rate" in pages["--help"]
