@@ -91,8 +91,9 @@ def _fault(x: Any, hint: Any) -> str | None:
     if origin is Literal:
         return None if x in args else " or ".join(map(str, args))
     if origin is tuple and args[1:] == (...,):
-        faults = [_fault(item, args[0]) for item in x] if isinstance(x, tuple) else [_fault(None, args[0])]
-        return next((f"a tuple, each {fault}" for fault in faults if fault), None)
+        faults = [_fault(item, args[0]) for item in (x if isinstance(x, tuple) else (None,))]
+        each = next((f"a tuple, each {fault}" for fault in faults if fault), None)
+        return each or (None if isinstance(x, tuple) else "a list")
     hint = origin or hint
     if hint is Any or not isinstance(hint, type):
         return None
@@ -120,7 +121,10 @@ def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
         module, _, name = x.partition(":")
         return None if module and name else wanted
     if callable(x):
-        values = [x(k / 8) for k in range(8)]
+        try:
+            values = [x(k / 8) for k in range(8)]
+        except Exception as error:
+            return f"a function of the progress, which goes from 0 to 1 ({type(error).__name__}: {error})"
         return None if all(value in closed for value in values) else f"{bounds} throughout"
     return wanted
 

@@ -71,6 +71,7 @@ def test_flat_form_survives_json(algorithm):
         ({"num_envs": 2.5}, "num_envs must be an integer, got 2.5"),
         ({"seed": True}, "seed must be an integer, got True"),
         ({"seed": None}, "seed must be an integer, got None"),
+        ({"wrappers": "TimeLimit"}, "wrappers must be a list, got 'TimeLimit'"),
         ({"hidden": 5}, "hidden must be a tuple, each an integer, got 5"),
         ({"hidden": [5, "x"]}, "hidden must be a tuple, each an integer, got (5, 'x')"),
         ({"activation": "tan"}, "activation must be tanh or relu, got 'tan'"),
@@ -114,6 +115,11 @@ def test_wrong_settings_are_named(settings, message):
     with pytest.raises(ConfigError) as error:
         make_config("ppo", **{"env": "CartPole-v1", **settings})
     assert str(error.value) == message
+
+
+def test_schedule_that_takes_nothing():
+    with pytest.raises(ConfigError, match=r"learning_rate must be a function of the progress.* \(TypeError: .*takes 0"):
+        make_config("ppo", "CartPole-v1", learning_rate=lambda: 1)
 
 
 def test_language_tasks_have_settings_of_their_own():
