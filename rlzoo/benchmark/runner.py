@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -104,7 +105,7 @@ def parallel(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterat
 
     An item is drawn when a process is free for it.
     """
-    with joblib.parallel_config("loky", inner_max_num_threads=1):
+    with joblib.parallel_config("loky", inner_max_num_threads=1, initializer=_begin_worker, initargs=(os.getpid(),)):
         # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
         outcomes = pool(joblib.delayed(work)(item) for item in items)
@@ -117,10 +118,16 @@ def parallel(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterat
             outcomes.close()
 
 
-def _work(job: Job) -> Outcome | Failure:
-    """Runs a job in a worker process, which leaves Ctrl-C to the main process."""
+def _begin_worker(parent: int) -> None:
+    """Prepares a worker process, which leaves Ctrl-C to its parent, and ends within a second of it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return run_job(job)
+
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
@@ -132,7 +139,7 @@ def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
     here: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": workers, "include_dashboard": False}
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
     try:
-        remote = ray.remote(num_cpus=1, max_retries=0)(_work)
+        remote = ray.remote(num_cpus=1, max_retries=0)(run_job)
         running = {remote.remote(job): job for job in jobs}
         while running:
             (done,), _ = ray.wait(list(running))

@@ -23,6 +23,8 @@ from rlzoo.runs.config import ALIASES, make_config
 from rlzoo.runs.defaults import with_preset
 from rlzoo.runs.registry import task_class
 
+_MOST_SEEDS = 100_000
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -159,12 +161,18 @@ def _entries(document: _Document, name: str, content: Any) -> Iterator[tuple[str
 def _check_mapping(document: _Document, path: tuple[Any, ...], content: Any) -> None:
     if not isinstance(content, dict):
         raise document.error(path, f"{path[-1]} must be a mapping, got {content!r}")
+    for key in content:
+        if not isinstance(key, str):
+            raise document.error((*path, str(key)), f"{path[-1]}: {key!r} is not a name")
 
 
 def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
     """Seeds from a list, or from `first-last`."""
-    if isinstance(content, str) and (match := re.fullmatch(r"(\d+)\s*-\s*(\d+)", content)):
-        content = list(range(int(match[1]), int(match[2]) + 1))
+    if isinstance(content, str) and (match := re.fullmatch(r"(\d{1,18})\s*-\s*(\d{1,18})", content)):
+        first, last = int(match[1]), int(match[2])
+        if last - first >= _MOST_SEEDS:
+            raise document.error(("seeds",), f"seeds: {content} are more than {_MOST_SEEDS:,}")
+        content = list(range(first, last + 1))
     if not isinstance(content, list) or not content or len(set(map(str, content))) < len(content):
         raise document.error(("seeds",), f"seeds must be a list of different integers, or first-last; got {content!r}")
     return tuple(content)
@@ -276,8 +284,10 @@ class _Document:
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{path}, line {line}: {error.problem}") from error
+        except RecursionError as error:
+            raise ConfigError(f"{path}, line 1: invalid YAML: it nests too deep") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{path}, line 1: invalid YAML: {' '.join(str(error).split())}") from error
         if node is not None:
             self._note(node, ())
 
@@ -299,7 +309,21 @@ class _Document:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader that reads 1e-3 as a number, as YAML 1.2 does."""
+    """Loader that reads 1e-3 as a number, as YAML 1.2 does, and names the line of every error. It has no aliases, with
+    which a short file can stand for an endless one."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, "aliases are not supported; write the value again", mark)
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, AttributeError, TypeError, KeyError, OverflowError) as error:
+            problem = f"cannot read {node.tag.rpartition(':')[2]} {str(node.value)[:40]!r}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
 _Loader.add_implicit_resolver(

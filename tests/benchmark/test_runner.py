@@ -1,5 +1,6 @@
 """Suites from the first job to the last: parallel, killed, broken, gone on with."""
 
+import contextlib
 import io
 import json
 import os
@@ -321,6 +322,25 @@ def test_a_signal_stops_the_suite_and_its_processes(number, code, tmp_path):
             break
         time.sleep(0.1)
     assert not alive(process.pid)
+
+
+@pytest.mark.slow
+def test_workers_end_with_their_parent(tmp_path):
+    of_peers(tmp_path, "fine", "slow", seeds="[0]")
+    command = [sys.executable, "-m", "rlzoo", "benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen([*command, "--jobs", "2"], start_new_session=True, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "fine" in line:
+            break
+    assert len(alive(process.pid)) >= 2
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    time.sleep(2)
+    left = alive(process.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    assert not left
 
 
 def alive(group):

@@ -1,0 +1,41 @@
+"""The command: `python -m tests.faults.campaign FAMILY --runs N --seed S`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from tests.faults.campaign.sandbox import Sandbox
+
+FAMILIES = ("suites", "commands", "directories", "environments")
+
+
+def main() -> int:
+    """Runs the attacks of a family. Prints what went wrong, and returns 1 if anything did."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
+    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("--runs", type=int, default=100, help="number of attacks")
+    parser.add_argument("--seed", type=int, default=0, help="the first attack has this seed, the next one the next")
+    options = parser.parse_args()
+    one = importlib.import_module(f"tests.faults.campaign.{options.family}").one
+    start, kinds = time.monotonic(), Counter[str]()
+    for seed in range(options.seed, options.seed + options.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            for fault in one(Random(f"{options.family} {seed}"), Sandbox(Path(folder))):
+                kinds[fault.partition(": ")[0]] += 1
+                print(f"{options.family} --runs 1 --seed {seed}: {fault}", flush=True)
+    faults = sum(kinds.values())
+    print(
+        f"{options.family}: {options.runs} attacks, {faults} faults, {time.monotonic() - start:.0f} s", file=sys.stderr
+    )
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Running one attack: what the command printed, how long it took, and what it touched."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+LIMIT = 20
+"""Seconds after which an attack counts as a hang."""
+EXIT_CODES = (0, 1, 2)
+
+
+class Hang(BaseException):
+    """Raised in the middle of whatever takes longer than the limit."""
+
+
+@dataclass
+class Sandbox:
+    """A folder for one attack. Only `work` may be written to."""
+
+    root: Path
+    work: Path = field(init=False)
+    outside: Path = field(init=False)
+    canary: Path = field(init=False)
+    """A file that hostile inputs try to create by being executed."""
+
+    def __post_init__(self) -> None:
+        self.work, self.outside = self.root / "work", self.root / "outside"
+        self.canary = self.root / "canary"
+        for folder in (self.work, self.outside):
+            folder.mkdir(parents=True, exist_ok=True)
+        (self.outside / "precious.txt").write_text("precious")
+
+    def faults(self) -> list[str]:
+        """What was touched that nobody asked for."""
+        found = ["code was executed"] if self.canary.exists() else []
+        left = {p.relative_to(self.outside): p.read_text() for p in self.outside.rglob("*") if p.is_file()}
+        if left != {Path("precious.txt"): "precious"}:
+            found.append("a file outside the working directory was touched")
+        return found
+
+
+def attack(sandbox: Sandbox, command: Sequence[str]) -> list[str]:
+    """Runs a command in this process. Returns what went wrong: nothing, for a command that behaves."""
+    from rlzoo.cli import main
+
+    return watched(sandbox, lambda: main(list(command)))
+
+
+def watched(sandbox: Sandbox, act: Callable[[], int]) -> list[str]:
+    """Calls `act`, which returns an exit code, in the working directory."""
+    out, err = io.StringIO(), io.StringIO()
+    start = time.monotonic()
+    faults = []
+    code: int | None = None
+    try:
+        with _limit(), contextlib.chdir(sandbox.work), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = act()
+    except Hang:
+        faults.append(f"no answer in {LIMIT} s")
+    except BaseException as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        faults.append(
+            f"traceback: {type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {str(error)[:150]}"
+        )
+    if code is not None and code not in EXIT_CODES:
+        faults.append(f"exit code {code}")
+    lines = err.getvalue().splitlines()
+    if code == 2 and (len(lines) != 1 or not lines[0].startswith("rlzoo: ")):
+        faults.append(f"exit code 2 with {len(lines)} lines: {lines[:2]}")
+    if "Traceback" in err.getvalue():
+        faults.append("a traceback was printed")
+    if time.monotonic() - start > LIMIT and not faults:
+        faults.append(f"took {time.monotonic() - start:.0f} s")
+    return faults + sandbox.faults()
+
+
+@contextlib.contextmanager
+def _limit() -> Iterator[None]:
+    def raise_hang(number: int, frame: FrameType | None) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, raise_hang)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
