@@ -87,13 +87,13 @@ def _on_loky(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
     left = {job.key: job for job in jobs}
     while left:
         try:
-            for outcome in parallel(_work, list(left.values()), workers):
+            for outcome in parallel(run_job, list(left.values()), workers):
                 del left[outcome.key]
                 yield outcome
         except TerminatedWorkerError:
             for job in list(left.values())[:workers]:
                 try:
-                    (outcome,) = parallel(_work, [job], workers)
+                    (outcome,) = parallel(run_job, [job], workers)
                 except TerminatedWorkerError:
                     outcome = Failure(*job.key, "its process was killed; memory may have run out")
                 del left[job.key]

@@ -212,17 +212,30 @@ def make_copies(
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs} must be positive")
     functions = [partial(_make_copy, make, name, tuple(wrappers), index) for index in range(num_envs)]
-    vectorize: Any = AsyncVectorEnv if asynchronous else SyncVectorEnv
     try:
-        if not asynchronous:
-            copies = [function() for function in functions]
-            _check_same(name, copies)
-            functions = [partial(_itself, copy) for copy in copies]
-        return vectorize(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        if asynchronous:
+            return _in_processes(functions)
+        copies = [function() for function in functions]
+        _check_same(name, copies)
+        functions = [partial(_itself, copy) for copy in copies]
+        return SyncVectorEnv(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
     except Exception as error:
         raise EnvError(f"environment {name!r} cannot be made: {_one_line(error)}") from error
+
+
+def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
+    """Copies in processes that begin anew, as joblib's do.
+
+    A forked process can wait for ever for a lock that another thread held when it was forked, and Python's "spawn" and
+    "forkserver" run the user's script once more in each process. The memory of such processes cannot be shared.
+    """
+    import joblib.externals.loky  # noqa: F401 - registers the context
+
+    return AsyncVectorEnv(
+        functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.NEXT_STEP
+    )
 
 
 def _itself(copy: _Copy) -> _Copy:

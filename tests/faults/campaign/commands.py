@@ -12,7 +12,19 @@ from tests.faults.campaign.sandbox import Sandbox, attack
 from tests.faults.campaign.values import scalar
 
 SMALL = ("--total-steps", "64", "--num-envs", "2", "--eval-episodes", "1", "--final-eval-episodes", "1")
-COMMANDS = ("train", "resume", "eval", "play", "list", "report", "benchmark", "sft", "reward-model", "--version", "nothing")
+COMMANDS = (
+    "train",
+    "resume",
+    "eval",
+    "play",
+    "list",
+    "report",
+    "benchmark",
+    "sft",
+    "reward-model",
+    "--version",
+    "nothing",
+)
 LONG = {"total_steps", "eval_episodes", "final_eval_episodes", "num_steps", "epochs", "vf_epochs"}
 """Options that are not given: a legal large value of theirs would take long."""
 

@@ -36,11 +36,15 @@ class Hostile(gymnasium.Env[Any, Any]):
         rng = Random(seed)
         self.observation_space = rng.choice(SPACES) if rng.random() < 0.3 else SPACES[0]
         self.action_space = rng.choice(ACTIONS) if rng.random() < 0.3 else ACTIONS[0]
-        self.fault = rng.choice(("obs", "reward", "terminated", "truncated", "info", "raise", "short", "endless", "none"))
+        self.fault = rng.choice(
+            ("obs", "reward", "terminated", "truncated", "info", "raise", "short", "endless", "none")
+        )
         self.where = rng.choice(("reset", "step", "step", "step", "close", "init"))
         self.when = rng.choice((0, 1, 7, 100))
         self.value = rng.choice({"obs": OBSERVATIONS, "reward": REWARDS}.get(self.fault, FLAGS))
-        self.error = rng.choice((RuntimeError("boom\nline"), KeyError("x"), SystemExit(0), MemoryError(), StopIteration()))
+        self.error = rng.choice(
+            (RuntimeError("boom\nline"), KeyError("x"), SystemExit(0), MemoryError(), StopIteration())
+        )
         self.steps = 0
         self._raise("init")
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from random import Random
 
 NUMBERS = (
-    "0", "-1", "1e400", "-1e400", "1e308", "1e-400", "nan", "inf", "-inf", "9" * 30, "0x10", "1_000", "1e3", "2.5", "--5",
-    str(2**31), str(2**63), str(2**64), "-0", "1e-320", "٣", "½",
+    "0", "-1", "1e400", "-1e400", "1e308", "1e-400", "nan", "inf", "-inf", "9" * 30, "0x10", "1_000", "1e3", "2.5",
+    "--5", str(2**31), str(2**63), str(2**64), "-0", "1e-320", "٣", "½",
 )  # fmt: skip
 WORDS = (
     "", " ", "none", "true", "null", "~", "a" * 5000, "\x00", "\x1b[31mred\x1b[0m", "\n", "a\nb", "ü" * 50, "\ud800",
-    "../../outside/precious.txt", "/dev/null", "/proc/self/mem", ".", "..", "-", "--", "--help", "%s%n", "{0}", "{{7*7}}",
-    "$(touch CANARY)", "`touch CANARY`", "__import__('os').system('touch CANARY')", "os:system", "builtins:eval",
-    "rlzoo:nothing", "nothing:at:all", ":", "a:", ":b", "rlzoo.core.errors:ConfigError", "linear:1:0", "linear:0:1e999",
-    "linear:a:b", "linear:", "1;2", "[1,2]", "{}", "{'a': 1}", "key=value", "=", "<script>alert(1)</script>", "cuda", "cuda:99",
+    "../../outside/precious.txt", "/dev/null", "/proc/self/mem", ".", "..", "-", "--", "--help", "%s%n", "{0}",
+    "{{7*7}}", "$(touch CANARY)", "`touch CANARY`", "__import__('os').system('touch CANARY')", "os:system",
+    "builtins:eval", "rlzoo:nothing", "nothing:at:all", ":", "a:", ":b", "rlzoo.core.errors:ConfigError", "linear:1:0",
+    "linear:0:1e999", "linear:a:b", "linear:", "1;2", "[1,2]", "{}", "{'a': 1}", "key=value", "=", "<script>alert(1)</script>", "cuda",
+    "cuda:99",
 )  # fmt: skip
 
 
