@@ -12,10 +12,9 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from rlzoo.control.acting import make_actor
+from rlzoo.control.acting import make_actor, standard_noise
 from rlzoo.control.export import export_model
-from rlzoo.control.gymnasium_env import native_actions
-from rlzoo.control.networks import categories
+from rlzoo.control.spaces import flat_mask, is_gumbel, native_actions
 from rlzoo.core.env import Array
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.models import ActorCritic
@@ -54,16 +53,35 @@ class ControlPolicy(DeployedPolicy):
         self._rng = np.random.default_rng(seed)
         self._fast = fast
         self._rows = 1
-        self.reset()
+        self._starts = np.ones(1, np.bool_)
+        self._actor = make_actor(self.model, self._noise(), fast)
 
-    def __call__(self, obs: Any) -> Any:
+    def __call__(self, obs: Any, action_mask: Any = None) -> Any:
         inputs = self.flatten(obs)
-        self._rows = len(inputs)
-        actions = native_actions(self.action_space, self._actor(inputs, np.zeros(self._rows, np.bool_)))
-        return actions[0] if _is_single(self.observation_space, obs) else actions
+        if len(inputs) != self._rows:
+            self._rows, self._starts = len(inputs), np.ones(len(inputs), np.bool_)
+            self._actor = make_actor(self.model, self._noise(), self._fast)
+        if self.model.legal:
+            inputs = np.concatenate([inputs, self._legal(action_mask)], 1)
+        none = np.zeros(self._rows, np.bool_)
+        actions = native_actions(self.action_space, self._actor(inputs, none, self._starts))
+        self._starts = none
+        if not _is_single(self.observation_space, obs):
+            return actions
+        return next(iter(iterate(batch_space(self.action_space), actions)))
 
-    def reset(self) -> None:
-        self._actor = make_actor(self.model, self._noise(), self._fast)
+    def reset(self, rows: Any = True) -> None:
+        self._starts = np.broadcast_to(np.asarray(rows, np.bool_), self._rows) | self._starts
+
+    def _legal(self, mask: Any) -> Array:
+        """(N, K) 1 for each legal action."""
+        if mask is None:
+            return np.ones((self._rows, self.model.legal), np.float32)
+        masks = [mask] if np.size(mask) == self.model.legal else list(mask)
+        try:
+            return np.stack([flat_mask(self.action_space, x) for x in masks]).astype(np.float32)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
 
     def flatten(self, obs: Any) -> Array:
         space = self.observation_space
@@ -84,11 +102,10 @@ class ControlPolicy(DeployedPolicy):
 
     def _noise(self) -> Iterator[Array]:
         """Standard noise for each call of the actor. Zeros give the most probable actions."""
-        size = sum(categories(self.action_space)) or int(np.prod(self.action_space.shape or ()))
-        draw = self._rng.standard_normal if isinstance(self.action_space, spaces.Box) else self._rng.gumbel
+        gumbel = is_gumbel(self.action_space)
         while True:
-            shape = self._rows, size
-            yield np.zeros(shape, np.float32) if self.deterministic else draw(size=shape).astype(np.float32)
+            shape = self._rows, len(gumbel)
+            yield np.zeros(shape, np.float32) if self.deterministic else standard_noise(self._rng, gumbel, shape)
 
 
 def _is_single(space: gymnasium.Space[Any], obs: Any) -> bool:

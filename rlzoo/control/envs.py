@@ -16,9 +16,12 @@ from gymnasium.vector import AutoresetMode
 
 from rlzoo.control.classic import BUILTIN
 from rlzoo.control.gymnasium_env import GymnasiumEnv, make_copies
+from rlzoo.control.no_velocity import HIDDEN
 from rlzoo.control.wrappers import Env, load_wrapper
 from rlzoo.core.env import VectorEnv, env_name
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, no_such, require
+
+_BUILTIN: Mapping[str, Callable[..., VectorEnv]] = {**BUILTIN, **HIDDEN}
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Source:
     """Run each copy in its own process."""
     images: bool = False
     """Keep the pixels of images as bytes, instead of float32."""
+    masks: bool = True
+    """Forbid the actions that the environment calls illegal."""
 
     @property
     def given(self) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
@@ -47,7 +52,7 @@ class Source:
     @property
     def builtin(self) -> Callable[..., VectorEnv] | None:
         """The built-in NumPy version, if it is used."""
-        found = BUILTIN.get(self.env) if isinstance(self.env, str) and self.vectorized and not self.wrappers else None
+        found = _BUILTIN.get(self.env) if isinstance(self.env, str) and self.vectorized and not self.wrappers else None
         accepted = found is not None and self.kwargs.keys() <= inspect.signature(found).parameters.keys()
         return found if accepted else None
 
@@ -115,10 +120,10 @@ class Source:
     def _gymnasium(self, num_envs: int, seed: int) -> GymnasiumEnv:
         name = env_name(self.env)
         if self.given is not None:
-            return GymnasiumEnv(self.given, name, seed, given=True, images=self.images)
+            return GymnasiumEnv(self.given, name, seed, given=True, images=self.images, masks=self.masks)
         make = partial(_function_of(self.env), **self.kwargs)
         vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous)
-        return GymnasiumEnv(vector, name, seed, images=self.images)
+        return GymnasiumEnv(vector, name, seed, images=self.images, masks=self.masks)
 
 
 def make(
@@ -194,4 +199,4 @@ def _check_options(builtin: Callable[..., VectorEnv], options: Mapping[str, Any]
 
 def builtin_ids() -> tuple[str, ...]:
     """Ids of the environments with a vectorised NumPy version."""
-    return tuple(BUILTIN)
+    return tuple(_BUILTIN)

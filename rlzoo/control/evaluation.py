@@ -61,7 +61,7 @@ def evaluate_actor(
 
     def actor(env: Any, seed: int) -> Actor:
         noise = evaluation_noise(env, seed, deterministic)
-        return lambda obs, forced: act(obs, next(noise))
+        return lambda obs, forced, starts: act(obs, next(noise))
 
     return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
+from rlzoo.control.spaces import categories, check_spaces, flat_mask, illegal_part, native_actions
 from rlzoo.control.wrappers import Env, wrap
 from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace
@@ -37,16 +38,31 @@ class GymnasiumEnv(VectorEnv):
         name: of the environment, for messages.
         given: `vector` is the user's. It is not closed.
         images: keep observations of bytes as bytes.
+        masks: forbid actions as the environment says, by `info["action_mask"]` or a method `action_masks`. Observations
+            then end with `legal` columns, 1 for each legal category. An environment says so first when it is reset, so
+            the first reset is made at once.
     """
 
-    def __init__(self, vector: Any, name: str, seed: int, *, given: bool = False, images: bool = False) -> None:
+    legal = 0
+    """Columns of the observation that tell which actions are legal."""
+
+    def __init__(
+        self,
+        vector: Any,
+        name: str,
+        seed: int,
+        *,
+        given: bool = False,
+        images: bool = False,
+        masks: bool = True,
+    ) -> None:
         flat = vector.single_observation_space
         self._vector = vector
         self._given = given
         self._raw_space: gymnasium.Space[Any] | None = None
         if given:
             self._raw_space = flat
-            _check_spaces(name, flat, vector.single_action_space)
+            check_spaces(name, flat, vector.single_action_space)
             flat = spaces.flatten_space(flat)
         self.num_envs: int = vector.num_envs
         self.action_space: gymnasium.Space[Any] = vector.single_action_space
@@ -60,19 +76,31 @@ class GymnasiumEnv(VectorEnv):
         self._obs = np.zeros((self.num_envs, *flat.shape), dtype)
         self._reward = np.zeros(self.num_envs, np.float32)
         self.success: Array = np.full(self.num_envs, np.nan)
+        self._first: tuple[Any, dict[str, Any]] | None = None
+        if masks and categories(self.action_space):
+            self._first = self._reset()
+            if "action_mask" in self._first[1]:
+                self.legal = sum(categories(self.action_space))
+                self._obs = np.zeros((self.num_envs, self._obs.shape[1] + self.legal), dtype)
+
+    def _reset(self) -> tuple[Any, dict[str, Any]]:
+        found = self._call(partial(self._vector.reset, seed=self._seed))
+        self._seed = None
+        return found
 
     def reset(self) -> tuple[Array, Bools]:
-        obs, _ = self._call(partial(self._vector.reset, seed=self._seed))
-        self._seed = None
-        self._store(obs, 0.0)
-        return self._obs, np.zeros(self.num_envs, np.bool_)
+        obs, info = self._first or self._reset()
+        self._first = None
+        none = np.zeros(self.num_envs, np.bool_)
+        self._store(obs, 0.0, info, none)
+        return self._obs, none
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
         self._steps += 1
         action = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
-        self._store(obs, reward)
         done = terminated | truncated
+        self._store(obs, reward, info, done)
         self.success.fill(np.nan)
         if "is_success" in info:
             told = np.asarray(info.get("_is_success", True)) & done
@@ -93,7 +121,7 @@ class GymnasiumEnv(VectorEnv):
         """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
         if self._given or any(self._vector.get_attr("outlasts_reset")):
             return False
-        self._seed, self._steps = seed, 0
+        self._seed, self._steps, self._first = seed, 0, None
         return True
 
     @property
@@ -115,17 +143,39 @@ class GymnasiumEnv(VectorEnv):
         with contextlib.suppress(EOFError, OSError):
             self._vector.close(timeout=1)
 
-    def _store(self, obs: Array, reward: Array | float) -> None:
+    def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> None:
         if self._given:
             obs = _flatten_batch(self._vector, obs)
         with np.errstate(over="ignore"):
-            self._obs[...] = obs
+            self._obs[:, : self._obs.shape[1] - self.legal] = obs
             self._reward[...] = reward
+        if self.legal:
+            self._obs[:, -self.legal :] = self._masks(info, done)
         for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
             finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
             if not finite.all():
                 index = int(finite.argmin())
                 raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
+
+    def _masks(self, info: dict[str, Any], done: Bools) -> Array:
+        """(N, K) legal actions. After an episode's end every action is legal, since it will be ignored."""
+        masks = np.ones((self.num_envs, self.legal), np.bool_)
+        told = (
+            info.get("_action_mask", np.ones(self.num_envs, np.bool_))
+            if "action_mask" in info
+            else np.zeros(self.num_envs, np.bool_)
+        )
+        for i in np.flatnonzero(~done):
+            if not told[i]:
+                raise self._error(f"copy {i} gave no action mask, and did before")
+            try:
+                masks[i] = flat_mask(self.action_space, info["action_mask"][i])
+            except ValueError as error:
+                raise self._error(f"copy {i} gave an {error}") from error
+            part = illegal_part(self.action_space, masks[i])
+            if part is not None:
+                raise self._error(f"copy {i} has no legal action" + (f" in part {part}" if part else ""))
+        return masks
 
     def _call(self, method: partial[Any]) -> Any:
         """Calls a method of the vector environment."""
@@ -163,12 +213,13 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         layers = [env]
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
+        self._tells_masks = env.has_wrapper_attr("action_masks")
         self.outlasts_reset = any(cls.__name__ in _OUTLAST_RESET for x in layers for cls in type(x).__mro__)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         try:
-            obs, _ = self.env.reset(seed=seed, options=options)
-            return self._flatten(obs), {}
+            obs, info = self.env.reset(seed=seed, options=options)
+            return self._flatten(obs), self._legal(info)
         except Exception as error:
             return self._no_obs, self._report(error)
 
@@ -177,7 +228,13 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = self.env.step(action)
             told = (terminated or truncated) and "is_success" in info
             success = {"is_success": bool(info["is_success"])} if told else {}
-            return self._flatten(obs), float(reward), bool(terminated), bool(truncated), success
+            return (
+                self._flatten(obs),
+                float(reward),
+                bool(terminated),
+                bool(truncated),
+                {**success, **self._legal(info)},
+            )
         except Exception as error:
             return self._no_obs, 0.0, False, False, self._report(error)
 
@@ -185,6 +242,14 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
         return spaces.flatten(self.raw_space, obs)
+
+    def _legal(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The mask of legal actions, if there is one."""
+        if "action_mask" in info:
+            return {"action_mask": flat_mask(self.env.action_space, info["action_mask"])}
+        if self._tells_masks:
+            return {"action_mask": flat_mask(self.env.action_space, self.env.get_wrapper_attr("action_masks")())}
+        return {}
 
     def _report(self, error: Exception) -> dict[str, Any]:
         report = _CopyError(f"copy {self._index} raised {_one_line(error)}")
@@ -248,7 +313,7 @@ def _make_copy(make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], in
         remedy = "end it with `return env`" if env is None else "give a function that returns a gymnasium.Env"
         raise EnvError(f"environment {name!r} is {env!r}, not a gymnasium.Env: {remedy}")
     env = wrap(env, wrappers)
-    _check_spaces(name, env.observation_space, env.action_space)
+    check_spaces(name, env.observation_space, env.action_space)
     return _Copy(env, index)
 
 
@@ -262,14 +327,6 @@ def _check_same(name: str, copies: Sequence[_Copy]) -> None:
                 raise EnvError(f"environment {name!r}: copy {index} has the {what} space {other}, copy 0 has {first}")
 
 
-def _check_spaces(name: str, observation: gymnasium.Space[Any], action: gymnasium.Space[Any]) -> None:
-    """Raises `UnsupportedSpace` if no policy can be built for a space."""
-    if not _is_flat(observation):
-        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
-    if not _is_action_space(action):
-        raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
-
-
 def _flatten_batch(vector: Any, obs: Any) -> Array:
     """Observations of a vector environment, (N, D)."""
     space = vector.single_observation_space
@@ -277,31 +334,6 @@ def _flatten_batch(vector: Any, obs: Any) -> Array:
         return np.asarray(obs).reshape(vector.num_envs, -1)
     rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
     return np.stack(rows)
-
-
-def native_actions(space: Any, action: Array) -> Array:
-    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A)."""
-    action = action.reshape(len(action), *space.shape)
-    if isinstance(space, spaces.Box):
-        action = np.clip(action, space.low, space.high)
-    else:
-        action = action + getattr(space, "start", 0)
-    return action.astype(space.dtype, copy=False)
-
-
-def _is_flat(space: gymnasium.Space[Any]) -> bool:
-    """Whether every observation of the space is a fixed number of numbers."""
-    if isinstance(space, spaces.Dict):
-        return all(_is_flat(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(_is_flat(part) for part in space.spaces)
-    return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
-
-
-def _is_action_space(space: gymnasium.Space[Any]) -> bool:
-    if isinstance(space, spaces.Box):
-        return np.issubdtype(space.dtype, np.floating)
-    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
 
 def _one_line(error: Exception) -> str:

@@ -17,7 +17,8 @@ from gymnasium import spaces
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
+from rlzoo.control.spaces import action_columns, box_units, categories, is_product, leaves
+from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.fields import check_fields
 from rlzoo.core.models import ActorCritic, Normalizer, Policy, Value
@@ -124,6 +125,18 @@ class MLPPolicy(Policy):
         return DiagGaussian(self.centre + self.log_scale.exp() * outputs, self.log_scale + log_std)
 
 
+class ProductPolicy(Policy):
+    """Independent policies for the parts of a `Dict` or `Tuple` of actions."""
+
+    def __init__(self, parts: Sequence[MLPPolicy], columns: Sequence[int]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.columns = tuple(columns)
+
+    def forward(self, features: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
+        return Product(tuple(part(features)[0] for part in self.parts), self.columns), memory
+
+
 class MLPValue(Value):
     """A network with one output."""
 
@@ -137,46 +150,29 @@ class MLPValue(Value):
 
 def make_heads(
     net: Callable[[int, float], nn.Module], action_space: gymnasium.Space[Any], log_std: float, state_dependent: bool
-) -> tuple[MLPPolicy, MLPValue]:
-    """The policy of an action space, and the value.
+) -> tuple[Policy, MLPValue]:
+    """The policy of an action space, and the value. Each part of a `Dict` or `Tuple` of actions has its own network.
 
     Args:
         net: makes a network with a number of outputs and a gain of its last layer.
         log_std: initial log standard deviation for Box actions.
         state_dependent: the log standard deviation is an output of the network.
     """
-    outputs = sum(categories(action_space)) or math.prod(action_space.shape or ())
-    if state_dependent and isinstance(action_space, spaces.Box):
-        body = net(2 * outputs, 0.01)
-        list(body.parameters())[-1].data[outputs:] = log_std
-        policy = MLPPolicy(body, action_space, None)
-    else:
-        policy = MLPPolicy(net(outputs, 0.01), action_space, log_std)
+    parts = [_make_policy(net, space, log_std, state_dependent) for space in leaves(action_space)]
+    product = is_product(action_space)
+    policy = ProductPolicy(parts, [action_columns(space) for space in leaves(action_space)]) if product else parts[0]
     return policy, MLPValue(net(1, 1.0))
 
 
-def categories(space: gymnasium.Space[Any]) -> list[int]:
-    """Number of categories of each categorical action; [] for a Box."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return [int(n) for n in space.nvec.reshape(-1)]
-    if isinstance(space, spaces.MultiBinary):
-        return [2] * int(np.prod(space.shape))
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return []
-    raise ConfigError(f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary or Box")
-
-
-def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has none.
-
-    A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
-    """
-    low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
-    return ((low + high) / 2).astype(dtype), ((high - low) / 2).astype(dtype)
+def _make_policy(
+    net: Callable[[int, float], nn.Module], space: gymnasium.Space[Any], log_std: float, state_dependent: bool
+) -> MLPPolicy:
+    outputs = sum(categories(space)) or action_columns(space)
+    if state_dependent and isinstance(space, spaces.Box):
+        body = net(2 * outputs, 0.01)
+        list(body.parameters())[-1].data[outputs:] = log_std
+        return MLPPolicy(body, space, None)
+    return MLPPolicy(net(outputs, 0.01), space, log_std)
 
 
 @dataclass(frozen=True)
@@ -235,17 +231,22 @@ class Network(NetworkSettings):
     ) -> ActorCritic:
         """Builds a model with orthogonal initialisation: gain √2 for hidden layers, 0.01 for π's output, 1 for V's."""
 
-        def mlp(inputs: int, hidden: Sequence[int], outputs: int | None = None, gain: float = 1.0) -> MLP:
-            return MLP(inputs, hidden, self.activation, outputs, gain, generator)
+        trunk = self.body(math.prod(observation_space.shape), generator=generator) if self.shared_trunk else None
 
-        inputs = math.prod(observation_space.shape)
-        trunk = mlp(inputs, self.hidden) if self.shared_trunk else None
-        inputs, hidden = (trunk.outputs, ()) if trunk else (inputs, self.hidden)
-        policy, value = make_heads(
-            lambda outputs, gain: mlp(inputs, hidden, outputs, gain),
-            action_space,
-            self.log_std_init,
-            self.state_dependent_std,
-        )
+        def net(outputs: int, gain: float) -> nn.Module:
+            if trunk is not None:
+                return MLP(trunk.outputs, (), self.activation, outputs, gain, generator)
+            return self.body(math.prod(observation_space.shape), outputs, gain, generator)
+
+        policy, value = make_heads(net, action_space, self.log_std_init, self.state_dependent_std)
         normalizer = Normalizer(observation_space.shape) if self.normalize_obs else None
         return ActorCritic(policy, value, trunk, normalizer)
+
+    def body(
+        self, inputs: int, outputs: int | None = None, gain: float = 1.0, generator: torch.Generator | None = None
+    ) -> Any:
+        """A network from observations: the hidden layers, and with `outputs` a linear layer of that gain.
+
+        The module has its number of outputs as `outputs`.
+        """
+        return MLP(inputs, self.hidden, self.activation, outputs, gain, generator)

@@ -60,13 +60,15 @@ def _check_output(video: Path | None) -> None:
 
 def _episode(env: GymnasiumEnv, actor: Actor, record: Callable[[Any], None] | None) -> Episode:
     obs, forced = env.reset()
+    starts = np.ones(env.num_envs, np.bool_)
     total, length, done = 0.0, 0, False
     while True:
         if record is not None:
             record(env.render())
         if done:
             return Episode(total, length, success_of(env.success, 0))
-        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
+        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced, starts))
+        starts = np.zeros_like(starts)
         total, length, done = total + float(reward[0]), length + 1, bool(terminated[0] or truncated[0])
 
 

@@ -20,16 +20,18 @@ from rlzoo.control.envs import Source
 from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network, NetworkSettings
+from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.control.rendering import watch
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
+from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.fields import Range
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings
 
-NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN}
+NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN, "gru": GRU, "lstm": LSTM}
 """The kinds of networks by name."""
 
 
@@ -38,7 +40,7 @@ class Control(RolloutSettings):
     """Settings of a control task."""
 
     title: ClassVar[str] = "Environment"
-    advanced: ClassVar[tuple[str, ...]] = ("noise_correlation", "vectorized")
+    advanced: ClassVar[tuple[str, ...]] = ("noise_correlation", "vectorized", "action_masks")
 
     named_parts: ClassVar[Mapping[str, Kind]] = {"network": Kind(NetworkSettings, NETWORKS)}
     network: NetworkSettings = Network()
@@ -52,6 +54,8 @@ class Control(RolloutSettings):
     """Use the vectorised NumPy version of the environment, if there is one."""
     async_envs: bool = False
     """Run each copy of the environment in its own process."""
+    action_masks: bool = True
+    """Never take the actions that the environment calls illegal, in info["action_mask"] or by action_masks()."""
     wrappers: tuple[Any, ...] = ()
     """Wrappers of each copy: classes, functions, `module:Class` or `module:Class(key=value)`, the innermost first."""
 
@@ -65,6 +69,7 @@ def source_of(settings: Control, setup: Setup) -> Source:
         settings.vectorized,
         settings.async_envs,
         settings.network.images,
+        settings.action_masks,
     )
 
 
@@ -92,6 +97,11 @@ class ControlTask(EnvTask):
     def check(cls, settings: Control, setup: Setup) -> None:
         super().check(settings, setup)
         source_of(settings, setup).check(settings.num_envs)
+        unroll = getattr(settings.network, "unroll", 1)
+        for name in ("minibatch_size", "vf_minibatch_size"):
+            size = setup.values.get(name, "all")
+            fits = size == "all" or size >= min(unroll, settings.num_steps)
+            require(fits, f"{name} must be at least unroll = {unroll}, the steps of a row, got {size}")
 
     @classmethod
     def available(cls, env: str) -> None:
@@ -117,7 +127,9 @@ class ControlTask(EnvTask):
         if is_image(self.observation_space) and not network.images:
             self.setup.progress.say("the observations are images, which an MLP learns from slowly: try --network cnn")
         space = self.observation_space if network.images else env.observation_space
-        return network.build(space, env.action_space, generator)
+        model = network.build(space, env.action_space, generator)
+        model.legal = getattr(env, "legal", 0)
+        return model
 
     def actor(self) -> Actor:
         return make_actor(self.model, self.noise, self.setup.fast)

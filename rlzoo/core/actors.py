@@ -14,13 +14,14 @@ from rlzoo.core.models import ActorCritic
 
 
 class Actor(Protocol):
-    """`(obs (N, *obs), forced (N,)) -> action`.
+    """`(obs (N, *obs), forced (N,), starts (N,)) -> action`.
 
     An actor keeps its own random state, and the model's memory from step to step. The environment ignores the actions
-    of forced rows.
+    of forced rows. `starts` tells in which rows an episode begins with this observation. An actor of recurrent networks
+    has their memory before the next step as an attribute `memory`, an array (N, M), which may be set.
     """
 
-    def __call__(self, obs: Array, forced: Bools) -> Array: ...
+    def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array: ...
 
 
 class ModelActor:
@@ -37,6 +38,18 @@ class ModelActor:
         self._memory: Any = None
 
     @torch.no_grad()
-    def __call__(self, obs: Array, forced: Bools) -> Array:
-        policy, self._memory = self._model.act(torch.from_numpy(obs).to(self._device), self._memory)
+    def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
+        memory = self._memory
+        if self._model.memory_size and memory is not None and starts.any():
+            memory = memory.masked_fill(torch.from_numpy(starts).to(self._device).unsqueeze(1), 0)
+        policy, self._memory = self._model.act(torch.from_numpy(obs).to(self._device), memory)
         return self._choose(policy).cpu().numpy()
+
+    @property
+    def memory(self) -> Array | None:
+        """(N, M) of recurrent networks; None before the first step, and for other models."""
+        return self._memory.cpu().numpy() if self._model.memory_size and self._memory is not None else None
+
+    @memory.setter
+    def memory(self, memory: Array) -> None:
+        self._memory = torch.from_numpy(memory).to(self._device)

@@ -99,21 +99,26 @@ class Buffer:
         """The same steps as rows of `context` steps, R = N·T / context, ready to be shuffled.
 
         The extra last column of `obs` and `value` is dropped. Forced steps stay and stay masked, so every buffer of a
-        run has the same shape.
+        run has the same shape. Rows that `context` does not divide end with masked steps, copies of the last one.
 
         Args:
             context: steps that a policy must see together: 1 for a network without memory. 0 keeps whole rows, and
                 minibatch sizes then count rows instead of steps.
         """
-        steps, row_size = self.mask.shape[1], context or 1
-        context = context or steps
-        if steps % context:
-            raise ValueError(f"rows of {steps} steps cannot be cut into rows of {context}")
+        steps = self.mask.shape[1]
+        context, row_size = min(context, steps) or steps, min(context, steps) or 1
+        padding = -steps % context
 
         def cut(x: Tensor) -> Tensor:
-            return x[:, :steps].reshape(-1, context, *x.shape[2:])
+            x = x[:, :steps]
+            if padding:
+                x = torch.cat([x, x[:, -1:].expand(-1, padding, *x.shape[2:])], 1)
+            return x.reshape(-1, context, *x.shape[2:])
 
-        return self.map(cut).replace(row_size=row_size)
+        rows = self.map(cut).replace(row_size=row_size)
+        if padding:
+            rows.mask.view(self.num_rows, -1)[:, steps:] = False
+        return rows
 
     def minibatches(self, size: int | Literal["all"], rng: np.random.Generator) -> Iterator[Buffer]:
         """One epoch: the rows in random order, cut into minibatches.

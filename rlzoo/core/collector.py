@@ -32,6 +32,9 @@ class Collector:
         self.whole_episodes = whole_episodes
         self._obs: Array | None = None
         self._forced = np.zeros(env.num_envs, np.bool_)
+        self._starts = np.ones(env.num_envs, np.bool_)
+        self._ended = np.zeros(env.num_envs, np.bool_)
+        self._memory: Array | None = None
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, np.int64)
 
@@ -39,6 +42,9 @@ class Collector:
         """Collects one buffer, without `logp` and `value`, and the episodes that ended in it."""
         if self.whole_episodes or self._obs is None:
             self._obs, self._forced = self.env.reset()
+            self._starts, self._ended = np.ones_like(self._forced), np.zeros_like(self._forced)
+        if self._memory is not None:
+            actor.memory = self._memory  # type: ignore[attr-defined]
         if not self.whole_episodes:
             steps = self._steps(actor, self.num_steps)
             return Experience(steps.buffer(), self._episodes(steps), {})
@@ -54,24 +60,35 @@ class Collector:
         return Experience(steps.buffer(), self._episodes(steps), {})
 
     def _steps(self, actor: Actor, steps: int) -> _Steps:
-        """The inner loop: only acting and stepping."""
+        """The inner loop: only acting and stepping.
+
+        What recurrent networks see besides the observation is added to it (see `ActorCritic`).
+        """
         assert self._obs is not None
         n = self.env.num_envs
         obs = np.empty((steps + 1, *self._obs.shape), self._obs.dtype)
-        forced = np.empty((steps + 1, n), bool)
+        forced, starts = np.empty((steps + 1, n), bool), np.empty((steps + 1, n), bool)
         reward = np.empty((steps, n), np.float32)
         terminated, truncated = np.empty((steps, n), bool), np.empty((steps, n), bool)
         actions = []
         success = None if self.env.success is None else np.empty((steps, n))
-        obs[0], forced[0] = self._obs, self._forced
+        obs[0], forced[0], starts[0] = self._obs, self._forced, self._starts
+        ended = self._ended
+        memories = [self._memory]
         step = self.env.step
         for t in range(steps):
-            action = actor(obs[t], forced[t])
+            action = actor(obs[t], forced[t], starts[t])
             obs[t + 1], reward[t], terminated[t], truncated[t], forced[t + 1] = step(action)
+            starts[t + 1], ended = ended, terminated[t] | truncated[t]
             actions.append(action)
+            memories.append(getattr(actor, "memory", None))
             if success is not None:
                 success[t] = self.env.success
-        self._obs, self._forced = obs[-1], forced[-1]
+        self._obs, self._forced, self._starts, self._ended = obs[-1], forced[-1], starts[-1], ended
+        if memories[-1] is not None:
+            memories[0] = np.zeros_like(memories[-1]) if memories[0] is None else memories[0]
+            self._memory = memories[-1]
+            obs = np.concatenate([obs, starts[..., None], np.stack(memories)], -1, dtype=np.float32)  # type: ignore[arg-type]
         return _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
 
     def _episodes(self, steps: _Steps) -> list[Episode]:
@@ -94,12 +111,14 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
+        memory = {"memory": self._memory, "starts": self._starts, "ended": self._ended}
         return {
             "env": self.env.state_dict(),
             "obs": None if self.whole_episodes else self._obs,
             "forced": self._forced,
             "returns": self._returns,
             "lengths": self._lengths,
+            **({} if self._memory is None else memory),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,6 +128,8 @@ class Collector:
         self.env.load_state_dict(state["env"])
         self._obs, self._forced = state["obs"], state["forced"]
         self._returns, self._lengths = state["returns"], state["lengths"]
+        if "memory" in state:
+            self._memory, self._starts, self._ended = state["memory"], state["starts"], state["ended"]
 
 
 class _Steps(NamedTuple):

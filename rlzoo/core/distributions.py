@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from functools import cached_property
 from typing import Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+IMPOSSIBLE = -1e9
+"""Logit of an illegal category: its probability is exactly 0, and p·log p and every gradient stay finite."""
 
 
 class Distribution(abc.ABC):
@@ -28,6 +32,15 @@ class Distribution(abc.ABC):
     @abc.abstractmethod
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "*batch Z"]:
         """Draws standard noise for `from_noise`."""
+
+    @property
+    def noise_size(self) -> int:
+        """Z."""
+        raise NotImplementedError
+
+    def typed(self, action: Tensor) -> Tensor:
+        """Numbers (..., A) that stand for actions, as `log_prob` takes them."""
+        return action
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """A sample, without gradient."""
@@ -60,6 +73,10 @@ class Distribution(abc.ABC):
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         """The distribution with `fn` applied to its tensors, such as an index over the batch."""
 
+    def restrict(self, legal: Bool[Tensor, "*batch K"]) -> Self:
+        """The distribution given that the action is legal. The K categories are those of all parts in order."""
+        raise NotImplementedError(f"{type(self).__name__} has no categories")
+
     def detach(self) -> Self:
         """The same distribution without gradient."""
         return self.map(torch.Tensor.detach)
@@ -71,6 +88,13 @@ class Categorical(Distribution):
 
     logits: Float[Tensor, "*batch K"]
     """Log-probabilities up to a constant."""
+
+    @property
+    def noise_size(self) -> int:
+        return self.logits.shape[-1]
+
+    def typed(self, action: Tensor) -> Tensor:
+        return action.squeeze(-1).long()
 
     @cached_property
     def log_probs(self) -> Float[Tensor, "*batch K"]:
@@ -88,8 +112,8 @@ class Categorical(Distribution):
         """Samples by inversion: one uniform number for each sample, instead of a Gumbel for each category."""
         cumulative = self.logits.softmax(-1).cumsum(-1, dtype=torch.float64)
         threshold = torch.empty_like(cumulative[..., :1]).uniform_(generator=generator) * cumulative[..., -1:]
-        found = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
-        return found.clamp(max=self.logits.shape[-1] - 1)
+        last = cumulative[..., -1:].nextafter(cumulative.new_zeros(()))  # rounding may give the sum itself
+        return torch.searchsorted(cumulative, threshold.minimum(last), right=True).squeeze(-1)
 
     @property
     def mode(self) -> Tensor:
@@ -103,6 +127,9 @@ class Categorical(Distribution):
 
     def kl(self, other: Categorical) -> Tensor:
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+
+    def restrict(self, legal: Tensor) -> Categorical:
+        return Categorical(self.logits.masked_fill(~legal, IMPOSSIBLE))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Categorical:
         return Categorical(fn(self.logits))
@@ -120,6 +147,10 @@ class DiagGaussian(Distribution):
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
         return torch.empty_like(self.mean).normal_(generator=generator)
+
+    @property
+    def noise_size(self) -> int:
+        return self.mean.shape[-1]
 
     @property
     def std(self) -> Float[Tensor, "*batch A"]:
@@ -159,6 +190,13 @@ class MultiCategorical(Distribution):
         return torch.cat([part.noise(generator) for part in self.parts], -1)
 
     @property
+    def noise_size(self) -> int:
+        return sum(part.noise_size for part in self.parts)
+
+    def typed(self, action: Tensor) -> Tensor:
+        return action.long()
+
+    @property
     def mode(self) -> Tensor:
         return torch.stack([part.mode for part in self.parts], -1)
 
@@ -173,5 +211,68 @@ class MultiCategorical(Distribution):
         pairs = zip(self.parts, other.parts, strict=True)
         return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
 
+    def restrict(self, legal: Tensor) -> MultiCategorical:
+        columns = torch.split(legal, [part.logits.shape[-1] for part in self.parts], -1)
+        return MultiCategorical(tuple(part.restrict(mask) for part, mask in zip(self.parts, columns, strict=True)))
+
     def map(self, fn: Callable[[Tensor], Tensor]) -> MultiCategorical:
         return MultiCategorical(tuple(part.map(fn) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Product(Distribution):
+    """Product of independent distributions of any kinds. Actions are numbers (..., A), the parts' columns in order."""
+
+    parts: tuple[Distribution, ...]
+    columns: tuple[int, ...]
+    """Numbers of each part's action."""
+
+    def from_noise(self, noise: Tensor) -> Tensor:
+        sizes = [part.noise_size for part in self.parts]
+        pieces = torch.split(noise, sizes, dim=-1)
+        return self._join([part.from_noise(z) for part, z in zip(self.parts, pieces, strict=True)])
+
+    def noise(self, generator: torch.Generator | None = None) -> Tensor:
+        return torch.cat([part.noise(generator) for part in self.parts], -1)
+
+    @property
+    def noise_size(self) -> int:
+        return sum(part.noise_size for part in self.parts)
+
+    @property
+    def mode(self) -> Tensor:
+        return self._join([part.mode for part in self.parts])
+
+    @property
+    def std(self) -> Tensor | None:
+        found = [part.std for part in self.parts]
+        known = [std for std in found if std is not None]
+        return torch.cat(known, -1) if known else None
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        pieces = torch.split(action, list(self.columns), dim=-1)
+        return torch.stack([part.log_prob(part.typed(a)) for part, a in zip(self.parts, pieces, strict=True)]).sum(0)
+
+    def entropy(self) -> Tensor:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def kl(self, other: Product) -> Tensor:
+        pairs = zip(self.parts, other.parts, strict=True)
+        return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
+
+    def restrict(self, legal: Tensor) -> Product:
+        sizes = [0 if part.std is not None else part.noise_size for part in self.parts]
+        masks = torch.split(legal, sizes, -1)
+        parts = [part.restrict(x) if n else part for part, x, n in zip(self.parts, masks, sizes, strict=True)]
+        return dataclasses.replace(self, parts=tuple(parts))
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Product:
+        return dataclasses.replace(self, parts=tuple(part.map(fn) for part in self.parts))
+
+    def _join(self, actions: list[Tensor]) -> Tensor:
+        """One vector of the parts' actions."""
+        wide = [
+            a.unsqueeze(-1) if isinstance(part, Categorical) else a for part, a in zip(self.parts, actions, strict=True)
+        ]
+        dtype = next((a.dtype for a in wide if a.is_floating_point()), torch.float32)
+        return torch.cat([a.to(dtype) for a in wide], -1)

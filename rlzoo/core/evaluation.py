@@ -92,14 +92,15 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
     played: list[list[Episode]] = [[] for _ in range(copies)]
     total, length = np.zeros(copies), np.zeros(copies, np.int64)
     obs, forced = env.reset()
+    starts, done = np.ones(copies, np.bool_), np.zeros(copies, np.bool_)
     left = episodes
     while left:
         on_step(episodes - left)
         acting = ~forced
-        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
+        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced, starts))
         total += reward * acting
         length += acting
-        done = terminated | truncated
+        starts, done = done, terminated | truncated
         for i in np.flatnonzero(done & (quota > 0)):
             played[i].append(Episode(float(total[i]), int(length[i]), success_of(env.success, i)))
             quota[i] -= 1

@@ -95,16 +95,23 @@ class DeployedPolicy(abc.ABC):
     action_space: Any
 
     @abc.abstractmethod
-    def __call__(self, obs: Any) -> Any:
+    def __call__(self, obs: Any, action_mask: Any = None) -> Any:
         """An action for `env.step` from one observation, or an array of actions from a batch.
+
+        Args:
+            action_mask: which actions are legal, as the environment tells it; none for all.
 
         Raises:
             ConfigError: the observation is not one of the environment.
         """
 
     @abc.abstractmethod
-    def reset(self) -> None:
-        """Clears the memory of a recurrent policy: call it where an episode begins. Other policies have none."""
+    def reset(self, rows: Any = True) -> None:
+        """Clears the memory of a recurrent policy: call it where an episode begins. Other policies have none.
+
+        Args:
+            rows: (N,) which rows of a batch begin; by default all.
+        """
 
     @abc.abstractmethod
     def flatten(self, obs: Any) -> Array:

@@ -82,7 +82,7 @@ class Trainer:
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
         metrics = environment | self.algorithm.update(model, self.state, scaled)
         if model.normalizer is not None:
-            model.normalizer.update(buffer.obs[:, :-1], buffer.mask)
+            model.normalizer.update(model.observation(buffer.obs[:, :-1]), buffer.mask)
         self.step += buffer.num_steps
         return Iteration(self.step, metrics, episodes, frozenset(environment))
 

@@ -36,6 +36,8 @@ TASKS = {
 """The registered tasks. Any other name is `module:Class` of a task, or a Gymnasium environment."""
 
 CONTROL = "rlzoo.control.task:ControlTask"
+_REGISTERS = "rlzoo.control.no_velocity"
+"""Module that registers environments of ours with Gymnasium."""
 
 
 def task_class(name: Any) -> type[Task]:
@@ -73,6 +75,7 @@ def _user_task(name: str) -> type[Task] | None:
 
     from rlzoo.core.task import Task
 
+    importlib.import_module(_REGISTERS)
     module, _, attribute = name.rpartition(":")
     if not module:
         if name not in gymnasium.registry:

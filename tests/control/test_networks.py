@@ -7,7 +7,8 @@ from builders import SPACES, make_model
 from gymnasium import spaces
 from torch import nn
 
-from rlzoo.control.networks import MLP, Network, box_units, categories, tanh
+from rlzoo.control.networks import MLP, Network, tanh
+from rlzoo.control.spaces import box_units, categories
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.errors import ConfigError
 

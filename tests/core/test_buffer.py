@@ -88,11 +88,6 @@ def test_context_zero_is_the_whole_row():
     assert torch.equal(whole.obs, buffer.obs[:, :-1])
 
 
-def test_rows_that_do_not_divide_the_steps_are_an_error():
-    with pytest.raises(ValueError, match="rows of 6 steps cannot be cut into rows of 4"):
-        make_buffer(make_model(), steps=6).rows(4)
-
-
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 60), st.integers(0, 99))
 def test_minibatches_of_an_epoch_cover_every_row_once(rows, context, steps, seed):
     x = torch.arange(rows * context, dtype=torch.float32).reshape(1, rows * context)

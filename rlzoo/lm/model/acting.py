@@ -42,7 +42,7 @@ class TokenActor:
         self._packed: contextlib.AbstractContextManager[None] | None = None
 
     @torch.no_grad()
-    def __call__(self, obs: Array, forced: Bools) -> Array:
+    def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
         """`obs` (N, 3), one column of `Rows`, to tokens (N,)."""
         self._unread.append(obs)
         if forced.all():

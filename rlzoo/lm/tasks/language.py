@@ -285,9 +285,9 @@ class LanguageTask(Task):
         """
         env, act = self.env.over(prompts), self._actor(generator, deterministic)
 
-        def actor(obs: Array, forced: Bools) -> Array:
+        def actor(obs: Array, forced: Bools, starts: Bools) -> Array:
             on_token()
-            return act(obs, forced)
+            return act(obs, forced, starts)
 
         buffer = Collector(env, whole_episodes=True).collect(actor).buffer
         return buffer.map(lambda x: x.to(self.setup.device)), env.texts(buffer)[1]

@@ -1,0 +1,59 @@
+"""Recurrent networks: a GRU or an LSTM below an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium
+import torch
+from torch import nn
+
+from rlzoo.control.networks import MLP, Network
+from rlzoo.core.fields import Count
+from rlzoo.core.models import ActorCritic
+from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
+
+
+class RecurrentMLP(nn.Sequential):
+    """A recurrent network, and an MLP on its outputs."""
+
+    def __init__(self, cell: Cell, mlp: MLP) -> None:
+        super().__init__(Recurrent(cell), mlp)
+        self.outputs = mlp.outputs
+
+
+@dataclass(frozen=True)
+class GRU(Network):
+    """How to build a recurrent `ActorCritic`. Policy and value each have a memory, unless they share the trunk."""
+
+    cell: ClassVar[Callable[..., Cell]] = GRUCell
+    advanced: ClassVar[tuple[str, ...]] = (*Network.advanced, "unroll")
+
+    hidden: tuple[int, ...] = (64,)
+    """Sizes of the layers above the memory."""
+    cell_size: Count = 64
+    """Outputs of the recurrent cell."""
+    unroll: Count = 32
+    """Steps of a training row, through which gradients flow. A row starts with the memory that acting had there."""
+
+    def build(
+        self, observation_space: Any, action_space: gymnasium.Space[Any], generator: torch.Generator | None = None
+    ) -> ActorCritic:
+        model = super().build(observation_space, action_space, generator)
+        model.context = self.unroll
+        return model
+
+    def body(
+        self, inputs: int, outputs: int | None = None, gain: float = 1.0, generator: torch.Generator | None = None
+    ) -> RecurrentMLP:
+        mlp = MLP(self.cell_size, self.hidden, self.activation, outputs, gain, generator)
+        return RecurrentMLP(type(self).cell(inputs, self.cell_size, generator), mlp)
+
+
+@dataclass(frozen=True)
+class LSTM(GRU):
+    """The same with an LSTM."""
+
+    cell: ClassVar[Callable[..., Cell]] = LSTMCell

@@ -1,0 +1,153 @@
+"""Spaces of observations and actions: which are supported, and how actions are laid out as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rlzoo.core.env import Array
+from rlzoo.core.errors import ConfigError, UnsupportedSpace
+
+Space = gymnasium.Space[Any]
+
+
+def check_spaces(name: str, observation: Space, action: Space) -> None:
+    """Raises `UnsupportedSpace` if no policy can be built for a space of the environment `name`."""
+    if not _is_flat(observation):
+        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
+    if not all(map(_is_action, leaves(action))):
+        raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
+
+
+def leaves(space: Space) -> list[Space]:
+    """The spaces that a `Dict` or `Tuple` consists of, in order; any other space is its own leaf."""
+    if isinstance(space, spaces.Dict):
+        return [leaf for part in space.spaces.values() for leaf in leaves(part)]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for part in space.spaces for leaf in leaves(part)]
+    return [space]
+
+
+def is_product(space: Space) -> bool:
+    """Whether actions have several parts, each with a distribution of its own."""
+    return isinstance(space, spaces.Dict | spaces.Tuple)
+
+
+def categories(space: Space) -> list[int]:
+    """Number of categories of each categorical action, in order; none for a Box."""
+    if is_product(space):
+        return [n for leaf in leaves(space) for n in categories(leaf)]
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.reshape(-1)]
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * int(np.prod(space.shape))
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return []
+    raise ConfigError(
+        f"action space {space} is not supported; use Discrete, MultiDiscrete, MultiBinary or Box, or a Dict or Tuple"
+    )
+
+
+def noise_size(space: Space) -> int:
+    """Numbers of standard noise that a sample needs: one for each category, or for each component of a Box."""
+    return sum(sum(categories(leaf)) or math.prod(leaf.shape or ()) for leaf in leaves(space))
+
+
+def is_gumbel(space: Space) -> Array:
+    """(Z,) for each number of noise, whether it is a Gumbel, for a category, rather than a normal."""
+    sizes = [sum(categories(leaf)) or math.prod(leaf.shape or ()) for leaf in leaves(space)]
+    return np.repeat([bool(categories(leaf)) for leaf in leaves(space)], sizes)
+
+
+def action_columns(space: Space) -> int:
+    """Numbers of an action of one leaf."""
+    return math.prod(space.shape or ())
+
+
+def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has none.
+
+    A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
+    """
+    low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
+    bounded = np.isfinite(low) & np.isfinite(high)
+    low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
+    return ((low + high) / 2).astype(dtype), ((high - low) / 2).astype(dtype)
+
+
+def native_actions(space: Any, action: Array) -> Any:
+    """Actions (N,) or (N, A) of a policy as environments of this action space take them, (N, *A).
+
+    Actions of a `Dict` or `Tuple` are nested in the same way, a batch in each leaf.
+    """
+    if is_product(space):
+        sizes = [action_columns(leaf) for leaf in leaves(space)]
+        return _nested(space, iter(np.split(action, np.cumsum(sizes)[:-1], axis=1)))
+    action = action.reshape(len(action), *space.shape)
+    if isinstance(space, spaces.Box):
+        action = np.clip(action, space.low, space.high)
+    else:
+        action = action + getattr(space, "start", 0)
+    return action.astype(space.dtype, copy=False)
+
+
+def _nested(space: Any, columns: Iterator[Array]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _nested(part, columns) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nested(part, columns) for part in space.spaces)
+    return native_actions(space, next(columns))
+
+
+def flat_mask(space: Space, mask: Any) -> Array:
+    """A mask of legal actions as (K,) booleans, one for each category in order.
+
+    Args:
+        mask: an array, or arrays nested like the space; for MultiDiscrete also a tuple of arrays.
+
+    Raises:
+        ValueError: it has another number of entries.
+    """
+    if isinstance(space, spaces.Dict) and isinstance(mask, dict):
+        parts = [flat_mask(part, mask.get(name)) for name, part in space.spaces.items() if sum(categories(part))]
+        return np.concatenate(parts)
+    if isinstance(space, spaces.Tuple) and isinstance(mask, tuple | list):
+        parts = [flat_mask(part, x) for part, x in zip(space.spaces, mask, strict=True) if sum(categories(part))]
+        return np.concatenate(parts)
+    flat = np.concatenate([np.ravel(x) for x in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
+    wanted = sum(categories(space))
+    if flat.shape != (wanted,) or not (np.issubdtype(flat.dtype, np.number) or flat.dtype == np.bool_):
+        raise ValueError(f"action mask of {_described(mask)}, the action space has {wanted} categories")
+    return flat.astype(bool)
+
+
+def illegal_part(space: Space, mask: Array) -> int | None:
+    """The first part of an action without a legal category; None if there is none."""
+    counts = categories(space)
+    legal = [bool(part.any()) for part in np.split(mask, np.cumsum(counts)[:-1])]
+    return None if all(legal) else legal.index(False)
+
+
+def _described(mask: Any) -> str:
+    return f"shape {np.shape(mask)}" if isinstance(mask, np.ndarray) else f"kind {type(mask).__name__}"
+
+
+def _is_flat(space: Space) -> bool:
+    """Whether every observation of the space is a fixed number of numbers."""
+    return all(
+        isinstance(leaf, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+        for leaf in leaves(space)
+    )
+
+
+def _is_action(space: Space) -> bool:
+    if isinstance(space, spaces.Box):
+        return np.issubdtype(space.dtype, np.floating)
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)

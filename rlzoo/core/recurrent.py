@@ -1,0 +1,129 @@
+"""Networks with memory: a cell that is unrolled over the steps of a row."""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class Cell(nn.Module, abc.ABC):
+    """One step of a recurrent network. Its memory is a vector of `memory_size` numbers, zeros where an episode begins.
+
+    Args:
+        inputs: size of x.
+        outputs: size of the result.
+        memory_size: size of the memory.
+    """
+
+    def __init__(self, inputs: int, outputs: int, memory_size: int) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.memory_size = inputs, outputs, memory_size
+
+    def project(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch J"]:
+        """The part of a step that needs no memory. It is computed for all steps at once."""
+        return x
+
+    @abc.abstractmethod
+    def forward(
+        self, projected: Float[Tensor, "R J"], memory: Float[Tensor, "R M"]
+    ) -> tuple[Float[Tensor, "R O"], Float[Tensor, "R M"]]:
+        """The output of a step, and the memory after it."""
+
+
+class GRUCell(Cell):
+    """Gated recurrent unit (Cho et al. 2014), in the form of PyTorch's `nn.GRUCell`. Its memory is its output.
+
+    r = σ(W_ir·x + b_ir + W_hr·h + b_hr), z = σ(W_iz·x + b_iz + W_hz·h + b_hz),
+    n = tanh(W_in·x + b_in + r·(W_hn·h + b_hn)), h ← (1 − z)·n + z·h.
+    """
+
+    def __init__(self, inputs: int, size: int, generator: torch.Generator | None = None) -> None:
+        super().__init__(inputs, size, size)
+        self.into, self.across = _gates(3, inputs, size, generator)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.into(x)
+
+    def forward(self, projected: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.outputs
+        across = self.across(memory)
+        gates = torch.sigmoid(projected[..., : 2 * size] + across[..., : 2 * size])
+        reset, update = torch.split(gates, size, -1)
+        new = torch.tanh(projected[..., 2 * size :] + reset * across[..., 2 * size :])
+        h = torch.lerp(new, memory, update)
+        return h, h
+
+
+class LSTMCell(Cell):
+    """Long short-term memory (Hochreiter & Schmidhuber 1997), in the form of PyTorch's `nn.LSTMCell`.
+
+    Its memory is [h, c]: i, f, o = σ(…), g = tanh(…), each of W_i·x + b_i + W_h·h + b_h; c ← f·c + i·g,
+    h ← o·tanh(c). The output is h.
+    """
+
+    def __init__(self, inputs: int, size: int, generator: torch.Generator | None = None) -> None:
+        super().__init__(inputs, size, 2 * size)
+        self.into, self.across = _gates(4, inputs, size, generator)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self.into(x)
+
+    def forward(self, projected: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.outputs
+        h, c = torch.split(memory, size, -1)
+        i, f, g, o = torch.split(projected + self.across(h), size, -1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h, torch.cat([h, c], -1)
+
+
+def _gates(gates: int, inputs: int, size: int, generator: torch.Generator | None) -> tuple[nn.Linear, nn.Linear]:
+    """The linear maps from the input and from the memory, orthogonal for each gate; biases start at 0."""
+    maps = nn.Linear(inputs, gates * size), nn.Linear(size, gates * size)
+    for layer in maps:
+        for weight in torch.split(layer.weight.data, size):
+            nn.init.orthogonal_(weight, generator=generator)
+        nn.init.zeros_(layer.bias)
+    return maps
+
+
+class Recurrent(nn.Module):
+    """A cell over the steps of rows, as a network that an `ActorCritic` may contain anywhere.
+
+    Its input (R, T, I + 1 + M) is [x, start, memory]: the features, 1 where an episode begins with this step, and the
+    memory of the whole model before the step, of which this network owns the columns `owned`. Only the memory before a
+    row's first step is used. From there the cell is unrolled, with a memory of zeros where an episode begins.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.cell = cell
+        self.owned = slice(0, cell.memory_size)
+        """Its part of the model's memory. The `ActorCritic` sets it."""
+
+    def forward(self, packed: Float[Tensor, "R T F"]) -> Float[Tensor, "R T O"]:
+        return self.unroll(packed)[0]
+
+    def unroll(self, packed: Float[Tensor, "R T F"]) -> tuple[Float[Tensor, "R T O"], Float[Tensor, "R M"]]:
+        """The outputs, and the memory after the last step."""
+        x, rest = packed[..., : self.cell.inputs], packed[..., self.cell.inputs :]
+        kept = 1 - rest[..., :1]
+        memory = rest[:, 0, 1:][:, self.owned]
+        outputs = []
+        for projected, keep in zip(self.cell.project(x).unbind(1), kept.unbind(1), strict=True):
+            output, memory = self.cell(projected, memory * keep)
+            outputs.append(output)
+        return torch.stack(outputs, 1), memory
+
+
+def share_memory(model: nn.Module) -> int:
+    """Gives each recurrent network in `model` its part of the memory. Returns the size of the whole."""
+    size = 0
+    for module in model.modules():
+        if isinstance(module, Recurrent):
+            module.owned = slice(size, size + module.cell.memory_size)
+            size += module.cell.memory_size
+    return size

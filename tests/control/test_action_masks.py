@@ -1,0 +1,209 @@
+"""Actions that an environment calls illegal are never taken, and are in no log-probability, entropy or KL."""
+
+import gymnasium
+import numpy as np
+import pytest
+import short_runs
+import torch
+from gymnasium import spaces
+
+import rlzoo
+from rlzoo.control.envs import Source
+from rlzoo.control.spaces import flat_mask, native_actions
+from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
+from rlzoo.core.errors import EnvError
+from rlzoo.runs.train import train
+
+
+class Forbidding(gymnasium.Env):
+    """Action a is legal at step t unless a = t mod K. An illegal action ends the program."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+
+    def __init__(self, action_space=None, tell="info", fault=None, fault_at=3):
+        self.action_space = action_space or spaces.Discrete(4)
+        self.tell, self.fault, self.fault_at = tell, fault, fault_at
+        if tell == "method":
+            self.action_masks = self._mask
+
+    def _mask(self):
+        if self.t == self.fault_at and self.fault is not None:
+            return self.fault
+        counts = [self.action_space.n] if isinstance(self.action_space, spaces.Discrete) else self.action_space.nvec
+        return np.concatenate([np.arange(n) != self.t % n for n in counts]).astype(np.int8)
+
+    def _info(self):
+        return {"action_mask": self._mask()} if self.tell == "info" else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation_space.sample(), self._info()
+
+    def step(self, action):
+        counts = [self.action_space.n] if isinstance(self.action_space, spaces.Discrete) else self.action_space.nvec
+        assert all(a != self.t % n for a, n in zip(np.atleast_1d(action), counts, strict=True)), "illegal"
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t == 11, False, self._info()
+
+
+SMALL = {k: x for k, x in short_runs.QUICK.items() if k != "env"} | {"total_steps": 300}
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3])], ids=["discrete", "multi"])
+@pytest.mark.parametrize("tell", ["info", "method"])
+@pytest.mark.parametrize("more", [{}, {"network": "gru", "cell_size": 4}, {"fast": False}], ids=["mlp", "gru", "torch"])
+def test_no_illegal_action_is_ever_taken(space, tell, more, tmp_path):
+    run = train("ppo-clip", lambda: Forbidding(space, tell), out=tmp_path / "run", **SMALL, **more)
+    assert run.evaluations()[-1]["mean_length"] == 11
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty"])
+def test_every_algorithm_trains(algorithm, tmp_path):
+    settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}
+    run = train(algorithm, Forbidding, out=tmp_path / "run", **settings)
+    assert all(np.isfinite(x) for record in run.metrics() for x in record.values() if isinstance(x, float))
+
+
+def test_mask_can_be_ignored(tmp_path):
+    with pytest.raises(EnvError, match="illegal"):
+        train("ppo-clip", Forbidding, out=tmp_path / "run", action_masks=False, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (np.zeros(4), "step 3: copy 0 has no legal action"),
+        (np.ones(3), "copy 0 .*action mask of shape .3,., the action space has 4 categories"),
+        ("all", "copy 0 .*action mask of kind str, the action space has 4 categories"),
+    ],
+    ids=["none", "shape", "kind"],
+)
+def test_wrong_mask_is_one_line(fault, said):
+    env = Source(lambda: Forbidding(fault=fault)).make(2, 0)
+    env.reset()
+    env.step(np.array([1, 1]))
+    env.step(np.array([2, 2]))
+    with pytest.raises(EnvError, match=said):
+        env.step(np.array([3, 3]))
+    env.close()
+
+
+def test_part_without_a_legal_category_is_named():
+    env = Source(lambda: Forbidding(spaces.MultiDiscrete([2, 3]), fault=np.array([1, 1, 0, 0, 0]), fault_at=0)).make(
+        1, 0
+    )
+    with pytest.raises(EnvError, match="step 0: copy 0 has no legal action in part 1"):
+        env.reset()
+    env.close()
+
+
+def test_deployed_policy_takes_a_mask(tmp_path):
+    run = train("ppo-clip", Forbidding, out=tmp_path / "run", **SMALL)
+    policy = rlzoo.load_policy(run, env=Forbidding)
+    for legal in range(4):
+        assert policy(np.zeros(2, np.float32), np.arange(4) == legal) == legal
+    assert policy(np.zeros((3, 2), np.float32), np.eye(4)[[2, 0, 1]]).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_restricted_distribution_is_the_conditional_one(dtype):
+    logits = torch.randn(50, 5, dtype=dtype).mul(30).requires_grad_()
+    legal = torch.rand(50, 5) < 0.5
+    legal[torch.arange(50), torch.randint(5, (50,))] = True
+    policy = Categorical(logits).restrict(legal)
+    p = policy.log_probs.exp()
+    assert (p[~legal] == 0).all()
+    conditional = logits.softmax(-1) * legal
+    conditional = conditional / conditional.sum(-1, keepdim=True)
+    picked = conditional.sum(-1).isfinite()
+    torch.testing.assert_close(p[picked], conditional[picked], rtol=1e-4, atol=1e-5)
+    other = Categorical(torch.randn(50, 5, dtype=dtype)).restrict(legal)
+    assert bool(policy.entropy().isfinite().all())
+    assert bool(policy.kl(other).isfinite().all())
+    (grad,) = torch.autograd.grad((policy.entropy() + policy.kl(other)).sum(), logits)
+    assert bool(grad.isfinite().all())
+    assert (grad[~legal] == 0).all()
+    assert legal.gather(1, policy.mode.unsqueeze(1)).all()
+    for _ in range(50):
+        assert legal.gather(1, policy.sample().unsqueeze(1)).all()
+
+
+def test_product_is_the_sum_of_its_parts():
+    rng = torch.Generator().manual_seed(0)
+
+    def make():
+        one = Categorical(torch.randn(7, 3, generator=rng))
+        two = DiagGaussian(torch.randn(7, 2, generator=rng), torch.zeros(7, 2))
+        many = MultiCategorical((Categorical(torch.randn(7, 2, generator=rng)), one))
+        return Product((one, two, many), (1, 2, 2))
+
+    policy, other = make(), make()
+    action = policy.sample(rng)
+    assert action.shape == (7, 5)
+    pieces = action[:, 0].long(), action[:, 1:3], action[:, 3:].long()
+    for found, part in (
+        (policy.log_prob(action), [p.log_prob(a) for p, a in zip(policy.parts, pieces, strict=True)]),
+        (policy.entropy(), [p.entropy() for p in policy.parts]),
+        (policy.kl(other), [p.kl(q) for p, q in zip(policy.parts, other.parts, strict=True)]),
+    ):
+        torch.testing.assert_close(found, sum(part))
+    assert torch.equal(policy.from_noise(torch.zeros(7, policy.noise_size)), policy.mode)
+    legal = torch.ones(7, 8, dtype=torch.bool)
+    legal[:, [0, 1, 3, 5, 6]] = False
+    assert (policy.restrict(legal).mode[:, [0, 3, 4]] == torch.tensor([2.0, 1.0, 2.0])).all()
+
+
+SPACE = spaces.Dict(
+    arm=spaces.Tuple([spaces.Box(-2, 2, (2,)), spaces.Discrete(3, start=5)]), legs=spaces.MultiDiscrete([2, 4])
+)
+
+
+class Nested(gymnasium.Env):
+    """Reward for legs (1, 2), and actions that must lie in the space."""
+
+    observation_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-1, 1, (2,)))
+    action_space = SPACE
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.t += 1
+        reward = float(action["legs"][0] == 1) + float(action["legs"][1] == 2)
+        return self.observation_space.sample(), reward, self.t == 8, False, {}
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"])
+@pytest.mark.parametrize("network", ["mlp", "gru"])
+def test_product_spaces_train(algorithm, network, tmp_path):
+    settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}
+    run = train(algorithm, Nested, out=tmp_path / "run", network=network, **settings)
+    policy = rlzoo.load_policy(run, env=Nested, deterministic=False)
+    env = Nested()
+    obs, _ = env.reset(seed=0)
+    for _ in range(5):
+        action = policy(obs)
+        assert SPACE.contains(action)
+        obs, *_ = env.step(action)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_product_actions_reach_every_copy(asynchronous):
+    env = Source(Nested, asynchronous=asynchronous).make(3, 0)
+    env.reset()
+    action = np.array([[0.5, 3, 0, 1, 2], [0, 0, 1, 0, 2], [0, 0, 2, 1, 3]], np.float32)
+    _, reward, *_ = env.step(action)
+    assert reward.tolist() == [2, 1, 1]
+    native = native_actions(SPACE, action)
+    np.testing.assert_allclose(native["arm"][0][0], [0.5, 2])
+    assert native["arm"][1].tolist() == [5, 6, 7]
+    env.close()
+
+
+def test_masks_of_nested_spaces_are_nested():
+    mask = {"arm": (None, np.array([1, 0, 1])), "legs": (np.array([1, 0]), np.array([0, 0, 1, 1]))}
+    assert flat_mask(SPACE, mask).tolist() == [True, False, True, True, False, False, False, True, True]

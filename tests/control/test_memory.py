@@ -1,0 +1,105 @@
+"""Recurrent policies in control environments."""
+
+import numpy as np
+import pytest
+import short_runs
+import torch
+
+import rlzoo
+from rlzoo.control import envs
+from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.recurrent import GRU, LSTM
+from rlzoo.core.collector import Collector, evaluate
+from rlzoo.core.errors import ConfigError
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume, train
+
+QUICK = {**short_runs.QUICK, "env": "CartPoleNoVel-v1", "network": "gru", "cell_size": 8, "unroll": 10}
+ALGORITHMS = ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"]
+
+
+def collected(network, env_id="CartPoleNoVel-v1", steps=60, fast=True, buffers=2, **settings):
+    """The last of some buffers, and the model."""
+    env = envs.make(env_id, 4, 0)
+    model = network(cell_size=6, hidden=(5,), **settings).build(
+        env.observation_space, env.action_space, torch.Generator().manual_seed(1)
+    )
+    noise = ActionNoise(env.action_space, 4, np.random.default_rng(2))
+    collector = Collector(env, steps)
+    for _ in range(buffers):
+        buffer = collector.collect(make_actor(model, noise, fast)).buffer
+    return buffer, model
+
+
+@pytest.mark.parametrize("network", [GRU, LSTM])
+@pytest.mark.parametrize("env_id", ["CartPoleNoVel-v1", "PendulumNoVel-v1"])
+@pytest.mark.parametrize("more", [{}, {"shared_trunk": True, "normalize_obs": True}], ids=["separate", "shared"])
+def test_numpy_acts_as_pytorch_does(network, env_id, more):
+    fast, _ = collected(network, env_id, **more)
+    slow, _ = collected(network, env_id, fast=False, **more)
+    torch.testing.assert_close(fast.obs, slow.obs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(fast.action, slow.action, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_buffer_holds_the_memory_that_acting_had(fast):
+    """Rows cut anywhere give the policy of the whole row, and episodes begin without memory."""
+    buffer, model = collected(GRU, fast=fast)
+    assert bool((buffer.terminated | buffer.truncated).any())
+    whole = evaluate(model, buffer)
+    for context in (1, 10, 30):
+        cut = whole.rows(context)
+        again = model.distribution(cut.obs).log_prob(cut.action)
+        torch.testing.assert_close(again, cut.logp, rtol=0, atol=1e-5)
+    start = buffer.obs[..., 4].bool()
+    ended = (buffer.terminated | buffer.truncated).nonzero()
+    assert all(start[i, t + 2] for i, t in ended.tolist() if t + 2 < start.shape[1])
+    first = model.distribution(buffer.obs[:, :1])
+    assert first.logits.shape == (4, 1, 2)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_trains_and_resumes_exactly(algorithm, tmp_path):
+    more = {} if algorithm == "reinforce" else {"num_steps": 25}
+    settings = {k: x for k, x in QUICK.items() if k not in ("num_steps", "hidden")} | more
+    whole = train(algorithm, out=tmp_path / "whole", **settings)
+    path = tmp_path / "stopped"
+    train(algorithm, out=path, on_iteration=lambda trainer, _: trainer.step > 200, **settings)
+    resume(path, checkpoint=Run(path).steps()[-1])
+    assert short_runs.outcome(Run(path)) == short_runs.outcome(whole)
+
+
+def test_deployed_policy_remembers_until_it_is_reset(tmp_path):
+    run = train("ppo-clip", out=tmp_path / "run", **QUICK)
+    policy = rlzoo.load_policy(run, deterministic=False, seed=3)
+    memory = lambda: policy._actor.memory.copy()  # noqa: E731
+    obs = np.array([0.01, 0, 0.02, 0], np.float32)
+    policy(obs)
+    first = memory()
+    policy(obs)
+    assert not np.allclose(memory(), first)
+    policy.reset()
+    policy(obs)
+    np.testing.assert_allclose(memory(), first, atol=1e-7)
+    policy(np.stack([obs, obs]))
+    policy(np.stack([obs, obs]))
+    policy.reset([True, False])
+    policy(np.stack([obs, obs]))
+    np.testing.assert_allclose(memory()[0], first[0], atol=1e-7)
+    assert not np.allclose(memory()[1], first[0])
+
+
+def test_velocities_are_hidden_alike_by_ours_and_gymnasiums():
+    for vectorized in (True, False):
+        env = envs.make("CartPoleNoVel-v1", 2, 0, vectorized=vectorized)
+        obs, _ = env.reset()
+        obs, *_ = env.step(np.array([0, 1]))
+        assert obs.shape == (2, 4)
+        assert (obs[:, [1, 3]] == 0).all()
+        assert (obs[:, [0, 2]] != 0).all()
+        env.close()
+
+
+def test_minibatches_smaller_than_a_row_are_refused():
+    with pytest.raises(ConfigError, match="minibatch_size must be at least unroll = 32, the steps of a row, got 16"):
+        rlzoo.make_config("ppo-clip", "CartPole-v1", network="gru", minibatch_size=16)
