@@ -11,7 +11,7 @@ import rlzoo
 from rlzoo.control.envs import Source
 from rlzoo.control.spaces import flat_mask, native_actions
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
-from rlzoo.core.errors import EnvError
+from rlzoo.core.errors import EnvError, TrainingError
 from rlzoo.runs.train import train
 
 
@@ -47,7 +47,7 @@ class Forbidding(gymnasium.Env):
         return self.observation_space.sample(), 1.0, self.t == 11, False, self._info()
 
 
-SMALL = {k: x for k, x in short_runs.QUICK.items() if k != "env"} | {"total_steps": 300}
+SMALL = {k: x for k, x in short_runs.QUICK.items() if k != "env"} | {"total_steps": 320, "num_steps": 40}
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3])], ids=["discrete", "multi"])
@@ -66,7 +66,7 @@ def test_every_algorithm_trains(algorithm, tmp_path):
 
 
 def test_mask_can_be_ignored(tmp_path):
-    with pytest.raises(EnvError, match="illegal"):
+    with pytest.raises(TrainingError, match="illegal"):
         train("ppo-clip", Forbidding, out=tmp_path / "run", action_masks=False, **SMALL)
 
 
