@@ -13,8 +13,8 @@ from rlzoo.core.errors import require
 from rlzoo.core.screen import complain, show
 
 if TYPE_CHECKING:
-    from rlzoo.runs.config import Config
-    from rlzoo.runs.display import Display
+    from rlzoo.runs.configuration.config import Config
+    from rlzoo.runs.logs.display import Display
     from rlzoo.runs.run import Run
 
 

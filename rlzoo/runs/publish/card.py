@@ -12,7 +12,7 @@ import yaml
 from markupsafe import Markup
 
 from rlzoo.core.screen import one_line
-from rlzoo.runs.markup import template
+from rlzoo.runs.publish.markup import template
 from rlzoo.runs.run import Run
 
 _NO_SETTINGS = {"format", "env", "algorithm", "objects", "model_class", "extended_at", "versions", "git_commit"}
@@ -29,7 +29,7 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
     record = run.record
     evaluations = [e for e in run.evaluations() if e["step"] == step]
     kinds = {"deterministic" if e["deterministic"] else "stochastic": e for e in evaluations}  # the last of each kind
-    return template("rlzoo.runs", "card.md.jinja").render(
+    return template("rlzoo.runs.publish", "card.md.jinja").render(
         metadata=Markup(_metadata(record, kinds)),
         algorithm=record["algorithm"],
         env=_text(record["env"]),
