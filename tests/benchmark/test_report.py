@@ -470,8 +470,8 @@ def test_text_stays_text_in_markdown(nasty: Results) -> None:
 def test_no_text_commands_a_terminal_or_breaks_a_picture(tmp_path: Path) -> None:
     name = "\x1b]0;title\x07\x9b2J \b\r \u202e \ud800 \0\n# [red] <script>alert(1)</script>"
     outcomes = [x for label in (name, "trpo") for x in runs(label, range(6), env=name, settings={name: name})]
-    folder = results(outcomes, title=name, description=name, missing=[(name, name, 9)], record=RECORD | {"command": name},
-                     failures=[Failure(name, name, 8, name)])  # fmt: skip
+    more = {"failures": [Failure(name, name, 8, name)], "missing": [(name, name, 9)], "description": name}
+    folder = results(outcomes, title=name, record=RECORD | {"command": name}, **more)
     write_report([folder], tmp_path)
     shown = r"\x1b]0;title\x07\x9b2J \x08  \u202e \ud800 \x00 # [red] <script>alert(1)</script>"
     page = Reader((tmp_path / "report.html").read_text())

@@ -1,5 +1,7 @@
-"""The parts of the package that meet another library, each in a short run. These tests run with the oldest versions that
-`pyproject.toml` allows too (`.ci/run`), so they need no more than those have."""
+"""The parts of the package that meet another library, each in a short run.
+
+`.ci/run` also runs these tests with the oldest versions that `pyproject.toml` allows.
+"""
 
 import importlib
 import json
@@ -66,7 +68,7 @@ def test_video(run, tmp_path):
 def test_suite_and_its_report(tmp_path, capsys):
     suite = tmp_path / "suite.yaml"
     suite.write_text(
-        "title: t\ndescription: d\nseeds: [0]\neval_episodes: 1\nfinal_episodes: 1\nalgorithms: {trpo: {}}\n"
+        "title: t\ndescription: d\nseeds: [0]\neval_episodes: 1\nfinal_episodes: 1\nalgorithms: [trpo]\n"
         "environments:\n  CartPole-v1: {total_steps: 200, eval_interval: 200}\n"
     )
     assert main(["benchmark", str(suite), "--out", str(tmp_path / "results"), "--jobs", "1"]) == 0
@@ -91,7 +93,7 @@ def test_search(tmp_path, capsys):
 def test_tracker(tracker, tmp_path, monkeypatch):
     pytest.importorskip(tracker)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db" if tracker == "" else str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     short_runs.quick_run(tmp_path / "run", total_steps=100, track=tracker)
     assert json.loads((tmp_path / "run/tracker.json").read_text())["tracker"] == tracker
 
@@ -124,7 +126,7 @@ def test_fine_tuning_and_a_reward_model(model, tmp_path):
     metrics = rlzoo.sft(["one two", "three four"] * 4, model, tmp_path / "sft", epochs=1)
     assert metrics["loss"] > 0
     pairs = [{"prompt": "a", "chosen": "b", "rejected": "c"}] * 4
-    rlzoo.train_reward_model(pairs, tmp_path / "sft", tmp_path / "reward", epochs=1)
+    rlzoo.train_reward_model(pairs, tmp_path / "sft", tmp_path / "reward", epochs=1, held_out=0.0)
     assert (tmp_path / "reward/model.safetensors").exists()
 
 
