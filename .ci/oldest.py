@@ -3,6 +3,7 @@
 PyTorch is left out. Its wheels are large, so it is tested with the version that the machine has.
 """
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 def oldest(pyproject: str) -> list[str]:
     """The constraints of a `pyproject.toml`, of its dependencies and all extras."""
     project = tomllib.loads(pyproject)["project"]
-    requirements = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    requirements = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
     bounds = (re.match(r"([\w-]+)(?:\[.*\])?>=([\w.]+)", requirement) for requirement in requirements)
     return sorted({f"{bound[1]}=={bound[2]}" for bound in bounds if bound and bound[1] != "torch"})
 

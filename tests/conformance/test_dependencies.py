@@ -1,6 +1,7 @@
 """Every dependency is declared with both bounds, and its oldest version is one that `.ci/run` tests."""
 
 import ast
+import itertools
 import re
 import runpy
 import sys
@@ -12,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "pyproject.toml").read_text()
 PROJECT = tomllib.loads(TEXT)["project"]
-EXTRAS = PROJECT["optional-dependencies"]
+REQUIREMENTS = [*itertools.chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())]
 MODULES = {"yaml": "pyyaml", "markdown_it": "markdown-it-py", "mlflow": "mlflow-skinny", "PIL": "matplotlib",
            "onnxscript": "onnx", "pandas": "datasets"}  # fmt: skip
 """Names of modules that are not those of their distributions."""
@@ -23,7 +24,7 @@ def name_of(requirement):
     return re.match(r"[\w-]+", requirement)[0].lower().replace("_", "-")
 
 
-@pytest.mark.parametrize("requirement", [*PROJECT["dependencies"], *sum(EXTRAS.values(), [])])
+@pytest.mark.parametrize("requirement", REQUIREMENTS)
 def test_requirement_has_both_bounds(requirement):
     pinned = "==" in requirement
     part_of_another = re.fullmatch(r"(rlzoo|gymnasium)\[[\w,-]+\]", requirement)
@@ -33,7 +34,7 @@ def test_requirement_has_both_bounds(requirement):
 
 
 def test_imported_packages_are_declared():
-    declared = {name_of(requirement) for requirement in [*PROJECT["dependencies"], *sum(EXTRAS.values(), [])]}
+    declared = {name_of(requirement) for requirement in REQUIREMENTS}
     found = set()
     for path in (ROOT / "rlzoo").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

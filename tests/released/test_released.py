@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlzoo
@@ -42,7 +43,7 @@ def test_everything_gives_what_it_gave(release, monkeypatch):
         if name in ("control", "boxes"):
             assert found[name]["evaluations"] == expected["evaluations"]
             for kind in ("returns", "best", "actions"):
-                assert found[name][kind] == pytest.approx(expected[kind], rel=1e-4), (name, kind)
+                np.testing.assert_allclose(found[name][kind], expected[kind], rtol=1e-4, err_msg=f"{name}: {kind}")
         elif name == "scores":
             assert found[name] == pytest.approx(expected, rel=1e-4)
         else:
