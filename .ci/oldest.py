@@ -10,9 +10,10 @@ from pathlib import Path
 
 
 def oldest(pyproject: str) -> list[str]:
-    """The constraints of a `pyproject.toml`, of its dependencies and all extras."""
+    """The constraints of a `pyproject.toml`, of its dependencies and extras, without the tools of developers."""
     project = tomllib.loads(pyproject)["project"]
-    requirements = itertools.chain(project["dependencies"], *project["optional-dependencies"].values())
+    extras = [extra for name, extra in project["optional-dependencies"].items() if name not in ("test", "docs")]
+    requirements = itertools.chain(project["dependencies"], *extras)
     bounds = (re.match(r"([\w-]+)(?:\[.*\])?>=([\w.]+)", requirement) for requirement in requirements)
     return sorted({f"{bound[1]}=={bound[2]}" for bound in bounds if bound and bound[1] != "torch"})
 
