@@ -18,7 +18,7 @@ from gymnasium.vector.utils import iterate
 
 from rlzoo.control.wrappers import Env, wrap
 from rlzoo.core.env import Array, Bools, VectorEnv
-from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace
+from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace, described
 
 _REPORT = "rlzoo_error"
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
@@ -114,7 +114,7 @@ class GymnasiumEnv(VectorEnv):
         try:
             return self._vector.render()[0]
         except Exception as error:
-            raise self._error(_one_line(error)) from error
+            raise self._error(described(error)) from error
 
     def close(self) -> None:
         if self._given:  # it belongs to the user
@@ -131,7 +131,7 @@ class GymnasiumEnv(VectorEnv):
                 self._obs[...] = obs
                 self._reward[...] = reward
         except (TypeError, ValueError) as error:
-            raise self._error(_one_line(error)) from error
+            raise self._error(described(error)) from error
         for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
             finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
             if not finite.all():
@@ -150,7 +150,7 @@ class GymnasiumEnv(VectorEnv):
         try:
             results = method()
         except (Exception, SystemExit) as error:
-            raise self._error(_one_line(error)) from error
+            raise self._error(described(error)) from error
         for report in filter(None, results[-1].get(_REPORT, ())):
             raise self._error(str(report)) from report.__cause__ or report
         return results
@@ -205,7 +205,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             super().close()
         except (Exception, SystemExit) as error:
-            warnings.warn(f"closing the environment raised {_one_line(error)}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"closing the environment raised {described(error)}", RuntimeWarning, stacklevel=2)
 
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
@@ -213,7 +213,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return spaces.flatten(self.raw_space, obs)
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        report = _CopyError(f"copy {self._index} raised {_one_line(error)}")
+        report = _CopyError(f"copy {self._index} raised {described(error)}")
         report.add_note(traceback.format_exc())
         report.__cause__ = error
         return {_REPORT: report}
@@ -264,7 +264,7 @@ def make_copies(
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"environment {name!r} cannot be made: {_one_line(error)}") from error
+        raise EnvError(f"environment {name!r} cannot be made: {described(error)}") from error
 
 
 def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
@@ -360,7 +360,3 @@ def _is_action_space(space: gymnasium.Space[Any]) -> bool:
     if isinstance(space, spaces.Box):
         return np.issubdtype(space.dtype, np.floating)
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.core.errors import ConfigError, EnvError, described
 
 Env = gymnasium.Env[Any, Any]
 _FORM = "a class, a function of an environment, module:Class or module:Class(key=value)"
@@ -64,8 +64,7 @@ def wrap(env: Env, wrappers: Sequence[Any]) -> Env:
         try:
             env = function(env)
         except (Exception, SystemExit) as error:
-            fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise EnvError(f"wrapper {name} cannot wrap the environment: {fault}") from error
+            raise EnvError(f"wrapper {name} cannot wrap the environment: {described(error)}") from error
         if not isinstance(env, gymnasium.Env):
             raise EnvError(f"wrapper {name} returned {env!r}, not an environment: end it with `return env`")
     return env

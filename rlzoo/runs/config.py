@@ -225,8 +225,8 @@ def check_schedules(config: Config) -> None:
         closed = Range(bounds.low, min(bounds.high, _LARGEST_FLOAT))
         try:
             inside = all(function(k / 8) in closed for k in range(8))
-        except Exception as error:
-            raise ConfigError(f"{name}: {text} raised {error}") from error
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{name}: {text} raised {type(error).__name__}: {error}") from error
         require(inside, f"{name} must be {bounds} throughout, got {text!r}")
 
 

@@ -7,6 +7,7 @@ import io
 import signal
 import time
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +76,8 @@ def watched(sandbox: Sandbox, act: Callable[[], int]) -> list[str]:
     lines = err.getvalue().splitlines()
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("rlzoo: ")):
         faults.append(f"exit code 2 with {len(lines)} lines: {lines[:2]}")
+    if any(unicodedata.category(c) in ("Cc", "Cs") for line in lines if line.startswith("rlzoo: ") for c in line):
+        faults.append("control characters on the screen")
     if "Traceback" in err.getvalue():
         faults.append("a traceback was printed")
     if time.monotonic() - start > LIMIT and not faults:
