@@ -145,7 +145,7 @@ def _flags(given: dict[str, str]) -> list[str]:
 
 @cache
 def table(algorithm: str) -> dict[str, Any]:
-    from rlzoo.runs.config import assemble
+    from rlzoo.runs.configuration.config import assemble
 
     return assemble(algorithm, "CartPole-v1", {}).table
 
