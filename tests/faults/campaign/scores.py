@@ -1,6 +1,7 @@
 """Hostile score functions: wrong kinds, lengths and numbers, exceptions, exits, and text that commands a terminal.
 
-They score the responses of a small language model, from the file that `--reward` names.
+Every fifth scores the responses of a small language model in a run, from the file that `--reward` names. The others are
+loaded and called as runs do.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ RESULTS = (
 )  # fmt: skip
 """Expressions that a score function returns."""
 STATEMENTS = (
-    "raise RuntimeError('boom')", "raise RuntimeError('a\\nb\\x1b[31mred\\x1b]0;title\\x07')", "raise KeyError(prompts)",
-    "raise SystemExit(0)", "raise SystemExit('bye')", "sys.exit()", "exit(3)", "raise StopIteration", "1 / 0", "score()",
+    "raise RuntimeError('boom')", "raise RuntimeError('a\\nb\\x1b[31mred\\x1b]0;title\\x07')",
+    "raise KeyError(prompts)",
+    "raise SystemExit(0)", "raise SystemExit('bye')", "sys.exit()", "exit(3)", "raise StopIteration", "1 / 0",
+    "score()",
     "raise MemoryError", "raise Exception('<img src=x onerror=alert(1)>')", "assert False",
     "score(prompts, responses)", "raise OSError(28, 'No space left', '/x')", "raise UnicodeError('\\ud800')",
     "prompts.clear(); responses.clear()", "responses.append('more')", "prompts[0] = None", "time.sleep(0.05)",
@@ -80,7 +83,7 @@ calls = itertools.count()
 {top}
 """
 SMALL = {
-    "responses_per_batch": "4", "max_new_tokens": "4", "total_steps": "48", "eval_episodes": "2", "beta": "0.1",
+    "responses_per_batch": "4", "max_new_tokens": "4", "total_steps": "32", "eval_episodes": "2", "beta": "0.1",
     "final_eval_episodes": "3", "model": "data/model", "prompts": "data/prompts.txt", "out": "run",
     "eval_interval": "32",
 }  # fmt: skip
@@ -94,12 +97,33 @@ ALGORITHMS = {
 
 
 def one(rng: Random, sandbox: Sandbox) -> list[str]:
-    """Trains with a hostile score function, and then sometimes evaluates and plays."""
+    """Uses a hostile score function."""
+    text = module(rng).encode(errors="replace")
+    (sandbox.work / "hostile.py").write_bytes(damaged(rng, text) if rng.random() < 0.1 else text)
+    return _in_run(rng, sandbox) if rng.random() < 0.2 else watched(sandbox, _called)
+
+
+def _called() -> int:
+    """Loads the function, and scores responses with it."""
+    from rlzoo.core.errors import ConfigError, EnvError
+    from rlzoo.lm.reward.scores import call_score, load_score
+
+    try:
+        score = load_score("hostile.py:score")
+        for _ in range(4):
+            found = call_score(score, "hostile", ["ab", "Q"] * 2, ["an aeon", "", "\x1b[0m", "<b>"])
+            assert found.shape == (4,), found.shape
+            assert found.isfinite().all(), found
+    except (ConfigError, EnvError) as error:
+        assert "\n" not in str(error), f"more than one line: {error!r}"
+    return 0
+
+
+def _in_run(rng: Random, sandbox: Sandbox) -> list[str]:
+    """Trains with the function, and then sometimes evaluates and plays."""
     from rlzoo.cli import main
 
     shutil.copytree(prepared(), sandbox.work, dirs_exist_ok=True)
-    text = module(rng).encode(errors="replace")
-    (sandbox.work / "hostile.py").write_bytes(damaged(rng, text) if rng.random() < 0.1 else text)
     algorithm = rng.choice(sorted(ALGORITHMS))
     rewards = rng.choice((["hostile.py:score"], ["hostile.py:score"], ["hostile.py:score=0.5", "good.py:score=2"]))
     options = {**SMALL, **ALGORITHMS[algorithm]}
