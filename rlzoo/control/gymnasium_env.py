@@ -310,6 +310,8 @@ def _check_spaces(name: str, observation: gymnasium.Space[Any], action: gymnasiu
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
     if not _is_action_space(action):
         raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
+    if spaces.flatdim(observation) == 0:
+        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} has no numbers")
     for kind, space in (("observation", observation), ("action", action)):
         if _categories(space) > _MOST_CATEGORIES:
             number = f"{_categories(space):,} categories, each a number; at most {_MOST_CATEGORIES:,} are supported"

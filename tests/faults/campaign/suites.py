@@ -53,9 +53,12 @@ def one(rng: Random, sandbox: Sandbox) -> list[str]:
         try:
             load_suite(path)
         except ConfigError as error:
-            message = str(error)
-            assert "\n" not in message, f"more than one line: {message!r}"
-            assert message.startswith(f"{path}, line "), f"the line of the file is not named: {message!r}"
+            return check(str(error))
+        return 0
+
+    def check(message: str) -> int:
+        assert "\n" not in message, f"more than one line: {message!r}"
+        assert message.startswith(f"{path}, line "), f"the line of the file is not named: {message!r}"
         return 0
 
     return watched(sandbox, act)
