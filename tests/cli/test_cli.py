@@ -126,8 +126,8 @@ def test_module_that_ends_the_program_is_one_line(tmp_path, monkeypatch, capsys)
         "ppo leaves:Env": "environment 'leaves:Env': cannot import module 'leaves': ",
         "leaves:Algorithm CartPole-v1": "cannot load algorithm 'leaves:Algorithm': ",
         "ppo CartPole-v1 --estimator ends:X": "cannot load estimator 'ends:X': bye",
-        "ppo CartPole-v1 --learning-rate ends:x": "learning_rate must be a number, linear:START:END or module:function, "
-        "got 'ends:x': cannot load 'ends:x': bye",
+        "ppo CartPole-v1 --learning-rate ends:x": "learning_rate must be a number, linear:START:END or module:function,"
+        " got 'ends:x': cannot load 'ends:x': bye",
         "ppo CartPole-v1 --wrapper ends:X": "wrapper 'ends:X' cannot be loaded: bye",
     }.items():
         assert main(["train", *arguments.split()]) == 2

@@ -91,10 +91,10 @@ def test_endless_episodes_are_cut_and_said(tmp_path, monkeypatch, capsys):
     small += ["--final-eval-episodes", "3", "--minibatch-size", "20", "--eval-interval", "40"]
     assert main(["train", "ppo", "Trap-v0", "--env-kwargs", "length=1000000000", "--out", path, *small]) == 0
     said = capsys.readouterr().out
-    cut = "2 of 2 episodes had not ended after 40 steps and were cut; --env-kwargs max_episode_steps=N limits them\n"
+    cut = "3 of 3 episodes had not ended after 40 steps and were cut; --env-kwargs max_episode_steps=N limits them\n"
     for name in ("evaluation", "final evaluation", "final evaluation, deterministic"):
         assert f"\n{name}: {cut}" in said
-    assert [x["cut_episodes"] for x in Run(tmp_path / "run").evaluations()] == [2, 2, 2]
+    assert [x["cut_episodes"] for x in Run(tmp_path / "run").evaluations()] == [3, 3, 3]
     assert main(["eval", path, "--episodes", "1"]) == 0
     assert capsys.readouterr().out == (
         "step 80: mean return 40.0 ± 0.0 over 1 episodes, 1 of them cut after 40 steps\n"
