@@ -22,7 +22,7 @@ from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.errors import RunError
 from rlzoo.runs.files import read_jsonl, write_atomically
-from rlzoo.runs.run import git_commit, versions
+from rlzoo.runs.run import git_commit, other_format, versions
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"
@@ -220,7 +220,7 @@ def _read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
     if version != FORMAT:
-        raise RunError(f"{path} has format {version}; this rlzoo reads format {FORMAT}")
+        raise RunError(other_format(path / _SUITE, record, [FORMAT]))
     return dict(record)
 
 
