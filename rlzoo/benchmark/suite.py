@@ -161,9 +161,9 @@ def _entries(document: _Document, name: str, content: Any) -> Iterator[tuple[str
 def _check_mapping(document: _Document, path: tuple[Any, ...], content: Any) -> None:
     if not isinstance(content, dict):
         raise document.error(path, f"{path[-1]} must be a mapping, got {content!r}")
-    for key in content:
+    for i, key in enumerate(content):
         if not isinstance(key, str):
-            raise document.error((*path, str(key)), f"{path[-1]}: {key!r} is not a name")
+            raise document.error((*path, i), f"{path[-1]}: {key!r} is not a name")
 
 
 def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
@@ -272,7 +272,7 @@ def _mentioned(document: _Document, places: list[tuple[Any, ...]], error: Config
 
 
 class _Document:
-    """A YAML file and the line of each node in it."""
+    """A YAML file and the line of each node in it, by its path of keys or of positions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -293,7 +293,8 @@ class _Document:
 
     def _note(self, node: yaml.Node, path: tuple[Any, ...]) -> None:
         if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
+            for i, (key, value) in enumerate(node.value):
+                self.lines[*path, i] = key.start_mark.line + 1
                 name = (*path, key.value)
                 if name in self.lines:
                     raise ConfigError(f"{self.path}, line {key.start_mark.line + 1}: {key.value} is given twice")

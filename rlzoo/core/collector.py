@@ -9,14 +9,12 @@ import torch
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import Array, Episode, Experience, VectorEnv, success_of
+from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, success_of
 from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
 
 _CHUNK = 32
 """Steps between two checks whether every row has completed an episode."""
-_ENDLESS = 100_000
-"""Steps after which an episode counts as endless."""
 
 
 class Collector:
@@ -45,8 +43,8 @@ class Collector:
         chunks = [self._steps(actor, _CHUNK)]
         ended = chunks[0].done.any(0)
         while not ended.all():
-            if len(chunks) * _CHUNK > _ENDLESS:
-                raise EnvError(f"an episode has not ended after {_ENDLESS} steps: whole episodes must end")
+            if len(chunks) * _CHUNK > ENDLESS:
+                raise EnvError(f"an episode has not ended after {ENDLESS} steps: whole episodes must end")
             chunks.append(self._steps(actor, _CHUNK))
             ended |= chunks[-1].done.any(0)
         steps = _join_first_episodes(chunks)

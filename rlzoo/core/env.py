@@ -24,6 +24,10 @@ def env_name(env: Any) -> str:
     return str(made or getattr(env, "__name__", type(env).__name__)).strip("<>")
 
 
+ENDLESS = 100_000
+"""Steps after which an episode counts as endless."""
+
+
 class Episode(NamedTuple):
     """A finished episode."""
 
@@ -33,6 +37,8 @@ class Episode(NamedTuple):
     """Steps."""
     success: bool | None = None
     """Whether it reached its goal (`info["is_success"]`); None if the environment does not tell."""
+    cut: bool = False
+    """Whether an evaluation ended it after `ENDLESS` steps."""
 
 
 def success_of(told: Array | None, *index: Any) -> bool | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rlzoo.core.env import ENDLESS
 from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, TrainingError
 from rlzoo.core.streams import number, stream
 from rlzoo.runs.checkpoint import pack
@@ -155,6 +156,10 @@ class Session:
 
         self.trainer.task.on_step = on_step
         evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
+        cut = evaluation.further.get("cut_episodes")
+        if cut:
+            found = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"
+            self.logger.display.say(f"{name}: {found}; --env-kwargs max_episode_steps=N limits them")
         return self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
 
     def _is_enough(self, mean_return: float) -> bool:

@@ -15,10 +15,9 @@ _RECIPES = "recipes.toml"
 
 def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
     """Settings for `make_config`, or None if the pair has no preset."""
-    file = resources.files(__name__) / f"{algorithm}.toml"
-    if not file.is_file():
-        return None
-    return _tables(file).get(env)
+    files = {file.name: file for file in resources.files(__name__).iterdir()}
+    file = files.get(f"{algorithm}.toml")
+    return None if file is None else _tables(file).get(env)
 
 
 def find_recipe(name: str) -> dict[str, Any]:
