@@ -15,6 +15,8 @@ from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, TrainingErr
 from rlzoo.core.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
+from rlzoo.runs.files import remove
+from rlzoo.runs.guard import Guard
 from rlzoo.runs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
@@ -46,6 +48,7 @@ class Session:
         self.eval_interval = self.config.eval_interval or tenth
         self.checkpoint_interval = self.config.checkpoint_interval or tenth
         self.best_return = -math.inf
+        self.guard = Guard(run, trainer.task.begin, logger.display.say)
         self.signals = Signals()
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] | None = None
@@ -115,8 +118,23 @@ class Session:
                 self.best_return = new_best = mean_return
         if due(self.checkpoint_interval) or new_best is not None or stop or trainer.done or self.signals.received:
             self._save(new_best)
+        elif self.guard.due and (self.writing is None or self.writing.done()):
+            self._restore_files()
         self._heed_signals(stop or trainer.done)
         return stop
+
+    def _restore_files(self) -> None:
+        """Restores files that another program deleted or changed; writes another checkpoint if it was the last one."""
+        self._wait()
+        self.logger.flush()
+        lost = self.guard.restore()
+        if lost is not None:
+            again = self.run.checkpoints / str(lost)
+            self.logger.display.say(f"another program deleted or changed {again}: another checkpoint is written")
+            if lost == self.trainer.step:
+                remove(again)
+            self._save(None)
+            self._wait()
 
     def _interrupted_after(self) -> int | None:
         """The step before the last iteration, if a signal stopped the evaluation that was due after it; else None."""
@@ -128,6 +146,7 @@ class Session:
 
     def _finish(self) -> None:
         """The final evaluations, stochastic and deterministic, as far as they were not made before."""
+        self._restore_files()
         made = [x for x in self.run.evaluations() if x["final"] and x["step"] == self.trainer.step]
         episodes = self.config.final_eval_episodes
         for deterministic in (False, True)[len(made) :]:
@@ -136,7 +155,7 @@ class Session:
             if not deterministic and made[0]["mean_return"] > self.best_return:
                 self.run.mark_best(self.trainer.step, made[0]["mean_return"])
         self.trainer.task.end(self.run.path)
-        self.logger.flush()
+        self._restore_files()
         self.logger.display.close()
         self.logger.display.say(describe(self.trainer.step, *made[-2:]))
 
@@ -172,6 +191,7 @@ class Session:
 
     def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
         self.run.write(step, files)
+        self.guard.saved(step)
         if new_best is not None:
             self.run.mark_best(step, new_best)
 

@@ -144,6 +144,7 @@ def resume(
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
+                require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
             warm = saved is None and _warm_start(trainer)
             logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
             if saved is not None:
@@ -268,6 +269,6 @@ def _restoring(run: Run) -> Iterator[None]:
     """Turns the errors of restoring a damaged checkpoint into a `RunError` that names the run."""
     try:
         yield
-    except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RunError(f"{run.path}: the checkpoint does not fit config.json: {reason}") from error
