@@ -15,8 +15,8 @@ from rlzoo.runs.run import Run
 
 _INTERVAL = 1.0
 """Seconds between checks."""
-_KEPT = ("config.json", "tracker.json")
-"""Small files that do not change while a run trains."""
+_KEPT = ("config.json", "tracker.json", "checkpoints/best.json")
+"""Small files whose content is remembered."""
 
 
 class Guard:
@@ -29,7 +29,10 @@ class Guard:
 
     def __init__(self, run: Run, begin: Callable[[Path], None], say: Callable[[str], None]) -> None:
         self._run, self._begin, self._say = run, begin, say
-        self._contents = {path: read_bytes(path) for name in _KEPT if (path := run.path / name).is_file()}
+        self._contents: dict[Path, bytes] = {}
+        for path in (run.path / name for name in _KEPT):
+            if path.is_file():
+                self.keep(path)
         self._folders = [path for path in run.path.iterdir() if path.is_dir() and path != run.checkpoints]
         self._checked = time.monotonic()
         steps = run.steps()
@@ -41,6 +44,10 @@ class Guard:
     def due(self) -> bool:
         """Whether the last check was a second ago."""
         return time.monotonic() - self._checked > _INTERVAL
+
+    def keep(self, path: Path) -> None:
+        """Notes the content of a small file."""
+        self._contents[path] = read_bytes(path)
 
     def saved(self, step: int) -> None:
         """Notes the last checkpoint."""
