@@ -17,7 +17,7 @@ from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
 from rlzoo.runs.files import remove
 from rlzoo.runs.guard import Guard
-from rlzoo.runs.logger import Logger
+from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import Signals

@@ -10,8 +10,9 @@ import tiny
 
 from rlzoo.cli import main
 from rlzoo.core.errors import RunError
-from rlzoo.runs import guard, logger
+from rlzoo.runs import guard
 from rlzoo.runs.files import lock
+from rlzoo.runs.logs import logger
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 

@@ -19,10 +19,10 @@ from rlzoo.lm.finetune.data import read_pairs, read_texts
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.saving import check_output
 from rlzoo.lm.reward.scores import load_score
+from rlzoo.runs.configuration.presets import read_preset
 from rlzoo.runs.diagnose import diagnose
-from rlzoo.runs.presets import read_preset
+from rlzoo.runs.logs.trackers import continue_tracker
 from rlzoo.runs.run import Run
-from rlzoo.runs.trackers import continue_tracker
 from rlzoo.runs.train import resume
 
 HUGE = 200 * 2**30
@@ -95,7 +95,7 @@ def test_configuration_of_a_run(kind, run, capsys):
 @pytest.mark.parametrize("name", ["model.safetensors", "state.safetensors", "state.json", "manifest.json"])
 def test_checkpoint(kind, name, run):
     put(kind, run.checkpoints / str(run.steps()[-1]) / name)
-    with pytest.raises(RunError, match="cannot read checkpoint .*: it (is not a regular file|has .* bytes)"):
+    with pytest.raises(RunError, match=r"cannot read checkpoint .*: it (is not a regular file|has .* bytes)"):
         rlzoo.evaluate(run)
 
 
@@ -136,10 +136,10 @@ def test_suite_and_its_results(tmp_path):
     path = put(huge, tmp_path / "suite.yaml")
     with pytest.raises(ConfigError, match=r"suite.yaml cannot be read: it has .* bytes"):
         load_suite(path)
-    with pytest.raises(ConfigError, match="cannot be read: it has .* bytes"):
+    with pytest.raises(ConfigError, match=r"cannot be read: it has .* bytes"):
         load_peer(f"{put(huge, tmp_path / 'peer.py')}:Peer")
     put(pipe, tmp_path / "suite.json")
-    with pytest.raises(RunError, match="not a regular file"):
+    with pytest.raises(RunError, match=r"not a regular file"):
         Results.read(tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_a_file_in_the_directory_of_a_dataset(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     put(pipe, folder / "train.jsonl")
-    with pytest.raises(ConfigError, match="holds no dataset: .*not a regular file"):
+    with pytest.raises(ConfigError, match=r"holds no dataset: .*not a regular file"):
         read_pairs(folder)
 
 

@@ -38,13 +38,16 @@ RECORDS: dict[str, list[dict[str, Any]]] = {
 }
 LINES = (
     b"", b"\n", b"\xff\xfe", b"\x00\n", b"null\n", b"[]\n", b"{}\n", b"1e999\n", b'{"a":' * 3000, b"[" * 100_000,
-    b'{"text": "\\ud800"}\n', b'{"prompt": "a", "prompt": 3}\n', b'{"text": NaN}\n', b'"text"\n', b"a\r\rb\n", b"\xef\xbb\xbf",
+    b'{"text": "\\ud800"}\n', b'{"prompt": "a", "prompt": 3}\n', b'{"text": NaN}\n', b'"text"\n', b"a\r\rb\n",
+    b"\xef\xbb\xbf",
     b'{"text": "' + b"a" * 200_000 + b'"}\n', b'{"' + b"k" * 5000 + b'": 1}\n', b'{"text": ' + b"9" * 5000 + b"}\n",
 )  # fmt: skip
 TEMPLATES = (
-    "{{ messages", "{% for m in messages %}", "{{ 1 / 0 }}", "{{ messages[99].content }}", "{{ raise_exception('no') }}", "", " ",
+    "{{ messages", "{% for m in messages %}", "{{ 1 / 0 }}", "{{ messages[99].content }}",
+    "{{ raise_exception('no') }}", "", " ",
     "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__.os.system('touch CANARY') }}",
-    "{{ messages.append(1) }}", "{% include '/etc/passwd' %}", "{{ range(10**9) | list }}", "{{ 'a' * 10**10 }}", "\ud800",
+    "{{ messages.append(1) }}", "{% include '/etc/passwd' %}", "{{ range(10**9) | list }}",
+    "{{ 'a' * 10**10 }}", "\ud800",
     "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "{{ messages }}", "same", "{{ 10 ** 10 ** 10 }}",
     "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
 )  # fmt: skip
@@ -124,7 +127,17 @@ def _odd_table(rng: Random, path: Path, canary: str) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    kinds: tuple[Any, ...] = ([1], [None], [b"\xff"], [[]], [{}], [1e308], ["\x00"], [scalar(rng, canary)], [["a", None]])
+    kinds: tuple[Any, ...] = (
+        [1],
+        [None],
+        [b"\xff"],
+        [[]],
+        [{}],
+        [1e308],
+        ["\x00"],
+        [scalar(rng, canary)],
+        [["a", None]],
+    )
     columns = rng.sample(("text", "prompt", "chosen", "rejected", "messages", "margin", ""), rng.randint(0, 4))
     with contextlib.suppress(pyarrow.ArrowException, UnicodeError):  # some tables cannot be written
         parquet.write_table(pyarrow.table({name: pyarrow.array(rng.choice(kinds)) for name in columns}), path)

@@ -80,9 +80,8 @@ def control_run() -> Path:
 @cache
 def language_run() -> Path:
     """A small run of a tiny language model, which does not need its initial model any more."""
-    from tests import tiny
-
     from rlzoo import train
+    from tests import tiny
 
     folder = Path(mkdtemp())
     tiny.save_lm(folder / "model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
@@ -106,6 +107,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     return no_such(kind, name, known) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
 
 
+@functools.cache
 def help_texts(cls: type) -> dict[str, str]:
     """The string literals below the fields of a dataclass and its base classes, by field."""
     texts: dict[str, str] = {}
@@ -122,7 +124,7 @@ def help_texts(cls: type) -> dict[str, str]:
 
 
 def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting]:
-    cls = type(part)
+    cls: Any = type(part)
     hints, texts = get_type_hints(cls, include_extras=True), help_texts(cls)
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)

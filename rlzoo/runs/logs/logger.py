@@ -14,9 +14,9 @@ from typing import IO, Any
 
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.runs.display import Display
 from rlzoo.runs.files import is_at, write_atomically
-from rlzoo.runs.sinks import Sink, TensorBoard
+from rlzoo.runs.logs.display import Display
+from rlzoo.runs.logs.sinks import Sink, TensorBoard
 
 _WINDOW = 100
 """Episodes that mean returns and lengths are over."""
