@@ -157,7 +157,7 @@ def test_saved_model(kind, name, model, tmp_path):
     for load in (pretrained.load_causal_lm, pretrained.load_tokenizer):
         with pytest.raises(ConfigError, match=bad):
             load(folder)
-    with pytest.raises(ConfigError, match="holds (a model|something other)"):
+    with pytest.raises(ConfigError, match=r"holds (a model|something other)"):
         check_output(folder)
 
 
