@@ -2,7 +2,7 @@
 
 import json
 import shutil
-import time
+from concurrent.futures import Future
 
 import pytest
 import short_runs
@@ -10,16 +10,29 @@ import tiny
 
 from rlzoo.cli import main
 from rlzoo.core.errors import RunError
-from rlzoo.runs import guard
+from rlzoo.runs import guard, session
 from rlzoo.runs.files import lock
 from rlzoo.runs.logs import logger
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 
 
+class AtOnce:
+    """An executor that does at once what it is given."""
+
+    def __init__(self, workers):
+        self.shutdown = lambda: None
+
+    def submit(self, work, *arguments):
+        done = Future()
+        done.set_result(work(*arguments))
+        return done
+
+
 @pytest.fixture(autouse=True)
 def at_every_iteration(monkeypatch):
-    """Files are written and checked after every iteration."""
+    """Files are written and checked after every iteration, and checkpoints in the foreground."""
+    monkeypatch.setattr(session, "ThreadPoolExecutor", AtOnce)
     monkeypatch.setattr(guard, "_INTERVAL", -1.0)
     now = iter(range(10**9))
     monkeypatch.setattr(logger.time, "monotonic", lambda: 10.0 * next(now))
@@ -53,7 +66,6 @@ def tampered(path, change, at=350, **settings):
     def tamper(trainer, iteration):
         if iteration.step > at and not done:
             done.append(iteration.step)
-            time.sleep(0.1)  # a checkpoint may be on its way
             change(path)
 
     short_runs.quick_run(path, progress=tiny.Said(lines), on_iteration=tamper, **settings)

@@ -278,6 +278,9 @@ def _start_head(head: nn.Module, seed: int) -> None:
 def _ready(model: Any, name: str) -> PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    known = all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends])) or ends is None
+    require(known, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
     spoiled = next((key for key, p in model.named_parameters() if not bool(p.isfinite().all())), None)
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")
     model.eval()
