@@ -145,9 +145,9 @@ class Logger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seconds = float(state["seconds"])
-        self._returns.extend(state["returns"])
-        self._lengths.extend(state["lengths"])
-        self._successes.extend(state.get("successes", ()))
+        self._returns.extend(map(float, state["returns"]))
+        self._lengths.extend(map(int, state["lengths"]))
+        self._successes.extend(map(bool, state.get("successes", ())))
 
 
 class _Lines:
