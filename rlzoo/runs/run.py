@@ -333,7 +333,7 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            return unpack({name: read_bytes(folder / name, most_in_memory()) for name in FILES})
+            return unpack({name: read_bytes(folder / name, _most(name)) for name in FILES})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
             remedy = f"; the one before it is at step {older[-1]}: use --checkpoint {older[-1]}" if older else ""
@@ -381,6 +381,11 @@ class Run:
         if best is not None and best > step:
             (self.checkpoints / "best.json").unlink()
         self._prune()
+
+
+def _most(name: str) -> int:
+    """Largest size of a checkpoint's file."""
+    return most_in_memory() if name.endswith(".safetensors") else LARGE
 
 
 def config_file(path: Path | str) -> Path:

@@ -149,6 +149,7 @@ def resume(
             logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
+        run.forget_after(trainer.step)
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
@@ -156,7 +157,6 @@ def resume(
             run.write_config(
                 config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
             )
-        run.forget_after(trainer.step)
         trainer.task.begin(run.path)
         if warm:
             _save_start(run, trainer, logger)

@@ -184,3 +184,9 @@ def test_a_line_without_end(tmp_path):
         file.truncate(2**25)
     with pytest.raises(ConfigError, match="line 1: longer than 16,777,216 bytes"):
         read_texts(tmp_path / "x.txt")
+
+
+def test_a_run_with_a_bad_log_is_not_said_to_resume(run, capsys):
+    put(pipe, run.path / "metrics.jsonl")
+    assert main(["resume", str(run.path), "--total-steps", "800", "--json"]) == 2
+    assert capsys.readouterr().err == f"rlzoo: {run.path}/metrics.jsonl cannot be read: it is not a regular file\n"
