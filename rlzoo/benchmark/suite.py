@@ -19,6 +19,7 @@ from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.peer import load_peer
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
+from rlzoo.core.files import read_bytes
 from rlzoo.runs.configuration.config import ALIASES, make_config
 from rlzoo.runs.configuration.defaults import with_preset
 from rlzoo.runs.registry import task_class
@@ -278,7 +279,7 @@ class _Document:
         self.path = path
         self.lines: dict[tuple[Any, ...], int] = {(): 1}
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_bytes(path).decode()
             node = yaml.compose(text, _Loader)
             self.content = yaml.load(text, _Loader)
         except yaml.MarkedYAMLError as error:
@@ -286,6 +287,8 @@ class _Document:
             raise ConfigError(f"{path}, line {line}: {error.problem}") from error
         except RecursionError as error:
             raise ConfigError(f"{path}, line 1: invalid YAML: it nests too deep") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}, line 1: invalid YAML: {' '.join(str(error).split())}") from error
         if node is not None:

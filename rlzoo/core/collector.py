@@ -9,7 +9,7 @@ import torch
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, success_of
+from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, restored, success_of
 from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
 
@@ -105,8 +105,13 @@ class Collector:
         if state["env"] is None:
             return
         self.env.load_state_dict(state["env"])
-        self._obs, self._forced = state["obs"], state["forced"]
-        self._returns, self._lengths = state["returns"], state["lengths"]
+        obs = state["obs"]
+        if obs is not None and np.shape(obs)[:1] != self._forced.shape:
+            raise ValueError(f"observations of shape {np.shape(obs)} given, {len(self._forced)} needed")
+        self._obs = obs
+        self._forced = restored(state["forced"], self._forced)
+        self._returns = restored(state["returns"], self._returns)
+        self._lengths = restored(state["lengths"], self._lengths)
 
 
 class _Steps(NamedTuple):

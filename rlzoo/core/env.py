@@ -62,6 +62,17 @@ class Experience(NamedTuple):
     """Environment metrics, by name."""
 
 
+def restored(x: Any, own: Array) -> Array:
+    """A copy of an array of a saved state, in the dtype of `own`.
+
+    Raises:
+        ValueError: it is no array, or has another shape than `own`.
+    """
+    if np.shape(x) != own.shape:
+        raise ValueError(f"state of shape {np.shape(x)} given, {own.shape} needed")
+    return np.array(x, own.dtype)
+
+
 class VectorEnv(abc.ABC):
     """N copies of an environment that are stepped together, with autoreset.
 

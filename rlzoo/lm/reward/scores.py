@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlzoo.core.errors import ConfigError, EnvError, described, no_such, require
+from rlzoo.core.files import check_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,6 +154,10 @@ def _import_file(spec: str, path: Path) -> ModuleType:
     if not path.is_file():
         known = [str(other) for other in path.parent.glob("*.py")]
         raise ConfigError(f"reward {spec!r}: {no_such('file', str(path), known)}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ConfigError(f"reward {spec!r}: {path} cannot be read: {error.strerror}") from error
     path = path.resolve()
     # A prefix, because its own name could be that of another module.
     name = f"_reward_{path.stem}"

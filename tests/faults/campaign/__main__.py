@@ -13,7 +13,7 @@ from random import Random
 
 from tests.faults.campaign.sandbox import Sandbox
 
-FAMILIES = ("suites", "commands", "directories", "environments", "scores")
+FAMILIES = ("suites", "commands", "directories", "data", "environments", "scores")
 
 
 def main() -> int:

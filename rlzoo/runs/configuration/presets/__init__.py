@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.files import read_bytes
 
 _RECIPES = "recipes.toml"
 
@@ -44,7 +45,7 @@ def read_preset(path: Path, algorithm: str, env: str) -> dict[str, Any]:
         ConfigError: there is no such file or table, or the file is for another algorithm.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_bytes(path).decode())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"preset {path} cannot be read: {reason}") from error
