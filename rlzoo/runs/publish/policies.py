@@ -145,7 +145,7 @@ def _write(folder: Path, name: str, run: Run, step: int, policy: DeployedPolicy)
     text = card.card(run, step, name, _spaces(policy), picture is not None)
     checkpoint = Path("checkpoints", str(step))
     (folder / checkpoint).mkdir(parents=True)
-    names = ["config.json", *(checkpoint / file for file in FILES)]
+    names: list[str | Path] = ["config.json", *(checkpoint / file for file in FILES)]
     names += [file for file in ("metrics.jsonl", "evaluations.jsonl") if (run.path / file).exists()]
     for file in names:
         shutil.copy(run.path / file, folder / file)
