@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import textwrap
@@ -106,6 +107,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     return no_such(kind, name, known) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
 
 
+@functools.cache
 def help_texts(cls: type) -> dict[str, str]:
     """The string literals below the fields of a dataclass and its base classes, by field."""
     texts: dict[str, str] = {}

@@ -13,7 +13,7 @@ from random import Random
 
 from tests.faults.campaign.sandbox import Sandbox
 
-FAMILIES = ("suites", "commands", "directories", "environments")
+FAMILIES = ("suites", "commands", "directories", "environments", "kill")
 
 
 def main() -> int:
@@ -23,17 +23,19 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=100, help="number of attacks")
     parser.add_argument("--seed", type=int, default=0, help="the first attack has this seed, the next one the next")
     options = parser.parse_args()
-    one = importlib.import_module(f"tests.faults.campaign.{options.family}").one
+    family = importlib.import_module(f"tests.faults.campaign.{options.family}")
     start, kinds = time.monotonic(), Counter[str]()
     for seed in range(options.seed, options.seed + options.runs):
         with tempfile.TemporaryDirectory() as folder:
-            for fault in one(Random(f"{options.family} {seed}"), Sandbox(Path(folder))):
+            for fault in family.one(Random(f"{options.family} {seed}"), Sandbox(Path(folder))):
                 kinds[fault.partition(": ")[0]] += 1
                 print(f"{options.family} --runs 1 --seed {seed}: {fault}", flush=True)
     faults = sum(kinds.values())
     print(
         f"{options.family}: {options.runs} attacks, {faults} faults, {time.monotonic() - start:.0f} s", file=sys.stderr
     )
+    if counts := getattr(family, "counts", None):
+        print(f"{sum(counts.values())} in all: " + "; ".join(f"{x}: {counts[x]}" for x in sorted(counts)))
     return 1 if faults else 0
 
 
