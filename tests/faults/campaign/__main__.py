@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
 import tempfile
@@ -24,18 +25,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first attack has this seed, the next one the next")
     options = parser.parse_args()
     family = importlib.import_module(f"tests.faults.campaign.{options.family}")
-    start, kinds = time.monotonic(), Counter[str]()
-    for seed in range(options.seed, options.seed + options.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            for fault in family.one(Random(f"{options.family} {seed}"), Sandbox(Path(folder))):
-                kinds[fault.partition(": ")[0]] += 1
-                print(f"{options.family} --runs 1 --seed {seed}: {fault}", flush=True)
-    faults = sum(kinds.values())
-    print(
-        f"{options.family}: {options.runs} attacks, {faults} faults, {time.monotonic() - start:.0f} s", file=sys.stderr
-    )
-    if counts := getattr(family, "counts", None):
-        print(f"{sum(counts.values())} in all: " + "; ".join(f"{x}: {counts[x]}" for x in sorted(counts)))
+    start, kinds, done = time.monotonic(), Counter[str](), 0
+    with contextlib.suppress(KeyboardInterrupt):
+        for seed in range(options.seed, options.seed + options.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                for fault in family.one(Random(f"{options.family} {seed}"), Sandbox(Path(folder))):
+                    kinds[fault.partition(": ")[0]] += 1
+                    print(f"{options.family} --runs 1 --seed {seed}: {fault}", flush=True)
+            done += 1
+    faults, counts = sum(kinds.values()), getattr(family, "counts", None)
+    seconds = time.monotonic() - start
+    print(f"{options.family}: {done} attacks, {faults} faults, {seconds:.0f} s", file=sys.stderr)
+    if counts:
+        each = "; ".join(f"{name}: {counts[name]}" for name in sorted(counts))
+        print(f"{sum(counts.values())} {family.COUNTED}: {each}", file=sys.stderr)
     return 1 if faults else 0
 
 

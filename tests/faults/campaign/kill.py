@@ -30,6 +30,7 @@ from tests.faults.campaign import tasks
 from tests.faults.campaign.processes import Process, command
 from tests.faults.campaign.sandbox import Sandbox
 
+COUNTED = "kills"
 counts: Counter[str] = Counter()
 """Kills so far: those that ended a process."""
 
