@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from rlzoo.lm.reward.reward_model import RewardModel
     from rlzoo.lm.tasks.language import LanguageTask
     from rlzoo.optim.adam import Adam
-    from rlzoo.runs.config import Config, make_config
+    from rlzoo.runs.configuration.config import Config, make_config
     from rlzoo.runs.evaluate import evaluate, load_model, play
     from rlzoo.runs.finetune import sft, train_reward_model
     from rlzoo.runs.loop import Iteration, Trainer
-    from rlzoo.runs.policies import export, load_policy, push
+    from rlzoo.runs.publish.policies import export, load_policy, push
     from rlzoo.runs.run import Run
     from rlzoo.runs.train import resume, train
 
@@ -132,11 +132,11 @@ _MODULES = {
     "lm.reward.reward_model": "RewardModel",
     "lm.tasks.language": "LanguageTask",
     "optim.adam": "Adam",
-    "runs.config": "Config make_config",
+    "runs.configuration.config": "Config make_config",
     "runs.evaluate": "evaluate load_model play",
     "runs.finetune": "sft train_reward_model",
     "runs.loop": "Iteration Trainer",
-    "runs.policies": "export load_policy push",
+    "runs.publish.policies": "export load_policy push",
     "runs.run": "Run",
     "runs.train": "resume train",
 }

@@ -10,7 +10,7 @@ from rlzoo.lm.model.padding import summed_nll
 from rlzoo.lm.model.pretrained import load_reward_model, new_causal_lm
 from rlzoo.lm.model.saving import save, use_tokens
 from rlzoo.lm.reward.reward_model import RewardModel
-from rlzoo.runs.display import Display
+from rlzoo.runs.logs.display import Display
 
 CHARACTERS = string.ascii_letters + " .,!"
 EOS, PAD = len(CHARACTERS), len(CHARACTERS) + 1

@@ -13,7 +13,7 @@ import torch
 
 from rlzoo.benchmark.peer import Evaluate, Watch, load_peer
 from rlzoo.benchmark.suite import Job
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 

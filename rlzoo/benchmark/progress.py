@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Job
-from rlzoo.runs.display import duration
+from rlzoo.runs.logs.display import duration
 
 
 class Progress:

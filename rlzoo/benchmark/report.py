@@ -22,7 +22,7 @@ from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval, performance_profile
 from rlzoo.benchmark.study import Study
 from rlzoo.runs.files import write_atomically
-from rlzoo.runs.markup import escaped, template
+from rlzoo.runs.publish.markup import escaped, template
 
 
 def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:

@@ -23,8 +23,8 @@ from rlzoo.benchmark.runner import interruptible, parallel
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, feasible, space_for
 from rlzoo.benchmark.statistics import Interval, iqm_interval
 from rlzoo.core.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, require
-from rlzoo.runs.config import ALIASES, assemble, make_config
-from rlzoo.runs.defaults import starting_from
+from rlzoo.runs.configuration.config import ALIASES, assemble, make_config
+from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
 from rlzoo.runs.loop import Trainer
 

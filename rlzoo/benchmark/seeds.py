@@ -31,9 +31,9 @@ from rlzoo.core.errors import (
     UnsupportedSpace,
     require,
 )
-from rlzoo.runs.config import Config
-from rlzoo.runs.display import Display
+from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.evaluate import describe
+from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import check_device, resume
 

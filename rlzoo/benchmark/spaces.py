@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlzoo.core.schedules import linear_ends
-from rlzoo.runs.upgrade import SCHEDULED, upgrade
+from rlzoo.runs.configuration.upgrade import SCHEDULED, upgrade
 
 
 @dataclass(frozen=True)

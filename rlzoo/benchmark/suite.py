@@ -19,8 +19,8 @@ from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.peer import load_peer
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
-from rlzoo.runs.config import ALIASES, make_config
-from rlzoo.runs.defaults import with_preset
+from rlzoo.runs.configuration.config import ALIASES, make_config
+from rlzoo.runs.configuration.defaults import with_preset
 from rlzoo.runs.registry import task_class
 
 _MOST_SEEDS = 100_000

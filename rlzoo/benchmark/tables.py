@@ -13,7 +13,7 @@ from markupsafe import Markup
 from rlzoo.benchmark.formatting import NOTHING, estimate, fixed, number, one_line, significant
 from rlzoo.benchmark.statistics import Interval, iqm_interval, median_interval
 from rlzoo.benchmark.study import Study
-from rlzoo.runs.display import duration
+from rlzoo.runs.logs.display import duration
 
 Table = tuple[list[str], list[list[str]]]
 

@@ -17,7 +17,7 @@ from rlzoo.core.errors import require
 from rlzoo.runs.signals import deferred_interrupts
 
 if TYPE_CHECKING:
-    from rlzoo.runs.display import Display
+    from rlzoo.runs.logs.display import Display
 
 _MOST_THREADS = 1024
 
@@ -87,6 +87,6 @@ def pair_of(config: str) -> tuple[str, str] | None:
 
 def display(options: Output) -> Display:
     """The display that the options ask for."""
-    from rlzoo.runs.display import Display, make_display
+    from rlzoo.runs.logs.display import Display, make_display
 
     return Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)

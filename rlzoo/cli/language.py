@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
-from rlzoo.runs.settings import settings_of
+from rlzoo.runs.configuration.settings import settings_of
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
@@ -77,7 +77,7 @@ def _fit_options(name: str, description: str, options: type[F], settings: type[S
 
 def _arguments(options: _Fit, settings: FitSettings) -> dict[str, Any]:
     """Arguments of `sft` and `train_reward_model`."""
-    from rlzoo.runs.display import Display, make_display
+    from rlzoo.runs.logs.display import Display, make_display
 
     display = Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)
     chosen = {name: getattr(options, name) for name in ("model", "out", "overwrite")}

@@ -21,8 +21,8 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.schedules import Schedule
-from rlzoo.runs.objects import describe, import_name
-from rlzoo.runs.settings import Setting, unknown_name
+from rlzoo.runs.configuration.objects import describe, import_name
+from rlzoo.runs.configuration.settings import Setting, unknown_name
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ def export_command(arguments: list[str]) -> int:
     description = "Write the deterministic policy to a file for other programs, with the normaliser inside."
     options = parse(_Export, arguments, "rlzoo export", description)
     with importing(Threads(1)):
-        from rlzoo.runs.policies import export
+        from rlzoo.runs.publish.policies import export
 
     print(export(options.run, options.format, options.out, checkpoint=options.checkpoint))
     return 0
@@ -48,7 +48,7 @@ def push_command(arguments: list[str]) -> int:
     description = "Upload the policy to the Hugging Face hub with a model card, or write the same files to a folder."
     options = parse(_Push, arguments, "rlzoo push", description)
     with importing(Threads(1)):
-        from rlzoo.runs.policies import push
+        from rlzoo.runs.publish.policies import push
 
     print(push(options.run, options.repo, private=options.private, checkpoint=options.checkpoint))
     return 0

@@ -123,8 +123,8 @@ def train_command(arguments: list[str]) -> int:
     known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
     algorithm, env = (*names, *known[len(names) :])
     with importing(threads_for(command)):
-        from rlzoo.runs.config import assemble
-        from rlzoo.runs.defaults import from_config, starting_from
+        from rlzoo.runs.configuration.config import assemble
+        from rlzoo.runs.configuration.defaults import from_config, starting_from
         from rlzoo.runs.train import configured, train
 
     preset = command.preset or not command.no_preset
@@ -233,7 +233,7 @@ def list_command(arguments: list[str]) -> int:
 
     from rlzoo.benchmark import known_suites
     from rlzoo.control.envs import builtin_ids
-    from rlzoo.runs.presets import environments, recipes
+    from rlzoo.runs.configuration.presets import environments, recipes
 
     known, builtin = environments(), builtin_ids()
     presets = {env: algorithms for env, algorithms in known.items() if env not in TASKS}

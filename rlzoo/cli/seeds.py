@@ -12,8 +12,8 @@ from rlzoo.cli.common import Output, display, importing, threads_for
 from rlzoo.core.errors import require
 
 if TYPE_CHECKING:
-    from rlzoo.runs.config import Config
-    from rlzoo.runs.display import Display
+    from rlzoo.runs.configuration.config import Config
+    from rlzoo.runs.logs.display import Display
     from rlzoo.runs.run import Run
 
 

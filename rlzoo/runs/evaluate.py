@@ -11,7 +11,7 @@ from rlzoo.core.errors import RunError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.task import Task
-from rlzoo.runs.config import LARGEST_INT
+from rlzoo.runs.configuration.config import LARGEST_INT
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.run import Run
 

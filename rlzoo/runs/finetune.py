@@ -23,8 +23,8 @@ from rlzoo.lm.finetune.sft import FitSettings, Metrics, SFTSettings, describe
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.saving import check_output, save, use_tokens
 from rlzoo.lm.reward.reward_model import RewardModel
-from rlzoo.runs.display import Display, display_for
-from rlzoo.runs.settings import unknown_name
+from rlzoo.runs.configuration.settings import unknown_name
+from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.train import check_device
 
 S = TypeVar("S", bound=FitSettings)

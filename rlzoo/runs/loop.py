@@ -16,7 +16,7 @@ from rlzoo.core.streams import stream
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.checkpoint import Checkpoint
-from rlzoo.runs.config import Config, check, check_schedules
+from rlzoo.runs.configuration.config import Config, check, check_schedules
 from rlzoo.runs.registry import task_class
 
 

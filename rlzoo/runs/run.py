@@ -33,13 +33,13 @@ from safetensors import SafetensorError
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.version import __version__
-from rlzoo.runs import hub
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
-from rlzoo.runs.config import Config, make_config
+from rlzoo.runs.configuration.config import Config, make_config
+from rlzoo.runs.configuration.objects import describe, holds_object, names_code
+from rlzoo.runs.configuration.settings import unknown_name
+from rlzoo.runs.configuration.upgrade import upgrade
 from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
-from rlzoo.runs.objects import describe, holds_object, names_code
-from rlzoo.runs.settings import unknown_name
-from rlzoo.runs.upgrade import upgrade
+from rlzoo.runs.publish import hub
 
 _NOT_SETTINGS = ("objects", "spaces", "model_class", "extended_at", "threads", "versions", "git_commit")
 """Entries of `config.json` beside its format and the settings."""

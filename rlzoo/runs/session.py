@@ -15,7 +15,7 @@ from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, TrainingErr
 from rlzoo.core.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
-from rlzoo.runs.logger import Logger
+from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import Signals

@@ -17,15 +17,15 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
-from rlzoo.runs import hub
-from rlzoo.runs.config import ANY_INTEGER, Config, make_config
-from rlzoo.runs.defaults import from_config, starting_from
-from rlzoo.runs.display import Display, display_for
-from rlzoo.runs.logger import Logger
+from rlzoo.runs.configuration.config import ANY_INTEGER, Config, make_config
+from rlzoo.runs.configuration.defaults import from_config, starting_from
+from rlzoo.runs.logs.display import Display, display_for
+from rlzoo.runs.logs.logger import Logger
+from rlzoo.runs.logs.trackers import check_tracker, continue_tracker, start_tracker
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.publish import hub
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import OnIteration, Session, out_of_memory
-from rlzoo.runs.trackers import check_tracker, continue_tracker, start_tracker
 
 
 def train(

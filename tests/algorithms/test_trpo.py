@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from rlzoo.algorithms import TRPO, trpo
 from rlzoo.core.collector import evaluate
 from rlzoo.optim.natural_gradient import FlatFunction
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 

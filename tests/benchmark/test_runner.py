@@ -22,7 +22,7 @@ from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
 from rlzoo.control.evaluation import evaluate_model
 from rlzoo.core.errors import ConfigError, RunError
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock
 from rlzoo.runs.loop import Trainer
 

@@ -15,8 +15,8 @@ from rlzoo.benchmark.search import score_of
 from rlzoo.benchmark.spaces import SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
 from rlzoo.core.fields import check_fields
-from rlzoo.runs.config import assemble, make_config
-from rlzoo.runs.presets import environments, find_preset
+from rlzoo.runs.configuration.config import assemble, make_config
+from rlzoo.runs.configuration.presets import environments, find_preset
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

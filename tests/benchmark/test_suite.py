@@ -8,8 +8,8 @@ import pytest
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.core.errors import ConfigError
-from rlzoo.runs.config import make_config
-from rlzoo.runs.presets import find_preset
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.presets import find_preset
 
 SMALL = """\
 algorithms: [trpo]

@@ -132,7 +132,9 @@ def test_estimator_of_choice(tmp_path):
 
 
 def test_preset_gives_the_defaults_of_the_help_page(monkeypatch, capsys):
-    monkeypatch.setattr("rlzoo.runs.defaults.find_preset", lambda *pair: {"gamma": 0.123, "hidden": [7, 7]})
+    monkeypatch.setattr(
+        "rlzoo.runs.configuration.defaults.find_preset", lambda *pair: {"gamma": 0.123, "hidden": [7, 7]}
+    )
     assert main(["train", "ppo", "CartPole-v1", "--help"]) == 0
     page = capsys.readouterr().out
     assert "Discount factor, in [0, 1]. (default: 0.123)" in page
@@ -183,8 +185,8 @@ def test_list(capsys):
 
 def test_list_of_language_tasks(monkeypatch, capsys):
     presets = {"CartPole-v1": ["npg", "trpo"], "Reviews": ["ppo-clip"]}
-    monkeypatch.setattr("rlzoo.runs.presets.environments", lambda: presets)
-    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"gentle": {"beta": 0.2}})
+    monkeypatch.setattr("rlzoo.runs.configuration.presets.environments", lambda: presets)
+    monkeypatch.setattr("rlzoo.runs.configuration.presets.recipes", lambda: {"gentle": {"beta": 0.2}})
     assert main(["list"]) == 0
     page = capsys.readouterr().out
     controls, rest = page.split("language tasks\n", 1)

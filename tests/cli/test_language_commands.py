@@ -134,7 +134,7 @@ def test_resume(run, capsys):
 
 def test_recipe(run, monkeypatch, capsys):
     recipe = {"estimator": "leave-one-out", "responses_per_prompt": 3, "beta": 0.2}
-    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"grouped": recipe})
+    monkeypatch.setattr("rlzoo.runs.configuration.presets.recipes", lambda: {"grouped": recipe})
     assert train(out="grouped", preset="grouped", beta=0.3) == 0
     said = out_of(capsys)
     assert "\npreset grouped: estimator=leave-one-out, responses_per_prompt=3\ntraining in grouped\n" in said

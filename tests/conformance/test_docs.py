@@ -18,8 +18,8 @@ from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import options
 from rlzoo.lm.finetune.data import read_examples, read_pairs
 from rlzoo.lm.tasks.settings import Language
-from rlzoo.runs.config import make_config
-from rlzoo.runs.presets import recipes
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.presets import recipes
 from rlzoo.runs.registry import TASKS
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import Session

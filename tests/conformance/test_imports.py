@@ -156,7 +156,7 @@ def test_no_module_asks_for_a_kind_of_task(module):
     ("statement", "absent"),
     [
         ("import rlzoo, rlzoo.runs.train, rlzoo.runs.evaluate, rlzoo.runs.loop", "transformers"),
-        ("from rlzoo.runs.config import make_config; make_config('ppo', 'CartPole-v1')", "transformers"),
+        ("from rlzoo.runs.configuration.config import make_config; make_config('ppo', 'CartPole-v1')", "transformers"),
         ("import rlzoo", "torch"),
         ("import rlzoo.cli", "torch"),
         ("import rlzoo.cli; rlzoo.cli.main(['--help'])", "torch"),

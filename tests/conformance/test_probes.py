@@ -7,7 +7,7 @@ import torch
 from gymnasium import spaces
 
 from rlzoo.control.evaluation import evaluate_model
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 

@@ -15,7 +15,7 @@ from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.actors import ModelActor
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv
 from rlzoo.core.task import Setup
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 

@@ -21,7 +21,7 @@ from rlzoo.control.wrappers import load_wrapper, wrap
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Episode, success_rate
 from rlzoo.core.errors import ConfigError, EnvError, RunError, UnsupportedSpace
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 QUICK = {"total_steps": 200, "num_steps": 25, "eval_episodes": 3, "hidden": (8,), "epochs": 1, "minibatch_size": 50}

@@ -15,7 +15,7 @@ from rlzoo.core.errors import ConfigError
 from rlzoo.core.fields import Count
 from rlzoo.core.progress import SILENT
 from rlzoo.core.task import EnvTask, RolloutSettings, Setup
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 LENGTH = 4

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from rlzoo.control.evaluation import evaluate_model
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.presets import find_preset
 from rlzoo.runs.loop import Trainer
-from rlzoo.runs.presets import find_preset
 
 CARTPOLE = {"total_steps": 40_000, "gamma": 0.99}
 PENDULUM = {"total_steps": 50_000, "gamma": 0.9, "gae_lambda": 0.95, "normalize_reward": True}

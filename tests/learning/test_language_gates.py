@@ -6,8 +6,8 @@ the test's seed is another one.
 
 import pytest
 
-from rlzoo.runs.config import make_config
-from rlzoo.runs.defaults import with_preset
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.defaults import with_preset
 from rlzoo.runs.loop import Trainer
 
 START = 0.34

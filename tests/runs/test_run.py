@@ -11,7 +11,7 @@ import torch
 import rlzoo
 from rlzoo.core.errors import RunError
 from rlzoo.runs.checkpoint import Checkpoint
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.run import Run
 
 CONFIG = make_config("trpo", "CartPole-v1", gamma=0.9, hidden=(3, 4), env_kwargs={"sutton_barto_reward": True})

@@ -21,10 +21,10 @@ from rlzoo.control.task import Control
 from rlzoo.core.errors import ConfigError, Interrupted, RunError, TrainingError
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.runs.config import Config, make_config
-from rlzoo.runs.defaults import starting_from
-from rlzoo.runs.display import LineDisplay
+from rlzoo.runs.configuration.config import Config, make_config
+from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.evaluate import describe, load_task
+from rlzoo.runs.logs.display import LineDisplay
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import default_directory, resume, train
@@ -229,7 +229,9 @@ def test_settings_by_name_config_and_instance(tmp_path):
 
 
 def test_preset_is_the_default_and_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("rlzoo.runs.defaults.find_preset", lambda *pair: {"gamma": 0.9, "max_kl": 0.02, "hidden": [5]})
+    monkeypatch.setattr(
+        "rlzoo.runs.configuration.defaults.find_preset", lambda *pair: {"gamma": 0.9, "max_kl": 0.02, "hidden": [5]}
+    )
     settings = {name: x for name, x in short_runs.TRPO.items() if name not in ("hidden", "algorithm")}
     config = train("trpo", out=tmp_path / "a", gamma=0.8, progress=True, **settings).read_config()
     assert (config.algorithm.max_kl, config.algorithm.estimator.gamma, config.task.network.hidden) == (0.02, 0.8, (5,))
@@ -241,9 +243,12 @@ def test_preset_is_the_default_and_said(tmp_path, monkeypatch, capsys):
 
 
 def test_recipe_and_preset_are_said(monkeypatch):
-    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"gentle": {"beta": 0.5, "responses_per_batch": 32}})
     monkeypatch.setattr(
-        "rlzoo.runs.defaults.find_preset", lambda _, env: {"beta": 0.1, "epochs": 2} if env[0] == "R" else None
+        "rlzoo.runs.configuration.presets.recipes", lambda: {"gentle": {"beta": 0.5, "responses_per_batch": 32}}
+    )
+    monkeypatch.setattr(
+        "rlzoo.runs.configuration.defaults.find_preset",
+        lambda _, env: {"beta": 0.1, "epochs": 2} if env[0] == "R" else None,
     )
     said = starting_from("ppo", "Reviews", {"responses_per_batch": 16}, "gentle")
     assert said == (

@@ -59,7 +59,7 @@ def command(rng: Random, canary: str) -> list[str]:
 
 @cache
 def options(algorithm: str) -> list[str]:
-    from rlzoo.runs.config import assemble
+    from rlzoo.runs.configuration.config import assemble
 
     return sorted(set(assemble(algorithm, "CartPole-v1", {}).table) - LONG - {"env"})
 

@@ -32,7 +32,7 @@ from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.optim.natural_gradient import FlatPolicy, fisher_vector_product
 from rlzoo.optim.objective import mean_kl
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 
 SIZES = [(2, 3), (5, 1), (1, 6), (3, 4)]
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)

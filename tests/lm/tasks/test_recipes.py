@@ -9,9 +9,9 @@ from rlzoo.lm.finetune.sft import train_tokenizer
 from rlzoo.lm.model import pretrained, saving
 from rlzoo.lm.tasks import reviews
 from rlzoo.lm.tasks.random_walks import WalkGraph
-from rlzoo.runs.config import make_config
-from rlzoo.runs.defaults import with_recipe
-from rlzoo.runs.presets import recipes
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.defaults import with_recipe
+from rlzoo.runs.configuration.presets import recipes
 
 NAMES = ("openai-2019", "instructgpt", "deepspeed-chat", "trl", "trlx", "coati")
 ENVS = ("RandomWalks", "Reviews")

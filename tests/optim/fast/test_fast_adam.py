@@ -13,7 +13,7 @@ from rlzoo.core.estimators import GAE
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast import adam as fast
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 NETWORKS = {

@@ -15,7 +15,7 @@ from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import GAE, MonteCarlo
 from rlzoo.core.schedules import at
 from rlzoo.lm.tasks.settings import Language
-from rlzoo.runs.config import Config, check_schedules, make_config
+from rlzoo.runs.configuration.config import Config, check_schedules, make_config
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from rlzoo.runs.markup import escaped, template
+from rlzoo.runs.publish.markup import escaped, template
 from rlzoo.runs.run import Run
 
 _NO_SETTINGS = {"format", "env", "algorithm", "objects", "model_class", "extended_at", "versions", "git_commit"}
@@ -28,7 +28,7 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
     record = run.record
     evaluations = [e for e in run.evaluations() if e["step"] == step]
     kinds = {"deterministic" if e["deterministic"] else "stochastic": e for e in evaluations}  # the last of each kind
-    return template("rlzoo.runs", "card.md.jinja", finalize=_line).render(
+    return template("rlzoo.runs.publish", "card.md.jinja", finalize=_line).render(
         metadata=Markup(_metadata(record, kinds)),
         algorithm=record["algorithm"],
         env=_text(record["env"]),

@@ -19,8 +19,8 @@ from tensorboard.plugin_util import markdown_to_safe_html
 
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.runs.display import Display, LineDisplay, LiveDisplay, make_display
-from rlzoo.runs.logger import Logger
+from rlzoo.runs.logs.display import Display, LineDisplay, LiveDisplay, make_display
+from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.train import resume
 
 
@@ -203,8 +203,8 @@ def test_tensorboard_waits_for_the_first_flush(tmp_path):
     code = f"""
 import sys
 from pathlib import Path
-from rlzoo.runs.display import Display
-from rlzoo.runs.logger import Logger
+from rlzoo.runs.logs.display import Display
+from rlzoo.runs.logs.logger import Logger
 logger = Logger(Path({str(tmp_path)!r}), 1, {{}}, Display())
 logger.iteration(1, 0.1, {{"kl": 0.5}}, [])
 assert "tensorboard" not in sys.modules

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from rlzoo.runs.objects import describe, first_description, holds_object, import_name, names_code, written
+from rlzoo.runs.configuration.objects import describe, first_description, holds_object, import_name, names_code, written
 
 
 def top_level():

@@ -5,16 +5,16 @@ import pytest
 from rlzoo.algorithms import ALGORITHMS, PPOClip
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import LeaveOneOut
-from rlzoo.runs import presets
-from rlzoo.runs.config import make_config
-from rlzoo.runs.defaults import with_preset, with_recipe
-from rlzoo.runs.presets import environments, find_recipe
+from rlzoo.runs.configuration import presets
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.defaults import with_preset, with_recipe
+from rlzoo.runs.configuration.presets import environments, find_recipe
 
 
 def test_preset_gives_way_to_settings(monkeypatch):
     preset = {"gamma": 0.9, "gae_lambda": 0.8, "max_kl": 0.02}
     monkeypatch.setattr(
-        "rlzoo.runs.defaults.find_preset", lambda algorithm, env: preset if env == "Acrobot-v1" else None
+        "rlzoo.runs.configuration.defaults.find_preset", lambda algorithm, env: preset if env == "Acrobot-v1" else None
     )
     assert with_preset("trpo", "Acrobot-v1", {"gamma": 0.5}) == (
         {"gae_lambda": 0.8, "max_kl": 0.02, "gamma": 0.5},
@@ -37,12 +37,12 @@ RECIPES = {
 
 @pytest.fixture
 def recipes(monkeypatch):
-    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: RECIPES)
+    monkeypatch.setattr("rlzoo.runs.configuration.presets.recipes", lambda: RECIPES)
 
 
 def test_recipe_gives_way_to_settings_and_comes_on_top_of_the_preset(recipes, monkeypatch):
     preset = {"beta": 0.1, "responses_per_batch": 16, "epochs": 2, "gae_lambda": 0.9}
-    monkeypatch.setattr("rlzoo.runs.defaults.find_preset", lambda algorithm, env: preset)
+    monkeypatch.setattr("rlzoo.runs.configuration.defaults.find_preset", lambda algorithm, env: preset)
     settings, given = with_recipe("gentle", "ppo", "Reviews", {"responses_per_batch": 64})
     assert given == {"beta": 0.5, "learning_rate": 1e-5}
     assert settings == {"beta": 0.5, "learning_rate": 1e-5, "responses_per_batch": 64}
@@ -56,7 +56,7 @@ def test_recipe_gives_way_to_settings_and_comes_on_top_of_the_preset(recipes, mo
 
 def test_estimator_of_a_recipe_leaves_out_the_presets_settings_for_its_own(recipes, monkeypatch):
     monkeypatch.setattr(
-        "rlzoo.runs.defaults.find_preset", lambda *pair: {"gae_lambda": 0.9, "gamma": 0.95, "epochs": 2}
+        "rlzoo.runs.configuration.defaults.find_preset", lambda *pair: {"gae_lambda": 0.9, "gamma": 0.95, "epochs": 2}
     )
     settings, _ = with_recipe("grouped", "ppo", "Reviews", {})
     settings, given = with_preset("ppo", "Reviews", settings)
@@ -118,7 +118,7 @@ def suits(recipe, algorithm):
 def test_recipes_are_no_algorithms_presets(monkeypatch, tmp_path):
     (tmp_path / "recipes.toml").write_text("[gentle]\nbeta = 0.5\n")
     (tmp_path / "npg.toml").write_text("[Reviews]\nbeta = 0.1\n")
-    monkeypatch.setattr("rlzoo.runs.presets.resources.files", lambda _: tmp_path)
+    monkeypatch.setattr("rlzoo.runs.configuration.presets.resources.files", lambda _: tmp_path)
     assert environments() == {"Reviews": ["npg"]}
     assert find_recipe("gentle") == {"beta": 0.5}
 
@@ -136,7 +136,7 @@ def test_every_preset_is_a_configuration():
 
 def test_none_of_a_recipe_is_none_where_a_setting_can_be_none(monkeypatch):
     recipe = {"max_grad_norm": "none", "score_normalization": "none", "minibatch_responses": "all"}
-    monkeypatch.setattr("rlzoo.runs.presets.recipes", lambda: {"open": recipe})
+    monkeypatch.setattr("rlzoo.runs.configuration.presets.recipes", lambda: {"open": recipe})
     settings, given = with_recipe("open", "ppo", "Reviews", {})
     config = make_config("ppo", "Reviews", **settings)
     assert given == recipe

@@ -124,7 +124,7 @@ def help_texts(cls: type) -> dict[str, str]:
 
 
 def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting]:
-    cls = type(part)
+    cls: Any = type(part)
     hints, texts = get_type_hints(cls, include_extras=True), help_texts(cls)
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from rlzoo.core.errors import RunError, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.task import DeployedPolicy
-from rlzoo.runs import card
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.files import write_atomically
-from rlzoo.runs.hub import PREFIX, upload
+from rlzoo.runs.publish import card
+from rlzoo.runs.publish.hub import PREFIX, upload
 from rlzoo.runs.run import Run
 
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "c": ".h"}

@@ -13,8 +13,8 @@ from typing import Any
 
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.runs.display import Display
-from rlzoo.runs.sinks import Sink, TensorBoard
+from rlzoo.runs.logs.display import Display
+from rlzoo.runs.logs.sinks import Sink, TensorBoard
 
 _WINDOW = 100
 """Episodes that mean returns and lengths are over."""

@@ -1,4 +1,4 @@
-"""Where the scalars and texts of a run go besides its JSON lines: TensorBoard, and trackers (`rlzoo.runs.trackers`)."""
+"""Where the scalars and texts of a run go besides its JSON lines: TensorBoard, and trackers (`trackers.py`)."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from rlzoo.core.env import VectorEnv
 from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.task import EnvTask
-from rlzoo.runs import card
-from rlzoo.runs.policies import SUFFIXES
+from rlzoo.runs.publish import card
+from rlzoo.runs.publish.policies import SUFFIXES
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
 

@@ -8,9 +8,9 @@ import pytest
 import rlzoo
 from rlzoo.cli import main
 from rlzoo.core.errors import RunError
-from rlzoo.runs.config import make_config
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.upgrade import upgrade
 from rlzoo.runs.run import Run
-from rlzoo.runs.upgrade import upgrade
 
 FIXTURE = Path(__file__).parent / "fixtures" / "format2"
 """ppo-clip on CartPole-v1 with seed 4, 600 steps, anneal_lr, anneal_clip and normalize_obs, written in format 2."""

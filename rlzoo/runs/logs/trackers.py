@@ -13,7 +13,7 @@ from typing import Any
 
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.runs.files import write_atomically
-from rlzoo.runs.sinks import Sink
+from rlzoo.runs.logs.sinks import Sink
 
 _PROJECT = "rlzoo"
 _BATCH = 1000

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from rlzoo.runs import display
-from rlzoo.runs.display import Display, LineDisplay, LiveDisplay, display_for
+from rlzoo.runs.logs import display
+from rlzoo.runs.logs.display import Display, LineDisplay, LiveDisplay, display_for
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, require
-from rlzoo.runs.config import ALIASES, assemble
-from rlzoo.runs.objects import first_description, holds_object
-from rlzoo.runs.presets import find_preset, find_recipe, is_file, read_preset
+from rlzoo.runs.configuration.config import ALIASES, assemble
+from rlzoo.runs.configuration.objects import first_description, holds_object
+from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, read_preset
 from rlzoo.runs.run import config_file, read_settings
 
 Settings = dict[str, Any]

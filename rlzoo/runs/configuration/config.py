@@ -19,9 +19,9 @@ from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.schedules import linear_ends, load_function
 from rlzoo.core.task import Setup, TaskSettings
-from rlzoo.runs.objects import describe, first_description, holds_object, import_name, saved, written
+from rlzoo.runs.configuration.objects import describe, first_description, holds_object, import_name, saved, written
+from rlzoo.runs.configuration.settings import Setting, is_part, settings_of, unknown_name
 from rlzoo.runs.registry import task_class
-from rlzoo.runs.settings import Setting, is_part, settings_of, unknown_name
 
 ALIASES = {"ppo": "ppo-clip"}
 
