@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from rlzoo.core.errors import RunError
-from rlzoo.runs.display import Display
+from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 from tests import short_runs
