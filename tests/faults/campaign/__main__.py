@@ -14,7 +14,7 @@ from random import Random
 
 from tests.faults.campaign.sandbox import Sandbox
 
-FAMILIES = ("suites", "commands", "directories", "environments", "kill")
+FAMILIES = ("suites", "commands", "directories", "environments", "kill", "twins", "disks", "signals")
 
 
 def main() -> int:

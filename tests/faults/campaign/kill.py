@@ -131,12 +131,12 @@ def _language(rng: Random, sandbox: Sandbox) -> list[str]:
     name = rng.choice(list(kinds))
     if not name.startswith("walks"):
         return _killed(rng, sandbox, name, "language", kinds[name])
-    with _cache(tasks.scratch() / "cache"):
-        _whole(name)
-    cache, kind = sandbox.root / "cache", rng.choice(("cold", "warm"))
+    with cache(tasks.scratch() / "cache"):
+        whole(name)
+    folder, kind = sandbox.root / "cache", rng.choice(("cold", "warm"))
     if kind == "warm":
-        shutil.copytree(tasks.scratch() / "cache", cache)
-    with _cache(cache):
+        shutil.copytree(tasks.scratch() / "cache", folder)
+    with cache(folder):
         return _killed(
             rng, sandbox, name, f"language, {kind} cache", kinds[name], cache if rng.random() < 0.3 else None
         )
@@ -146,15 +146,15 @@ def _killed(
     rng: Random, sandbox: Sandbox, name: str, room: str, settings: dict[str, Any], deleted: Path | None = None
 ) -> list[str]:
     """Kills a run up to four times. After each, `deleted` is deleted."""
-    whole, path = _whole(name), sandbox.work / "run"
+    never, path = whole(name), sandbox.work / "run"
     for _ in range(rng.randint(1, 4)):
         kind = rng.choice(("instant", "operation", "operation", "byte", "evaluation"))
-        at = rng.randint(1, max(1, whole.moments.get(kind, 1)))
+        at = rng.randint(1, max(1, never.moments.get(kind, 1)))
         if kind == "operation" and rng.random() < 0.3:
             at = rng.randint(1, 30)  # in the first operations, those of a resumption
         moments = Moments(path, kind, at)
         process = Process(functools.partial(go_on, path, settings, moments), sandbox.root)
-        ended = process.wait(rng.uniform(0, whole.seconds)) if kind == "instant" else process.end()
+        ended = process.wait(rng.uniform(0, never.seconds)) if kind == "instant" else process.end()
         if ended is None:
             process.kill()
             ended = process.end()
@@ -166,11 +166,11 @@ def _killed(
         if deleted is not None:
             shutil.rmtree(deleted, ignore_errors=True)
     faults = Process(lambda: go_on(path, settings), sandbox.root).end().faults()
-    return [f"{name}: {fault}" for fault in faults or differences(path, whole.outcome)]
+    return [f"{name}: {fault}" for fault in faults or differences(path, never.outcome)]
 
 
 @functools.cache
-def _whole(name: str) -> Whole:
+def whole(name: str) -> Whole:
     """The run of a kind that was never killed: once in this process, which then has imported what it needs."""
     settings = tasks.CONTROL.get(name) or tasks.language()[name]
     folder = tasks.scratch() / name.replace(" ", "-")
@@ -185,9 +185,9 @@ def _whole(name: str) -> Whole:
     start = time.monotonic()
     ended = Process(again, folder).end(300)
     seconds = time.monotonic() - start
-    whole = Whole(left(folder / "run"), seconds, json.loads((folder / "moments.json").read_text()))
-    assert not (faults := ended.faults() or differences(folder / "again", whole.outcome)), faults
-    return whole
+    never = Whole(left(folder / "run"), seconds, json.loads((folder / "moments.json").read_text()))
+    assert not (faults := ended.faults() or differences(folder / "again", never.outcome)), faults
+    return never
 
 
 def left(path: Path) -> dict[str, Any]:
@@ -205,13 +205,13 @@ def differences(path: Path, expected: dict[str, Any]) -> list[str]:
     return [f"{key} differs" for key in sorted(expected.keys() | found.keys()) if found.get(key) != expected.get(key)]
 
 
-def _cache(folder: Path) -> AbstractContextManager[Any]:
+def cache(folder: Path) -> AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, RLZOO_CACHE=str(folder))
 
 
 def _suite(rng: Random, sandbox: Sandbox) -> list[str]:
     """Kills a suite of four jobs, alone or with its workers, up to three times."""
-    expected, seconds = _whole_suite()
+    expected, seconds = whole_suite()
     path, out = sandbox.work / "tiny.yaml", sandbox.work / "out"
     path.write_text(tasks.SUITE)
     words = ["benchmark", path, "--out", out, "--jobs"]
@@ -234,7 +234,7 @@ def _suite(rng: Random, sandbox: Sandbox) -> list[str]:
 
 
 @functools.cache
-def _whole_suite() -> tuple[bytes, float]:
+def whole_suite() -> tuple[bytes, float]:
     folder = tasks.scratch() / "suite"
     folder.mkdir()
     (folder / "tiny.yaml").write_text(tasks.SUITE)

@@ -41,10 +41,10 @@ def vowels(prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
 
 def language() -> dict[str, dict[str, Any]]:
     """Settings of language runs of a few iterations. Those of RandomWalks make their SFT checkpoint, or find it."""
-    data = _data()
+    files = data()
     prompts = {
-        "env": "Prompts", "model": str(data / "model"), "prompts": str(data / "prompts.txt"),
-        "reward": f"{__file__}:vowels", "ptx": str(data / "texts.txt"), "ptx_rows": 2, "responses_per_batch": 6,
+        "env": "Prompts", "model": str(files / "model"), "prompts": str(files / "prompts.txt"),
+        "reward": f"{__file__}:vowels", "ptx": str(files / "texts.txt"), "ptx_rows": 2, "responses_per_batch": 6,
         "max_new_tokens": 4, "total_steps": 100, "eval_episodes": 3, "final_eval_episodes": 5, "beta": 0.1,
         "beta_target": 1.0, "beta_horizon": 50.0,
     }  # fmt: skip
@@ -73,11 +73,12 @@ def scratch() -> Path:
 
 
 @functools.cache
-def _data() -> Path:
+def data() -> Path:
+    """A folder with a tiny language model, prompts and texts."""
     from tests import tiny
 
-    data = scratch() / "data"
-    tiny.save_lm(data / "model")
-    (data / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
-    (data / "texts.txt").write_text("an aeon\nout of\nan idea, a one\n")
-    return data
+    folder = scratch() / "data"
+    tiny.save_lm(folder / "model")
+    (folder / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
+    (folder / "texts.txt").write_text("an aeon\nout of\nan idea, a one\n")
+    return folder
