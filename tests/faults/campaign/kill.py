@@ -148,7 +148,7 @@ def _killed(
     """Kills a run up to four times. After each, `deleted` is deleted."""
     never, path = whole(name), sandbox.work / "run"
     for _ in range(rng.randint(1, 4)):
-        kind = rng.choice(("instant", "operation", "operation", "byte", "evaluation"))
+        kind = rng.choice(("instant", "instant", "operation", "operation", "byte", "evaluation"))
         at = rng.randint(1, max(1, never.moments.get(kind, 1)))
         if kind == "operation" and rng.random() < 0.3:
             at = rng.randint(1, 30)  # in the first operations, those of a resumption
