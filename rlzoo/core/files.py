@@ -1,10 +1,12 @@
-"""Reading files that a user named: regular files of a sensible size only."""
+"""Files: those that a user named are read if they are regular and of a sensible size; errors name them."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 SMALL = 64 * 2**20
@@ -37,3 +39,14 @@ def check_regular(path: Path | str, most: int = SMALL) -> None:
 def memory() -> int:
     """Physical memory of the machine in bytes, which bounds the size of a file of weights."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**36
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Adds the name of a file to errors of writing to it, which have none if it was open: the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import RunError
+from rlzoo.core.files import naming
 
 try:
     import fcntl
@@ -19,7 +20,7 @@ except ImportError:  # Windows has no file locks of this kind; folders are not l
 
 def write_and_sync(path: Path, data: bytes) -> None:
     """Writes a file and flushes it to disk."""
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -59,17 +60,21 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
     """Locks a folder against other processes. The operating system releases the lock if this process is killed.
+
+    Args:
+        file: the file that is locked; `.lock` in the folder by default.
 
     Raises:
         RunError: another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    path = file or folder / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
         if fcntl is not None:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunError(f"{folder} is in use by another process") from error
         yield

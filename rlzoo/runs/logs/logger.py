@@ -13,6 +13,7 @@ from typing import Any
 
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.files import naming
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.sinks import Sink, TensorBoard
 
@@ -159,7 +160,7 @@ class _Lines:
     def flush(self) -> None:
         if self._pending:
             text = "".join([json.dumps(record) + "\n" for record in self._pending])
-            with self._path.open("a", encoding="utf-8") as file:
+            with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
             self._pending.clear()
 

@@ -246,31 +246,31 @@ def whole_suite() -> tuple[bytes, float]:
 
 def _command(rng: Random, sandbox: Sandbox) -> list[str]:
     """Kills the command itself, from its first import to its end."""
-    expected, seconds = _whole_command()
+    expected, seconds = whole_command()
     path = sandbox.work / "run"
     for _ in range(rng.randint(1, 3)):
-        process = Process(_python(path), sandbox.root)
+        process = Process(command_for(path), sandbox.root)
         if (ended := process.wait(rng.uniform(0, seconds))) is not None:
             if faults := ended.faults():
                 return [f"command: {fault}" for fault in faults]
             break
         process.kill()
         counts["command, instant"] += process.end().killed
-    faults = Process(_python(path), sandbox.root).end().faults()
+    faults = Process(command_for(path), sandbox.root).end().faults()
     return [f"command: {fault}" for fault in faults or differences(path, expected)]
 
 
 @functools.cache
-def _whole_command() -> tuple[dict[str, Any], float]:
+def whole_command() -> tuple[dict[str, Any], float]:
     folder = tasks.scratch() / "command"
     folder.mkdir()
     start = time.monotonic()
-    ended = Process(_python(folder / "run"), folder).end(300)
+    ended = Process(command_for(folder / "run"), folder).end(300)
     assert not ended.faults(), ended
     return left(folder / "run"), time.monotonic() - start
 
 
-def _python(run: Path) -> Callable[[], None]:
+def command_for(run: Path) -> Callable[[], None]:
     """`rlzoo train`, or `rlzoo resume` if the run has begun, in a new interpreter."""
     settings = "ppo-clip CartPole-v1 --total-steps 3000 --num-envs 4 --num-steps 64 --epochs 2"
     words = ["resume", str(run)] if (run / "config.json").exists() else ["train", *settings.split(), "--out", str(run)]

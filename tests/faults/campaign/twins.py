@@ -49,7 +49,7 @@ def _train(rng: Random, sandbox: Sandbox) -> list[str]:
     """Two seeds, into a new directory or over an old run."""
     out = sandbox.work / "run"
     if replaced := rng.random() < 0.4:
-        shutil.copytree(_trained(2), out)
+        shutil.copytree(trained(2), out)
     works = []
     for seed in (0, 1):
         overwrite = ["--overwrite"] * (replaced or rng.random() < 0.4)
@@ -61,11 +61,11 @@ def _train(rng: Random, sandbox: Sandbox) -> list[str]:
     seed = Run(out).record["seed"]
     if codes[seed] != 0:
         return [f"the config.json left is that of seed {seed}, which ended with code {codes[seed]}"]
-    return differences(out, left(_trained(seed)))
+    return differences(out, left(trained(seed)))
 
 
 @functools.cache
-def _trained(seed: int) -> Path:
+def trained(seed: int) -> Path:
     out = tasks.scratch() / f"twin-{seed}"
     words = ["train", "ppo-clip", "CartPole-v1", "--seed", seed, "--out", out, *QUICK]
     assert not (faults := Process(command(*words), tasks.scratch()).end().faults()), faults
@@ -111,28 +111,28 @@ def _sft(rng: Random, sandbox: Sandbox) -> list[str]:
     """Two seeds, into a new directory or over an old model."""
     out = sandbox.work / "model"
     if replaced := rng.random() < 0.4:
-        shutil.copytree(_tuned(2), out)
+        shutil.copytree(tuned(2), out)
     overwrite = [["--overwrite"] * (replaced or rng.random() < 0.4) for _ in (0, 1)]
-    codes, faults = _both(rng, sandbox, [command(*_sft_words(seed, out), *overwrite[seed]) for seed in (0, 1)])
-    found = _files(out)
-    same = [seed for seed in (0, 1) if codes[seed] == 0 and found == _files(_tuned(seed))]
+    codes, faults = _both(rng, sandbox, [command(*sft_words(seed, out), *overwrite[seed]) for seed in (0, 1)])
+    found = contents(out)
+    same = [seed for seed in (0, 1) if codes[seed] == 0 and found == contents(tuned(seed))]
     return faults or ([] if same else [f"the model is that of neither process, codes {codes}: {sorted(found)}"])
 
 
-def _sft_words(seed: int, out: Path) -> list[Any]:
+def sft_words(seed: int, out: Path) -> list[Any]:
     data = tasks.data()
     settings = ["--epochs", 1, "--batch-size", 2, "--seed", seed, "--threads", 1, "--quiet"]
     return ["sft", data / "texts.txt", "--model", data / "model", "--out", out, *settings]
 
 
 @functools.cache
-def _tuned(seed: int) -> Path:
+def tuned(seed: int) -> Path:
     out = tasks.scratch() / f"tuned-{seed}"
-    assert not (faults := Process(command(*_sft_words(seed, out)), tasks.scratch()).end().faults()), faults
+    assert not (faults := Process(command(*sft_words(seed, out)), tasks.scratch()).end().faults()), faults
     return out
 
 
-def _files(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
