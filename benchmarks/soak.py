@@ -126,7 +126,7 @@ def report() -> None:
                 label = key.removesuffix("_mb").replace("_", " ").replace("tensorboard", "TensorBoard")
                 place.plot(minutes, [record[key] for record in records], color=colour, label=label)
             place.set_title(title, fontsize=9)
-            place.set_ylim(bottom=0)
+            place.set_ylim(0, 1.2 * place.get_ylim()[1])
             place.grid(alpha=0.25)
             place.tick_params(labelsize=8)
             place.spines[["top", "right"]].set_visible(False)
