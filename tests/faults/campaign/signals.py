@@ -57,8 +57,8 @@ def _said(ended: Ended) -> list[str]:
     lines = ended.errors.splitlines()
     if len(lines) > 1 or (lines and not lines[0].startswith("rlzoo: ")):
         return [f"{len(lines)} lines: {lines[-4:]}"]
-    early = os.WIFSIGNALED(ended.status) and not lines  # before the command has set what it does about signals
-    return [] if early or ended.code in CODES else [f"ended with status {ended.status}: {lines}"]
+    at_once = os.WIFSIGNALED(ended.status) and os.WTERMSIG(ended.status) in (signal.SIGINT, signal.SIGTERM)
+    return [] if at_once or ended.code in CODES else [f"ended with status {ended.status}: {lines}"]
 
 
 def _resumed(out: Path, sandbox: Sandbox) -> list[str]:
