@@ -23,7 +23,7 @@ from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.errors import RunError
 from rlzoo.core.files import naming
 from rlzoo.runs.files import read_jsonl, write_atomically
-from rlzoo.runs.run import git_commit, versions
+from rlzoo.runs.run import git_commit, other_format, versions
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"
@@ -221,7 +221,7 @@ def _read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
     if version != FORMAT:
-        raise RunError(f"{path} has format {version}; this rlzoo reads format {FORMAT}")
+        raise RunError(other_format(path / _SUITE, record, [FORMAT]))
     return dict(record)
 
 

@@ -22,6 +22,7 @@ from rlzoo.core.errors import (
     UnsupportedSpace,
     no_such,
 )
+from rlzoo.core.screen import complain, show
 from rlzoo.core.version import __version__
 from rlzoo.runs.signals import INTERRUPTED
 
@@ -55,16 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(line: str, code: int) -> int:
-    print(f"rlzoo: {line}", file=sys.stderr)
+    complain(line)
     return code
 
 
 def _run(arguments: list[str]) -> int:
     command, *rest = arguments or ["--help"]
     if command == "--version":
-        print(f"rlzoo {__version__}")
+        show(f"rlzoo {__version__}")
     elif command in ("-h", "--help"):
-        print(_HELP)
+        show(_HELP)
     elif command.startswith("-"):
         raise ConfigError(no_such("option", command, ("--help", "--version")))
     elif command not in _COMMANDS:

@@ -21,7 +21,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -390,8 +390,17 @@ def read_record(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {_describe(error)}") from error
     if version not in READABLE:
-        raise RunError(f"{file} has format {version}; this rlzoo reads {' and '.join(map(str, READABLE))}")
+        raise RunError(other_format(file, record, READABLE))
     return dict(record)
+
+
+def other_format(file: Path, record: Mapping[str, Any], readable: Sequence[int]) -> str:
+    """The message for a file of an unknown format: what can read it."""
+    made, commit = record.get("versions"), record.get("git_commit")
+    by = f", {made['rlzoo']}" if isinstance(made, dict) and "rlzoo" in made else ""
+    by += f" at commit {commit}" if commit else ""
+    known = " and ".join(map(str, readable))
+    return f"{file} has format {record['format']}; this rlzoo reads {known}: use the rlzoo that wrote it{by}"
 
 
 def read_settings(file: Path) -> dict[str, Any]:

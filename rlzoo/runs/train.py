@@ -126,7 +126,10 @@ def resume(
     display = display_for(progress)
     with run.lock():
         if not run.resumable:
-            raise RunError(f"{run.path} has an older format: it can be evaluated and played, but not resumed")
+            raise RunError(
+                f"{run.path} has an older format and cannot be resumed; continue its policy in a new run: "
+                f"rlzoo train --config {run.path} --model {run.path} --out NEW"
+            )
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None

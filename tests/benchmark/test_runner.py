@@ -387,9 +387,9 @@ def edited(whole, tmp_path):
 
 def test_results_of_a_later_format_are_refused(suite, edited):
     out = edited(format=9)
-    with pytest.raises(RunError, match="has format 9; this rlzoo reads format 1"):
+    with pytest.raises(RunError, match="has format 9; this rlzoo reads 1: use the rlzoo that wrote it"):
         Results.read(out)
-    with pytest.raises(RunError, match="has format 9; this rlzoo reads format 1"):
+    with pytest.raises(RunError, match="has format 9; this rlzoo reads 1: use the rlzoo that wrote it"):
         run_suite(suite, out)
 
 

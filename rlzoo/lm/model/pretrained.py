@@ -168,7 +168,7 @@ def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
 
 def is_config(source: Path | str) -> bool:
     """Whether `source` is a configuration without weights: a .json file, or a directory with a config.json only."""
-    path = Path(source)
+    path = Path(of_run(str(source)))
     return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file() and not _weights(path))
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.files import naming
+from rlzoo.core.screen import printable
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.sinks import Sink, TensorBoard
 
@@ -183,5 +184,5 @@ def _table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def _cell(x: Any) -> str:
     """Text on one line with Markdown's characters escaped."""
-    text = re.sub(r"[&<>\\`*_\[\]|]", lambda match: f"&#{ord(match[0])};", str(x))
+    text = re.sub(r"[&<>\\`*_\[\]|]", lambda match: f"&#{ord(match[0])};", printable(str(x)))
     return "<br>".join(text.splitlines())

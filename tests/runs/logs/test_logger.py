@@ -123,7 +123,7 @@ def test_evaluation_of_a_language_model_is_written(tmp_path):
     assert cells(text) == [
         ["prompt", "response", "score", "ended"],
         ["Say | <b>hi</b>", "*hi*\n\n# there &amp; [you](x) `a` __b__", "0.123457", "True"],
-        ["", "<|end|>\\| ?", "2.0", "False"],
+        ["", "<|end|>\\| \\x00\\ud800", "2.0", "False"],
     ]
 
 
