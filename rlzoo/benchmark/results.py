@@ -21,7 +21,7 @@ from typing import Any
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.errors import RunError
-from rlzoo.core.files import read_bytes
+from rlzoo.core.files import naming, read_bytes
 from rlzoo.runs.files import read_jsonl, write_atomically
 from rlzoo.runs.run import git_commit, other_format, versions
 
@@ -186,7 +186,7 @@ class Writer:
         write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        with (self.path / name).open("ab") as file:
+        with naming(self.path / name), (self.path / name).open("ab") as file:
             file.write(_lines([record]))
             file.flush()
             os.fsync(file.fileno())

@@ -1,10 +1,12 @@
-"""Reading files that a user or a run directory named: regular files of a sensible size only."""
+"""Files: those that a user or a run directory named are read if they are regular and of a sensible size."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 SMALL = 64 * 2**20
@@ -37,3 +39,14 @@ def check_regular(path: Path | str, most: int = SMALL) -> None:
 def most_in_memory() -> int:
     """Largest size of a file of weights or data, in bytes: half of the memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**36
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Adds the name of a file to errors of writing to it, which have none if it was open: the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise

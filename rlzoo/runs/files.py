@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rlzoo.core.errors import RunError
-from rlzoo.core.files import LARGE, check_regular
+from rlzoo.core.files import LARGE, check_regular, naming
 
 try:
     import fcntl
@@ -21,7 +21,7 @@ except ImportError:  # Windows has no file locks of this kind; folders are not l
 
 def write_and_sync(path: Path, data: bytes) -> None:
     """Writes a new file and flushes it to disk."""
-    with path.open("xb") as file:
+    with naming(path), path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -89,8 +89,11 @@ def is_at(file: IO[Any], path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[IO[Any]]:
+def lock(folder: Path, file: Path | None = None) -> Iterator[IO[Any]]:
     """Locks a folder against other processes. The operating system releases the lock if this process is killed.
+
+    Args:
+        file: the file that is locked; `.lock` in the folder by default.
 
     Returns:
         The open file that holds the lock.
@@ -98,11 +101,12 @@ def lock(folder: Path) -> Iterator[IO[Any]]:
     Raises:
         RunError: another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)), "r+b", 0) as file:
+    path = file or folder / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)), "r+b", 0) as handle:
         if fcntl is not None:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunError(f"{folder} is in use by another process") from error
-        yield file
+        yield handle

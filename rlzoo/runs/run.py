@@ -90,21 +90,27 @@ class Run:
         Raises:
             RunError: the directory holds a run and `overwrite` is False, or it holds other files.
         """
+        with cls.creating(path, config, overwrite, model, spaces) as run:
+            return run
+
+    @classmethod
+    @contextlib.contextmanager
+    def creating(
+        cls,
+        path: Path | str,
+        config: Config,
+        overwrite: bool = False,
+        model: ActorCritic | None = None,
+        spaces: Mapping[str, str] | None = None,
+    ) -> Iterator[Run]:
+        """`create` with the lock of the run held: no other process can come between it and the training."""
         run = cls(path)
-        if run.path.exists() and not run.path.is_dir():
-            raise RunError(f"{run.path} is a file")
-        if run.path.is_dir() and any(not p.name.startswith(".") for p in run.path.iterdir()):
-            if not run._config.exists():
-                raise RunError(f"{run.path} is not empty, and its files are not those of a run")
-            if not overwrite:
-                raise RunError(
-                    f"{run.path} already holds a run: continue it with rlzoo resume {run.path}, "
-                    "or replace it with --overwrite"
-                )
-            with run.lock():
-                run._clear()
-        run.write_config(config, model, spaces)
-        return run
+        run._check_free(overwrite)  # before a lock is left among files of something else
+        with run.lock():
+            run._check_free(overwrite)  # another process may have been first
+            run._clear()
+            run.write_config(config, model, spaces)
+            yield run
 
     @classmethod
     def open(cls, path: Path | str | Run) -> Run:
@@ -143,6 +149,18 @@ class Run:
         """Locks the run again if another program deleted the file of the lock. Raises `RunError` as `lock` does."""
         if not is_at(self._lock, self.path / ".lock"):
             self._lock = self._locks.enter_context(lock(self.path))
+
+    def _check_free(self, overwrite: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file")
+        if self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
+            if not self._config.exists():
+                raise RunError(f"{self.path} is not empty, and its files are not those of a run")
+            if not overwrite:
+                raise RunError(
+                    f"{self.path} already holds a run: continue it with rlzoo resume {self.path}, "
+                    "or replace it with --overwrite"
+                )
 
     def _clear(self) -> None:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""

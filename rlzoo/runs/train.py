@@ -80,11 +80,10 @@ def train(
         trainer = Trainer(config, model, progress=display)
     warm = _warm_start(trainer)
     spaces = trainer.task.described_spaces()
-    run = Run.create(out or default_directory(config), config, overwrite, model, spaces)
-    for line in started_from:
-        display.say(line)
-    display.say(f"training in {run.path}")
-    with run.lock():
+    with Run.creating(out or default_directory(config), config, overwrite, model, spaces) as run:
+        for line in started_from:
+            display.say(line)
+        display.say(f"training in {run.path}")
         trainer.task.begin(run.path)
         flat = config.to_dict()
         trackers = [] if track is None else start_tracker(track, run.path, flat)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlzoo.benchmark import worker
 from rlzoo.benchmark.job import Failure, Outcome, run_job
 from rlzoo.benchmark.progress import LineProgress, Progress, make_progress
 from rlzoo.benchmark.results import Results, finished
@@ -341,6 +342,12 @@ def test_workers_end_with_their_parent(tmp_path):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     assert not left
+
+
+def test_a_worker_watches_its_parent_before_it_imports_pytorch():
+    code = "import sys, rlzoo.benchmark.worker; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert worker.begin.__module__ == "rlzoo.benchmark.worker"
 
 
 def alive(group):

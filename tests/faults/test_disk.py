@@ -29,7 +29,7 @@ class FullDisk:
             def limited(data):
                 self.room -= len(data)
                 if self.room < 0:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a file that is open has no name
                 return write(data)
 
             file = _Proxy(file, limited)

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.files import naming
 from rlzoo.core.screen import printable
 from rlzoo.runs.files import is_at, write_atomically
 from rlzoo.runs.logs.display import Display
@@ -175,7 +176,7 @@ class _Lines:
             self._path.unlink()
         if self._pending:
             text = "".join([json.dumps(record) + "\n" for record in self._pending])
-            with self._path.open("a", encoding="utf-8") as file:
+            with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
             self._pending.clear()
             self._file = self._file or self._path.open("rb")
