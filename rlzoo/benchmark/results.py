@@ -21,7 +21,7 @@ from typing import Any
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.errors import RunError
-from rlzoo.core.files import naming
+from rlzoo.core.files import naming, read_bytes
 from rlzoo.runs.files import read_jsonl, write_atomically
 from rlzoo.runs.run import git_commit, other_format, versions
 
@@ -214,7 +214,7 @@ def holds_results(path: Path) -> bool:
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads((path / _SUITE).read_bytes())
+        record = json.loads(read_bytes(path / _SUITE))
         version = record["format"]
     except FileNotFoundError as error:
         raise RunError(f"{path} holds no results (no {_SUITE})") from error

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
+from rlzoo.cli.options import HELP_ALL
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
     ConfigError,
@@ -36,8 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as done:  # after --help
-        return int(done.code or 0)
+    except SystemExit as done:
+        if {"-h", "--help", HELP_ALL} & {*arguments}:
+            return 0
+        return _complain(f"code that the command loaded ended the program: SystemExit({done.code!r})", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

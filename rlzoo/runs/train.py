@@ -146,10 +146,12 @@ def resume(
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
+                require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
             warm = saved is None and _warm_start(trainer)
             logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
+        run.forget_after(trainer.step)
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
@@ -157,7 +159,6 @@ def resume(
             run.write_config(
                 config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
             )
-        run.forget_after(trainer.step)
         trainer.task.begin(run.path)
         if warm:
             _save_start(run, trainer, logger)
@@ -270,6 +271,6 @@ def _restoring(run: Run) -> Iterator[None]:
     """Turns the errors of restoring a damaged checkpoint into a `RunError` that names the run."""
     try:
         yield
-    except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RunError(f"{run.path}: the checkpoint does not fit config.json: {reason}") from error

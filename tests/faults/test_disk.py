@@ -23,7 +23,7 @@ class FullDisk:
 
     def wrap(self, path, mode="r", *args, **kwargs):
         file = self.open(path, mode, *args, **kwargs)
-        if mode in ("wb", "ab", "a"):
+        if mode in ("xb", "ab", "a"):
             write = file.write
 
             def limited(data):

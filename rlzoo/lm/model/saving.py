@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.errors import require
-from rlzoo.core.files import naming
+from rlzoo.core.files import naming, read_bytes
 from rlzoo.lm.model.hugging_face import quiet
 
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -36,7 +36,7 @@ def check_output(folder: Path | str, overwrite: bool = False) -> None:
 
 def _holds_model(folder: Path) -> bool:
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = json.loads(read_bytes(folder / "config.json"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and "model_type" in config

@@ -14,7 +14,10 @@ from random import Random
 
 from tests.faults.campaign.sandbox import Sandbox
 
-FAMILIES = ("suites", "commands", "directories", "environments", "kill", "twins", "disks", "signals")
+FAMILIES = (
+    *("suites", "commands", "directories", "data", "environments", "scores"),
+    *("kill", "twins", "disks", "signals"),
+)
 
 
 def main() -> int:

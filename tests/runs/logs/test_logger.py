@@ -23,9 +23,19 @@ from rlzoo.runs.logs.display import Display, LineDisplay, LiveDisplay, make_disp
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.train import resume
 
+made = []
+
 
 def make_logger(folder, total_steps=1000, display=None, **kwargs):
-    return Logger(folder, total_steps, {"gamma": 0.99, "env": "CartPole-v1"}, display or Display(), **kwargs)
+    made.append(Logger(folder, total_steps, {"gamma": 0.99, "env": "CartPole-v1"}, display or Display(), **kwargs))
+    return made[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    while made:
+        made.pop().close()
 
 
 def read(folder, name="metrics"):
