@@ -40,7 +40,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory or of a model on the Hub. Without a padding token it pads with end of sequence.
 
     Raises:
-        ConfigError: there is none, or it has neither of the two tokens.
+        ConfigError: there is none, it has neither of the two tokens, or its model_max_length is no number.
     """
     name = of_run(str(name))
     with loading(name, "tokenizer"):
@@ -49,6 +49,9 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     files = tokenizer.vocab_files_names.values()
     found = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
     require(found, f"{name} holds no tokenizer: there is no tokenizer.json")
+    longest = tokenizer.model_max_length
+    number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")
     return with_padding(tokenizer, f"of {name}")
 
 

@@ -406,3 +406,12 @@ def test_end_of_sequence_of_another_kind(tmp_path, end):
     (folder / "generation_config.json").write_text(json.dumps({**record, "eos_token_id": end}))
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
         load_causal_lm(folder)
+
+
+@pytest.mark.parametrize("longest", [{"a": 1}, "many", True])
+def test_length_of_a_tokenizer_must_be_a_number(longest, tmp_path):
+    path = save_lm(tmp_path / "model")
+    settings = json.loads((path / "tokenizer_config.json").read_text()) | {"model_max_length": longest}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="model_max_length .* must be a number"):
+        load_tokenizer(path)
