@@ -413,5 +413,5 @@ def test_length_of_a_tokenizer_must_be_a_number(longest, tmp_path):
     path = save_lm(tmp_path / "model")
     settings = json.loads((path / "tokenizer_config.json").read_text()) | {"model_max_length": longest}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="model_max_length .* must be a number"):
+    with pytest.raises(ConfigError, match=r"model_max_length .* must be a number"):
         load_tokenizer(path)
