@@ -32,6 +32,8 @@ Attention = Literal["auto", "sdpa", "eager"]
 the fused one where the architecture has it."""
 
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
+_MOST_LAYERS = 1000
+"""Layers of a model that is loaded: a damaged configuration may ask for millions, which take hours to build."""
 HEAD = "score"
 """Name of a reward model's head, a linear map from the hidden state of the last token to the score."""
 
@@ -230,6 +232,10 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         where = location(name, "model")
         labels = {"num_labels": 1} if classifier else {}
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
+        layers = getattr(config, "num_hidden_layers", 0)
+        require(
+            layers <= _MOST_LAYERS, f"{name}: config.json has {layers:,} layers; at most {_MOST_LAYERS:,} are built"
+        )
         _zero_dropout(config)
         model, info = auto.from_pretrained(
             name,
