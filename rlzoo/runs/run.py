@@ -369,7 +369,7 @@ class Run:
         """The step of the checkpoint with the best evaluation; None if there is none."""
         try:
             return int(json.loads(read_bytes(self.checkpoints / "best.json"))["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
 
     def mark_best(self, step: int, mean_return: float) -> None:
