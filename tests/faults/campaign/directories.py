@@ -105,7 +105,7 @@ def _damage(rng: Random, run: Path, sandbox: Sandbox) -> None:
         for p in run.rglob("*")
         if p.is_file() and not p.is_symlink() and p.stat().st_size < MOST and ".tfevents." not in p.name
     )
-    folders = sorted(p for p in run.rglob("*") if p.is_dir())
+    folders = sorted(p for p in run.rglob("*") if p.is_dir() and not p.is_symlink())
     path = rng.choice(folders if rng.random() < 0.05 or not files else files)
     kind = rng.randrange(9)
     if path.is_dir():
