@@ -106,7 +106,10 @@ def _damage(rng: Random, run: Path, sandbox: Sandbox) -> None:
         if p.is_file() and not p.is_symlink() and p.stat().st_size < MOST and ".tfevents." not in p.name
     )
     folders = sorted(p for p in run.rglob("*") if p.is_dir() and not p.is_symlink())
-    path = rng.choice(folders if rng.random() < 0.05 or not files else files)
+    found = folders if rng.random() < 0.05 or not files else files
+    if not found:  # an earlier damage removed them
+        return
+    path = rng.choice(found)
     kind = rng.randrange(9)
     if path.is_dir():
         shutil.rmtree(path)
