@@ -133,7 +133,14 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the run against other processes. Raises `RunError` if another process uses it."""
+        """Locks the run against other processes.
+
+        Raises:
+            RunError: another process uses it, or a directory in it is a link, through which a run does not write.
+        """
+        for folder in (self.checkpoints, *(self.path / name for name in _MODELS)):
+            if folder.is_symlink():
+                raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
         with contextlib.ExitStack() as self._locks:
             self._lock = self._locks.enter_context(lock(self.path))
             yield
