@@ -20,7 +20,7 @@ from rlzoo.control.recurrent import RecurrentMLP
 from rlzoo.control.spaces import is_gumbel
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.distributions import IMPOSSIBLE
-from rlzoo.core.env import Array, Bools
+from rlzoo.core.env import Array, Bools, restored
 from rlzoo.core.fields import UnitInterval
 from rlzoo.core.models import ActorCritic, Normalizer
 from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
@@ -247,9 +247,11 @@ class ActionNoise(Iterator[Array]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        self._z = state["z"].copy()
+        self._z = restored(state["z"], self._z)
         self._draw()
         self._used = int(state["used"])
+        if not 0 <= self._used <= _BLOCK:
+            raise ValueError(f"{self._used} of {_BLOCK} steps of noise are used")
 
 
 _BLOCK = 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from gymnasium.vector.utils import iterate
 from rlzoo.control.spaces import categories, check_spaces, flat_mask, illegal_part, native_actions
 from rlzoo.control.wrappers import Env, wrap
 from rlzoo.core.env import Array, Bools, VectorEnv
-from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace
+from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace, described
 
 _REPORT = "rlzoo_error"
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
@@ -99,6 +100,8 @@ class GymnasiumEnv(VectorEnv):
         self._steps += 1
         action = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
+        if self._given:
+            terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         done = terminated | truncated
         self._store(obs, reward, info, done)
         self.success.fill(np.nan)
@@ -134,7 +137,7 @@ class GymnasiumEnv(VectorEnv):
         try:
             return self._vector.render()[0]
         except Exception as error:
-            raise self._error(_one_line(error)) from error
+            raise self._error(described(error)) from error
 
     def close(self) -> None:
         if self._given:  # it belongs to the user
@@ -144,11 +147,14 @@ class GymnasiumEnv(VectorEnv):
             self._vector.close(timeout=1)
 
     def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> None:
-        if self._given:
-            obs = _flatten_batch(self._vector, obs)
-        with np.errstate(over="ignore"):
-            self._obs[:, : self._obs.shape[1] - self.legal] = obs
-            self._reward[...] = reward
+        try:
+            if self._given:
+                obs = _flatten_batch(self._vector, obs)
+            with np.errstate(over="ignore"):
+                self._obs[:, : self._obs.shape[1] - self.legal] = obs
+                self._reward[...] = reward
+        except (TypeError, ValueError) as error:
+            raise self._error(described(error)) from error
         if self.legal:
             self._obs[:, -self.legal :] = self._masks(info, done)
         for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
@@ -177,12 +183,19 @@ class GymnasiumEnv(VectorEnv):
                 raise self._error(f"copy {i} has no legal action" + (f" in part {part}" if part else ""))
         return masks
 
+    def _flags(self, name: str, x: Any) -> Bools:
+        flags = np.asarray(x)
+        known = flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf" and np.isin(flags, (0, 1)).all()
+        if not known:
+            raise self._error(f"{name} must be True or False for each copy, got {x!r}")
+        return flags.astype(np.bool_)
+
     def _call(self, method: partial[Any]) -> Any:
         """Calls a method of the vector environment."""
         try:
             results = method()
-        except Exception as error:
-            raise self._error(_one_line(error)) from error
+        except (Exception, SystemExit) as error:
+            raise self._error(described(error)) from error
         for report in filter(None, results[-1].get(_REPORT, ())):
             raise self._error(str(report)) from report.__cause__ or report
         return results
@@ -220,23 +233,25 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             obs, info = self.env.reset(seed=seed, options=options)
             return self._flatten(obs), self._legal(info)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self._no_obs, self._report(error)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
+            terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
             told = (terminated or truncated) and "is_success" in info
             success = {"is_success": bool(info["is_success"])} if told else {}
-            return (
-                self._flatten(obs),
-                float(reward),
-                bool(terminated),
-                bool(truncated),
-                {**success, **self._legal(info)},
-            )
-        except Exception as error:
+            return self._flatten(obs), _reward(reward), terminated, truncated, {**success, **self._legal(info)}
+        except (Exception, SystemExit) as error:
             return self._no_obs, 0.0, False, False, self._report(error)
+
+    def close(self) -> None:
+        """Closes the environment. An error of it is a warning: whatever used the environment has its results."""
+        try:
+            super().close()
+        except (Exception, SystemExit) as error:
+            warnings.warn(f"closing the environment raised {described(error)}", RuntimeWarning, stacklevel=2)
 
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
@@ -251,11 +266,27 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             return {"action_mask": flat_mask(self.env.action_space, self.env.get_wrapper_attr("action_masks")())}
         return {}
 
-    def _report(self, error: Exception) -> dict[str, Any]:
-        report = _CopyError(f"copy {self._index} raised {_one_line(error)}")
+    def _report(self, error: BaseException) -> dict[str, Any]:
+        report = _CopyError(f"copy {self._index} raised {described(error)}")
         report.add_note(traceback.format_exc())
         report.__cause__ = error
         return {_REPORT: report}
+
+
+def _flag(name: str, x: Any) -> bool:
+    """`terminated` or `truncated` of one step, which may also be 0 or 1, or an array of one of these."""
+    if type(x) in (bool, np.bool_):
+        return bool(x)
+    array = np.asarray(x)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {x!r}")
+    return bool(array.item())
+
+
+def _reward(x: Any) -> float:
+    if isinstance(x, str | bytes):
+        raise TypeError(f"reward must be a number, got {x!r}")
+    return float(x)
 
 
 def make_copies(
@@ -286,8 +317,8 @@ def make_copies(
         return SyncVectorEnv(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
-    except Exception as error:
-        raise EnvError(f"environment {name!r} cannot be made: {_one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"environment {name!r} cannot be made: {described(error)}") from error
 
 
 def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
@@ -334,7 +365,3 @@ def _flatten_batch(vector: Any, obs: Any) -> Array:
         return np.asarray(obs).reshape(vector.num_envs, -1)
     rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
     return np.stack(rows)
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

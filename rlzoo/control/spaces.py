@@ -15,6 +15,9 @@ from rlzoo.core.errors import ConfigError, UnsupportedSpace
 
 Space = gymnasium.Space[Any]
 
+_MOST_CATEGORIES = 2**20
+"""Largest number of categories in a space. The first or last layer of a network has a weight for each."""
+
 
 def check_spaces(name: str, observation: Space, action: Space) -> None:
     """Raises `UnsupportedSpace` if no policy can be built for a space of the environment `name`."""
@@ -22,6 +25,13 @@ def check_spaces(name: str, observation: Space, action: Space) -> None:
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
     if not all(map(_is_action, leaves(action))):
         raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
+    if spaces.flatdim(observation) == 0:
+        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} has no numbers")
+    for kind, space in (("observation", observation), ("action", action)):
+        most = sum(sum(categories(leaf)) for leaf in leaves(space) if not isinstance(leaf, spaces.Box))
+        if most > _MOST_CATEGORIES:
+            number = f"{most:,} categories, each a number; at most {_MOST_CATEGORIES:,} are supported"
+            raise UnsupportedSpace(f"environment {name!r}: {kind} space {space} has {number}")
 
 
 def leaves(space: Space) -> list[Space]:
@@ -76,7 +86,8 @@ def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> 
 
     A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
     """
-    low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
+    with np.errstate(over="ignore"):  # a bound beyond the precision is none
+        low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
     return ((low + high) / 2).astype(dtype), ((high - low) / 2).astype(dtype)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rlzoo.core.env import ENDLESS
 from rlzoo.core.errors import RunError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
@@ -30,6 +31,8 @@ def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, 
         line += f", success rate {summary['success_rate']:.3g}"
     if "kl_reference" in summary:
         line += f", KL to the reference {summary['kl_reference']:.3g}"
+    if "cut_episodes" in summary:
+        line += f", {summary['cut_episodes']} of them cut after {ENDLESS:,} steps"
     return line if deterministic is None else f"{line}; deterministic {spread(deterministic)}"
 
 

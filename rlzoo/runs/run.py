@@ -18,37 +18,44 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.errors import RunError
+from rlzoo.core.files import LARGE, check_regular, most_in_memory, read_bytes
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.version import __version__
-from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
+from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, pack, unpack
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
+from rlzoo.runs.configuration.record import git_commit, read_record, read_settings, reason, versions
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.configuration.upgrade import upgrade
-from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.files import is_at, lock, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
-
-_NOT_SETTINGS = ("objects", "spaces", "model_class", "extended_at", "threads", "versions", "git_commit")
-"""Entries of `config.json` beside its format and the settings."""
 
 _TAIL = 16_384
 """Bytes at the end of a file that hold at least one line."""
 
 _MODELS = ("start", "actor")
 """Directories that a task may write its models in."""
+
+
+_NUMBER = (int, float)
+_RECORDS: Mapping[str, Mapping[str, Any]] = {
+    "metrics.jsonl": {},
+    "evaluations.jsonl": {
+        "mean_return": _NUMBER,
+        "std_return": _NUMBER,
+        "episodes": int,
+        "deterministic": bool,
+        "final": bool,
+    },
+}
+"""Files of records, and what each record of them has beside its step."""
 
 
 class Run:
@@ -76,21 +83,27 @@ class Run:
         Raises:
             RunError: the directory holds a run and `overwrite` is False, or it holds other files.
         """
+        with cls.creating(path, config, overwrite, model, spaces) as run:
+            return run
+
+    @classmethod
+    @contextlib.contextmanager
+    def creating(
+        cls,
+        path: Path | str,
+        config: Config,
+        overwrite: bool = False,
+        model: ActorCritic | None = None,
+        spaces: Mapping[str, str] | None = None,
+    ) -> Iterator[Run]:
+        """`create` with the lock of the run held: no other process can come between it and the training."""
         run = cls(path)
-        if run.path.exists() and not run.path.is_dir():
-            raise RunError(f"{run.path} is a file")
-        if run.path.is_dir() and any(not p.name.startswith(".") for p in run.path.iterdir()):
-            if not run._config.exists():
-                raise RunError(f"{run.path} is not empty, and its files are not those of a run")
-            if not overwrite:
-                raise RunError(
-                    f"{run.path} already holds a run: continue it with rlzoo resume {run.path}, "
-                    "or replace it with --overwrite"
-                )
-            with run.lock():
-                run._clear()
-        run.write_config(config, model, spaces)
-        return run
+        run._check_free(overwrite)  # before a lock is left among files of something else
+        with run.lock():
+            run._check_free(overwrite)  # another process may have been first
+            run._clear()
+            run.write_config(config, model, spaces)
+            yield run
 
     @classmethod
     def open(cls, path: Path | str | Run) -> Run:
@@ -118,22 +131,48 @@ class Run:
         """The directory of the checkpoints."""
         return self.path / "checkpoints"
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Locks the run against other processes. Raises `RunError` if another process uses it."""
-        return lock(self.path)
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Locks the run against other processes.
+
+        Raises:
+            RunError: another process uses it, or a directory in it is a link, through which a run does not write.
+        """
+        for folder in (self.checkpoints, *(self.path / name for name in _MODELS)):
+            if folder.is_symlink():
+                raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
+        with contextlib.ExitStack() as self._locks:
+            self._lock = self._locks.enter_context(lock(self.path))
+            yield
+
+    def keep_lock(self) -> None:
+        """Locks the run again if another program deleted the file of the lock. Raises `RunError` as `lock` does."""
+        if not is_at(self._lock, self.path / ".lock"):
+            self._lock = self._locks.enter_context(lock(self.path))
+
+    def _check_free(self, overwrite: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file")
+        if self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
+            if not self._config.exists():
+                raise RunError(f"{self.path} is not empty, and its files are not those of a run")
+            if not overwrite:
+                raise RunError(
+                    f"{self.path} already holds a run: continue it with rlzoo resume {self.path}, "
+                    "or replace it with --overwrite"
+                )
 
     def _clear(self) -> None:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for folder in _MODELS:
-            shutil.rmtree(self.path / folder, ignore_errors=True)
         for path in (
+            self.checkpoints,
+            *(self.path / folder for folder in _MODELS),
             *self.path.glob("events.out.tfevents.*"),
             *self.path.glob("*.jsonl"),
             self.path / "tracker.json",
             self._config,
         ):
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def write_config(
         self,
@@ -188,7 +227,7 @@ class Run:
         try:
             return make_config(settings.pop("algorithm"), settings.pop("env"), **settings)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
+            raise RunError(f"{self._config} cannot be used: {reason(error)}") from error
 
     @property
     def record(self) -> dict[str, Any]:
@@ -225,23 +264,30 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one for each iteration, oldest first."""
-        return [record for _, record in _read(self.path / "metrics.jsonl")]
+        return [record for _, record in self._read("metrics.jsonl")]
 
     def last_metrics(self) -> dict[str, Any] | None:
         """The last line of `metrics.jsonl`, read from the end of the file; None if there is none."""
-        last = None
-        with contextlib.suppress(FileNotFoundError), (self.path / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            for line in file.read().splitlines(keepends=True):
-                if line.endswith(b"\n"):
-                    with contextlib.suppress(ValueError):
-                        last = json.loads(line)
+        path, last = self.path / "metrics.jsonl", None
+        with contextlib.suppress(OSError):
+            check_regular(path, LARGE)
+            with path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+                for line in file.read().splitlines(keepends=True):
+                    with contextlib.suppress(ValueError, RecursionError):
+                        record = json.loads(line)
+                        last = record if line.endswith(b"\n") and _is_record(record, {}) else last
         return last
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of `evaluations.jsonl`, oldest first."""
-        records = (record for _, record in _read(self.path / "evaluations.jsonl"))
-        return [r for r in records if {"mean_return", "deterministic", "final"} <= r.keys()]
+        return [record for _, record in self._read("evaluations.jsonl")]
+
+    def _read(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The complete lines of a file of records, with their records."""
+        for line, record in read_jsonl(self.path / name):
+            if record is not None and _is_record(record, _RECORDS[name]):
+                yield line, record
 
     @property
     def finished(self) -> bool:
@@ -271,7 +317,7 @@ class Run:
         if target.exists():
             return
         temporary = self.checkpoints / f".{step}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
         temporary.mkdir(parents=True)
         try:
             for name, data in files.items():
@@ -292,8 +338,9 @@ class Run:
         """Deletes checkpoints. Renames each one first, because a directory with a step as its name must be complete."""
         for step in steps:
             doomed = self.checkpoints / f".{step}.tmp"
+            remove(doomed)
             (self.checkpoints / str(step)).rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            remove(doomed)
 
     def load(self, step: int | None = None) -> Checkpoint:
         """The checkpoint at `step`, by default the last one.
@@ -304,11 +351,11 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            return unpack({name: (folder / name).read_bytes() for name in FILES})
+            return unpack({name: read_bytes(folder / name, _most(name)) for name in FILES})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
             remedy = f"; the one before it is at step {older[-1]}: use --checkpoint {older[-1]}" if older else ""
-            raise RunError(f"cannot read checkpoint {folder}: {_describe(error)}{remedy}") from error
+            raise RunError(f"cannot read checkpoint {folder}: {reason(error)}{remedy}") from error
 
     def step_of(self, checkpoint: int | Literal["best"] | None = None) -> int:
         """The step of a checkpoint, which is given as its step, as "best", or as None for the last one.
@@ -328,8 +375,8 @@ class Run:
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best evaluation; None if there is none."""
         try:
-            return int(json.loads((self.checkpoints / "best.json").read_text())["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(read_bytes(self.checkpoints / "best.json"))["step"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
 
     def mark_best(self, step: int, mean_return: float) -> None:
@@ -341,12 +388,12 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Deletes metrics, evaluations and checkpoints later than `step`, so that the run can continue there."""
         for leftover in self.checkpoints.glob(".*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
         self._remove(s for s in self.steps() if s > step)
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             path = self.path / name
-            if path.exists():
-                lines = [line for line, record in _read(path) if record["step"] <= step]
+            if path.exists() or path.is_symlink():
+                lines = [line for line, record in self._read(name) if record["step"] <= step]
                 write_atomically(path, "".join(lines).encode())
         best = self.best_step()
         if best is not None and best > step:
@@ -354,80 +401,17 @@ class Run:
         self._prune()
 
 
-def config_file(path: Path | str) -> Path:
-    """The `config.json` that a path names: the file itself, or that of a run directory."""
-    path = Path(path)
-    return path / "config.json" if path.is_dir() else path
+def _most(name: str) -> int:
+    """Largest size of a checkpoint's file."""
+    return most_in_memory() if name.endswith(".safetensors") else LARGE
 
 
-def read_record(file: Path) -> dict[str, Any]:
-    """The contents of a `config.json`.
-
-    Raises:
-        RunError: it is missing, damaged, or has an unknown format.
-    """
-    try:
-        record = json.loads(file.read_bytes())
-        version = record["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read: {_describe(error)}") from error
-    if version not in READABLE:
-        raise RunError(f"{file} has format {version}; this rlzoo reads {' and '.join(map(str, READABLE))}")
-    return dict(record)
-
-
-def read_settings(file: Path) -> dict[str, Any]:
-    """The settings in a `config.json` under their present names, with `algorithm` and `env`.
-
-    Raises:
-        RunError: as for `read_record`.
-    """
-    record = read_record(file)
-    version = record.pop("format")
-    for name in _NOT_SETTINGS:
-        record.pop(name, None)
-    try:
-        return record if version == FORMAT else upgrade(record)
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise RunError(f"{file} cannot be used: {_describe(error)}") from error
-
-
-def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Complete lines of a JSON-lines file with their records."""
-    for line, record in read_jsonl(path):
-        if record is not None and isinstance(record.get("step"), int):
-            yield line, record
-
-
-def _describe(error: BaseException) -> str:
-    """The error in one line. Its type is included where the message says little without it."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (ConfigError, UnknownEnv, OSError)) else f"{type(error).__name__}: {text}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of rlzoo and of the libraries that its results depend on."""
-    return {
-        "rlzoo": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def git_commit() -> str | None:
-    """Git commit of rlzoo, if it runs from a repository."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        git = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return git.stdout.strip()
+def _is_record(record: Any, kinds: Mapping[str, Any]) -> bool:
+    """Whether a JSON value is a record of a step, with values of these kinds, and without integers beyond a float."""
+    return (
+        isinstance(record, dict)
+        and type(record.get("step")) is int
+        and record["step"] >= 0
+        and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+        and not any(isinstance(x, int) and x.bit_length() > 1000 for x in record.values())
+    )

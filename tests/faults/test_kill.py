@@ -57,14 +57,14 @@ def killed_at_file_operation(number, path, settings):
 
 
 @pytest.mark.slow
-def test_killed_before_each_of_its_file_operations(tmp_path):
+def test_killed_before_every_third_of_its_file_operations(tmp_path):
     settings = {**short_runs.PPO, "total_steps": 400, "checkpoint_interval": 100, "eval_interval": 100}
     reference = short_runs.outcome(train(**settings, out=tmp_path / "whole"))
     number = 1
     while killed_at_file_operation(number, tmp_path / str(number), settings):
         go_on(tmp_path / str(number), settings)
         assert short_runs.outcome(Run(tmp_path / str(number))) == reference, f"killed before operation {number}"
-        number += 1
+        number += 3
     assert number > 60
 
 
@@ -89,7 +89,7 @@ def test_killed_while_it_is_resumed(tmp_path):
     ],
     ids=["ppo-clip", "trpo"],
 )
-def test_command_killed_at_ten_random_instants(arguments, tmp_path):
+def test_command_killed_at_five_random_instants(arguments, tmp_path):
     def command(*arguments):
         return [sys.executable, "-m", "rlzoo", *arguments, "--quiet"]
 
@@ -99,7 +99,7 @@ def test_command_killed_at_ten_random_instants(arguments, tmp_path):
     duration = time.perf_counter() - start
     rng = random.Random(1)
     path = tmp_path / "killed"
-    for _ in range(10):
+    for _ in range(5):
         going_on = (path / "config.json").exists()
         process = subprocess.Popen(
             command("resume", str(path)) if going_on else command("train", *arguments, *steps, "--out", str(path))

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.files import read_bytes
 from rlzoo.lm.model.hugging_face import loading, location, quiet
 from rlzoo.lm.model.saving import SPECIAL_TOKENS
 
@@ -31,6 +32,8 @@ Attention = Literal["auto", "sdpa", "eager"]
 the fused one where the architecture has it."""
 
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
+_MOST_LAYERS = 1000
+"""Layers of a model that is loaded: a damaged configuration may ask for millions, which take hours to build."""
 HEAD = "score"
 """Name of a reward model's head, a linear map from the hidden state of the last token to the score."""
 
@@ -39,7 +42,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory or of a model on the Hub. Without a padding token it pads with end of sequence.
 
     Raises:
-        ConfigError: there is none, or it has neither of the two tokens.
+        ConfigError: there is none, it has neither of the two tokens, or its model_max_length is no number.
     """
     name = of_run(str(name))
     with loading(name, "tokenizer"):
@@ -48,6 +51,9 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     files = tokenizer.vocab_files_names.values()
     found = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
     require(found, f"{name} holds no tokenizer: there is no tokenizer.json")
+    longest = tokenizer.model_max_length
+    number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")
     return with_padding(tokenizer, f"of {name}")
 
 
@@ -142,7 +148,7 @@ def of_run(name: str) -> str:
         ConfigError: it is a run that has no final actor.
     """
     try:
-        record = json.loads(Path(name, "config.json").read_bytes())
+        record = json.loads(read_bytes(Path(name, "config.json")))
     except (OSError, ValueError, RecursionError):
         return name
     if not (isinstance(record, dict) and {"algorithm", "env"} <= record.keys() and "model_type" not in record):
@@ -168,7 +174,7 @@ def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
 
 def is_config(source: Path | str) -> bool:
     """Whether `source` is a configuration without weights: a .json file, or a directory with a config.json only."""
-    path = Path(source)
+    path = Path(of_run(str(source)))
     return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file() and not _weights(path))
 
 
@@ -226,6 +232,10 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         where = location(name, "model")
         labels = {"num_labels": 1} if classifier else {}
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
+        layers = getattr(config, "num_hidden_layers", 0)
+        require(
+            layers <= _MOST_LAYERS, f"{name}: config.json has {layers:,} layers; at most {_MOST_LAYERS:,} are built"
+        )
         _zero_dropout(config)
         model, info = auto.from_pretrained(
             name,
@@ -277,6 +287,9 @@ def _start_head(head: nn.Module, seed: int) -> None:
 def _ready(model: Any, name: str) -> PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    known = all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends])) or ends is None
+    require(known, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
     spoiled = next((key for key, p in model.named_parameters() if not bool(p.isfinite().all())), None)
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")
     model.eval()
@@ -313,9 +326,11 @@ def _read_config(config: Path | str | Mapping[str, Any]) -> tuple[str, dict[str,
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(read_bytes(path))
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     require(isinstance(record, dict), f"{path} is not a JSON object")

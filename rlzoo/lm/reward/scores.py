@@ -20,7 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlzoo.core.errors import ConfigError, EnvError, no_such, require
+from rlzoo.core.errors import ConfigError, EnvError, described, no_such, require
+from rlzoo.core.files import check_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +114,7 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         result = score(list(prompts), list(responses))
         items = _items(result, count)
     except (Exception, SystemExit) as error:
-        raise EnvError(f"reward {name}: {_one_line(error)}{_place(error, score)}") from error
+        raise EnvError(f"reward {name}: {described(error)}{_place(error, score)}") from error
 
     def fail(fault: str, index: int | None = None) -> EnvError:
         at = "" if index is None else f"score of response {index} ({responses[index][:60]!r}) "
@@ -145,7 +146,7 @@ def _import_module(spec: str, name: str) -> ModuleType:
             if missing is not None and f"{name}.".startswith(f"{missing}."):
                 fault = no_such("module", missing, _modules_beside(missing))
             else:
-                fault = f"importing {name} raised {_one_line(error)}{_place(error)}"
+                fault = f"importing {name} raised {described(error)}{_place(error)}"
             raise ConfigError(f"reward {spec!r}: {fault}") from error
 
 
@@ -153,6 +154,10 @@ def _import_file(spec: str, path: Path) -> ModuleType:
     if not path.is_file():
         known = [str(other) for other in path.parent.glob("*.py")]
         raise ConfigError(f"reward {spec!r}: {no_such('file', str(path), known)}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ConfigError(f"reward {spec!r}: {path} cannot be read: {error.strerror}") from error
     path = path.resolve()
     # A prefix, because its own name could be that of another module.
     name = f"_reward_{path.stem}"
@@ -166,7 +171,7 @@ def _import_file(spec: str, path: Path) -> ModuleType:
             found.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            raise ConfigError(f"reward {spec!r}: {_one_line(error)}{_place(error)}") from error
+            raise ConfigError(f"reward {spec!r}: {described(error)}{_place(error)}") from error
     return module
 
 
@@ -237,11 +242,6 @@ def _place(error: BaseException, score: Score | None = None) -> str:
         places.insert(0, (code.co_filename, code.co_firstlineno))
     own = [(file, line) for file, line in places if not file.startswith(_LIBRARIES)]
     return " ({}:{})".format(*(own or places)[-1]) if places else ""
-
-
-def _one_line(error: BaseException) -> str:
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {' '.join(message.split())}"
 
 
 def _brief(x: Any) -> str:
