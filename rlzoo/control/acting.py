@@ -163,7 +163,7 @@ def _layers(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array],
     """(weight (I, O), bias (O,), activation) of each layer, as views of the parameters."""
     if net is None:
         return []
-    net = net[1] if isinstance(net, RecurrentMLP) else net
+    net = net.mlp if isinstance(net, RecurrentMLP) else net
     assert isinstance(net, MLP)
     arrays = [p.detach().numpy() for p in net.parameters()]
     activations = [_ACTIVATIONS[net.activation] if activated else None for activated in net.activated]

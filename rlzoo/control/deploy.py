@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from rlzoo.control.acting import make_actor, standard_noise
 from rlzoo.control.export import export_model
 from rlzoo.control.spaces import flat_mask, is_gumbel, native_actions
+from rlzoo.core.actors import Actor
 from rlzoo.core.env import Array
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.models import ActorCritic
@@ -54,13 +55,13 @@ class ControlPolicy(DeployedPolicy):
         self._fast = fast
         self._rows = 1
         self._starts = np.ones(1, np.bool_)
-        self._actor = make_actor(self.model, self._noise(), fast)
+        self._actor = self._make_actor()
 
     def __call__(self, obs: Any, action_mask: Any = None) -> Any:
         inputs = self.flatten(obs)
         if len(inputs) != self._rows:
-            self._rows, self._starts = len(inputs), np.ones(len(inputs), np.bool_)
-            self._actor = make_actor(self.model, self._noise(), self._fast)
+            self._rows = len(inputs)
+            self.reset()
         if self.model.legal:
             inputs = np.concatenate([inputs, self._legal(action_mask)], 1)
         none = np.zeros(self._rows, np.bool_)
@@ -71,7 +72,13 @@ class ControlPolicy(DeployedPolicy):
         return next(iter(iterate(batch_space(self.action_space), actions)))
 
     def reset(self, rows: Any = True) -> None:
-        self._starts = np.broadcast_to(np.asarray(rows, np.bool_), self._rows) | self._starts
+        begin = np.broadcast_to(np.asarray(rows, np.bool_), self._rows)
+        if begin.all():
+            self._actor = self._make_actor()
+        self._starts = begin if begin.all() else begin | self._starts
+
+    def _make_actor(self) -> Actor:
+        return make_actor(self.model, self._noise(), self._fast)
 
     def _legal(self, mask: Any) -> Array:
         """(N, K) 1 for each legal action."""

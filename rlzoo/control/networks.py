@@ -22,6 +22,7 @@ from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, Mu
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.fields import check_fields
 from rlzoo.core.models import ActorCritic, Normalizer, Policy, Value
+from rlzoo.optim.fast.mlp import evaluate, pull_back
 from rlzoo.optim.fast.tape import Tape
 
 
@@ -66,7 +67,11 @@ class MLP(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         if Tape.current is not None and self.activated and not x.requires_grad:
-            return Tape.current.record(self, x)
+            layers = evaluate(self, x.reshape(-1, x.shape[-1]))
+            return Tape.current.record(
+                layers[-1].view(*x.shape[:-1], self.outputs),
+                lambda grad: pull_back(self, layers, grad.reshape(-1, self.outputs))[0],
+            )
         for layer, activated in zip(self.layers, self.activated, strict=True):
             x = layer(x)
             if activated:

@@ -34,18 +34,18 @@ class NoVelocity(VectorEnv):
 
     def __init__(self, make: Callable[..., Any], visible: list[int], num_envs: int, seed: int) -> None:
         self._env = make(num_envs, seed)
-        self._visible = np.array(visible, np.float32)
+        self._visible = np.array(visible, bool)
         self.num_envs = num_envs
         self.observation_space = self._env.observation_space
         self.action_space = self._env.action_space
 
     def reset(self) -> tuple[Array, Bools]:
         obs, forced = self._env.reset()
-        return obs * self._visible, forced
+        return np.where(self._visible, obs, np.float32(0)), forced
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
         obs, *rest = self._env.step(action)
-        return (obs * self._visible, *rest)
+        return (np.where(self._visible, obs, np.float32(0)), *rest)
 
     def reseed(self, seed: int) -> bool:
         return bool(self._env.reseed(seed))
@@ -60,8 +60,10 @@ class NoVelocity(VectorEnv):
 def _single(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
     """One copy by Gymnasium."""
     env = gymnasium.make(env_id, **kwargs)
-    visible = np.array(_VISIBLE[env_id], np.float32)
-    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs * visible, env.observation_space)
+    visible = np.array(_VISIBLE[env_id], bool)
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda obs: np.where(visible, obs, np.float32(0)), env.observation_space
+    )
 
 
 def _register(env_id: str) -> str:

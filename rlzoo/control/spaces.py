@@ -28,24 +28,26 @@ def check_spaces(name: str, observation: Space, action: Space) -> None:
     if spaces.flatdim(observation) == 0:
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} has no numbers")
     for kind, space in (("observation", observation), ("action", action)):
-        most = sum(sum(categories(leaf)) for leaf in leaves(space) if not isinstance(leaf, spaces.Box))
-        if most > _MOST_CATEGORIES:
-            number = f"{most:,} categories, each a number; at most {_MOST_CATEGORIES:,} are supported"
+        count = sum(spaces.flatdim(leaf) for leaf in leaves(space) if not isinstance(leaf, spaces.Box))
+        if count > _MOST_CATEGORIES:
+            number = f"{count:,} categories, each a number; at most {_MOST_CATEGORIES:,} are supported"
             raise UnsupportedSpace(f"environment {name!r}: {kind} space {space} has {number}")
 
 
 def leaves(space: Space) -> list[Space]:
-    """The spaces that a `Dict` or `Tuple` consists of, in order; any other space is its own leaf."""
-    if isinstance(space, spaces.Dict):
-        return [leaf for part in space.spaces.values() for leaf in leaves(part)]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in leaves(part)]
-    return [space]
+    """The spaces that a `Dict` or `Tuple` consists of, in order. Any other space, or an empty one, is its own leaf."""
+    return [leaf for part in _parts(space) for leaf in leaves(part)] if is_product(space) else [space]
 
 
 def is_product(space: Space) -> bool:
     """Whether actions have several parts, each with a distribution of its own."""
-    return isinstance(space, spaces.Dict | spaces.Tuple)
+    return bool(_parts(space))
+
+
+def _parts(space: Space) -> list[Space]:
+    if isinstance(space, spaces.Dict):
+        return list(space.spaces.values())
+    return list(space.spaces) if isinstance(space, spaces.Tuple) else []
 
 
 def categories(space: Space) -> list[int]:
@@ -152,10 +154,8 @@ def _described(mask: Any) -> str:
 
 def _is_flat(space: Space) -> bool:
     """Whether every observation of the space is a fixed number of numbers."""
-    return all(
-        isinstance(leaf, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
-        for leaf in leaves(space)
-    )
+    kinds = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    return all(isinstance(leaf, kinds) or leaf in (spaces.Dict(), spaces.Tuple(())) for leaf in leaves(space))
 
 
 def _is_action(space: Space) -> bool:

@@ -36,7 +36,7 @@ def acting(space, copies=50, **options):
 
 def act(model, obs, noise, **how):
     """The action that the model's actor takes with this noise."""
-    return make_actor(model, iter([noise]), **how)(obs, np.zeros(len(obs), bool))
+    return make_actor(model, iter([noise]), **how)(obs, *np.zeros((2, len(obs)), bool))
 
 
 def draw(noise, steps):
@@ -96,7 +96,7 @@ def test_each_action_takes_the_next_noise(fast):
     actor = make_actor(model, first, fast)
     expected = ActionNoise(SPACES["box"], 50, second)
     for _ in range(3):
-        action = actor(obs, np.zeros(50, bool))
+        action = actor(obs, *np.zeros((2, 50), bool))
         np.testing.assert_allclose(action, torch_action(model, obs, next(expected)), rtol=1e-5, atol=1e-5)
 
 

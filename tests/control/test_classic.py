@@ -12,7 +12,7 @@ from rlzoo.control import envs
 from rlzoo.control.classic import BUILTIN
 from rlzoo.core.errors import EnvError
 
-IDS = envs.builtin_ids()
+IDS = tuple(BUILTIN)
 TERMINATING = [env_id for env_id in IDS if env_id != "Pendulum-v1"]
 COMPARED = [env_id for env_id in IDS if env_id != "CartPole-v0"]
 

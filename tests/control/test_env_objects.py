@@ -61,7 +61,7 @@ def vector(copies=3, mode=AutoresetMode.NEXT_STEP, **settings):
     return SyncVectorEnv([lambda: Walk(**settings)] * copies, autoreset_mode=mode)
 
 
-def right(obs, forced):
+def right(obs, forced, starts):
     return np.ones(len(obs), np.int64)
 
 
@@ -80,7 +80,10 @@ def make_nothing():
 def test_function_makes_the_copies(env):
     made = envs.make(env, 3, 7, length=5)
     same = envs.make(Walk, 3, 7, length=5)
-    for a, b in ((made.reset(), same.reset()), (made.step(right([0] * 3, 0)), same.step(right([0] * 3, 0)))):
+    for a, b in (
+        (made.reset(), same.reset()),
+        (made.step(right([0] * 3, None, None)), same.step(right([0] * 3, None, None))),
+    ):
         for x, y in zip(a, b, strict=True):
             np.testing.assert_array_equal(x, y)
     assert made.observation_space.shape == (3,)
@@ -144,7 +147,7 @@ def test_vector_environment_trains_as_its_copies_do(tmp_path):
     for env in (ours, theirs):
         env.seen = [env.reset()[0].copy()]
         for _ in range(9):
-            obs, reward, terminated, truncated, forced = env.step(right([0] * 3, 0))
+            obs, reward, terminated, truncated, forced = env.step(right([0] * 3, None, None))
             env.seen += [
                 obs.copy(),
                 reward.copy(),
@@ -321,7 +324,7 @@ def test_episodes_tell_whether_they_were_a_success(source, whole):
     collector = Collector(env, 20, whole_episodes=whole)
     alternate = iter(range(10_000))
 
-    def actor(obs, forced):
+    def actor(obs, forced, starts):
         goes_right = next(alternate) // 8 % 2 == 0
         return np.full(3, int(goes_right))
 

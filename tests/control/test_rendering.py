@@ -49,7 +49,7 @@ def show(tmp_path, episodes=2, seed=0, suffix=".gif", seen=None, **env_kwargs):
     def make_actor(env, seed):
         rng = np.random.default_rng(seed)
 
-        def actor(obs, forced):
+        def actor(obs, forced, starts):
             if seen is not None:
                 seen.append(float(obs[0, 0]))
             return rng.integers(env.action_space.n, size=1)

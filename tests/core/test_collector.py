@@ -148,7 +148,7 @@ def test_environment_is_reset_when_it_is_first_needed_and_not_before(whole_episo
 def test_actor_is_told_which_rows_are_forced():
     collector, seen = make_collector([3, 2]), []
 
-    def actor(obs, forced):
+    def actor(obs, forced, starts):
         seen.append(forced.tolist())
         return np.zeros(2, np.int64)
 

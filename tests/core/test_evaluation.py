@@ -8,7 +8,7 @@ from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation, Played, play_episodes
 
 
-def idle(obs, forced):
+def idle(obs, forced, starts):
     return np.zeros(len(obs), np.int64)
 
 

@@ -237,8 +237,8 @@ def test_the_tokens_that_train_are_those_that_were_sampled(kind):
     env, said = make_env(make_model(kind)), []
 
     class Noting(TokenActor):
-        def __call__(self, obs, forced):
-            said.append(super().__call__(obs, forced))
+        def __call__(self, obs, forced, starts):
+            said.append(super().__call__(obs, forced, starts))
             return said[-1]
 
     actor = Noting(env.model, torch.Generator().manual_seed(0))
