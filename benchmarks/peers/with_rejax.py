@@ -75,7 +75,7 @@ def _act(algorithm: rejax.PPO, state: Any, obs: jax.Array, noise: jax.Array) -> 
 def _evaluate(act: Any, state: Any, env: str, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
     """See `rlzoo.control.evaluation.evaluate_actor`. It changes nothing: `state` has the generator of the training."""
     return evaluate_actor(
-        lambda obs, noise: np.asarray(act(state, obs, noise)), env, episodes, seed=seed, deterministic=deterministic
+        lambda obs, noise, _: np.asarray(act(state, obs, noise)), env, episodes, seed=seed, deterministic=deterministic
     )
 
 

@@ -1,7 +1,8 @@
-"""Peers of the benchmark: PPO of Stable-Baselines3 and TRPO of SB3-Contrib, with RL Baselines3 Zoo's settings.
+"""Peers of the benchmark: PPO of Stable-Baselines3, TRPO and RecurrentPPO of SB3-Contrib, with the zoo's settings.
 
 The values are those of `hyperparams/ppo.yml` and `hyperparams/trpo.yml` of github.com/DLR-RM/rl-baselines3-zoo (the
-first as of commit 208b6fd, the second of 13a3fe7); what they leave open has the libraries' defaults. Only the budget is
+first as of commit 208b6fd, the second of 13a3fe7), and of `ppo_lstm.yml` of rl_zoo3 2.9.2; what they leave open has the
+libraries' defaults. Only the budget is
 the suite's, and linear schedules run over it. The zoo marks all as tuned but PPO's on Acrobot-v1 and MountainCar-v0,
 where it trains for 1,000,000 steps. On MountainCarContinuous-v0 it trains for 20,000 (PPO) and 50,000 (TRPO), on all
 others for 100,000.
@@ -26,6 +27,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
 
 from rlzoo.benchmark.peer import Watch
 from rlzoo.control.acting import Actor
@@ -38,6 +40,11 @@ _BESIDE = {"policy": "MlpPolicy", "normalize": False, "schedule": "constant", "l
 
 _UNREPORTED = {"stats_window_size", "verbose", "_init_setup_model"}
 """Numbers of the constructor that no result depends on."""
+
+_LSTM = {
+    "policy": "MlpLstmPolicy", "normalize": True, "ortho_init": False, "lstm_hidden_size": 64, "activation": "tanh",
+}  # fmt: skip
+_ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 class _Peer:
@@ -79,6 +86,12 @@ class _Peer:
             falling = given.keys() & {"learning_rate", "clip_range"}
             given |= {name: LinearSchedule(given[name], 0.0, 1.0) for name in falling}
         policy_kwargs = {name: given.pop(name) for name in ("log_std_init", "ortho_init")}
+        if self._algorithm is sb3_contrib.RecurrentPPO:  # the zoo's networks are the same in all three problems
+            policy_kwargs |= {"net_arch": {"pi": [64], "vf": [64]}, "enable_critic_lstm": True}
+            policy_kwargs |= {
+                "lstm_hidden_size": given.pop("lstm_hidden_size"),
+                "activation_fn": _ACTIVATIONS[given.pop("activation")],
+            }
         with warnings.catch_warnings():  # on MountainCarContinuous-v0 the zoo's minibatch is more than a rollout
             warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
             return self._algorithm(env=venv, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **given)
@@ -123,15 +136,19 @@ def _actor(model: OnPolicyAlgorithm, deterministic: bool) -> Actor:
     gSDE's exploration matrices, one for each copy, are drawn anew as often as in training; SB3's own evaluation keeps
     one throughout. The noise that the actor is given is not used.
     """
-    normalizer, steps = model.get_vec_normalize_env(), itertools.count()
+    normalizer, steps, memory = model.get_vec_normalize_env(), itertools.count(), None
     every = model.sde_sample_freq if model.sde_sample_freq > 0 else model.n_steps
 
-    def act(obs: np.ndarray[Any, Any], noise: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def act(
+        obs: np.ndarray[Any, Any], noise: np.ndarray[Any, Any], starts: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
+        nonlocal memory
         if model.use_sde and not deterministic and next(steps) % every == 0:
             model.policy.reset_noise(len(obs))
         if normalizer is not None:
             obs = normalizer.normalize_obs(obs)
-        return model.predict(obs, deterministic=deterministic)[0]
+        actions, memory = model.predict(obs, memory, starts, deterministic)
+        return actions
 
     return act
 
@@ -175,6 +192,26 @@ TRPO = _Peer(
         "MountainCarContinuous-v0": {"normalize": True, "n_envs": 2, "use_sde": True, "sde_sample_freq": 4},
         "Pendulum-v1": {
             "n_envs": 2, "n_steps": 1024, "gamma": 0.9, "n_critic_updates": 15, "use_sde": True, "sde_sample_freq": 4,
+        },
+    },
+)  # fmt: skip
+
+RECURRENT_PPO = _Peer(
+    sb3_contrib.RecurrentPPO,
+    f"sb3-contrib {sb3_contrib.__version__}",
+    {
+        "CartPoleNoVel-v1": {
+            **_LSTM, "activation": "relu", "n_envs": 8, "n_steps": 32, "batch_size": 256, "n_epochs": 20, "gamma": 0.98,
+            "gae_lambda": 0.8, "learning_rate": 1e-3, "clip_range": 0.2, "schedule": "linear",
+        },
+        "PendulumNoVel-v1": {
+            **_LSTM, "activation": "relu", "n_envs": 4, "n_steps": 1024, "n_epochs": 10, "gamma": 0.9,
+            "gae_lambda": 0.95, "learning_rate": 1e-3, "clip_range": 0.2, "use_sde": True, "sde_sample_freq": 4,
+        },
+        "MountainCarContinuousNoVel-v0": {
+            **_LSTM, "lstm_hidden_size": 32, "n_envs": 8, "n_steps": 1024, "batch_size": 256, "n_epochs": 10,
+            "gamma": 0.9999, "gae_lambda": 0.9, "learning_rate": 7.77e-5, "clip_range": 0.1, "ent_coef": 0.00429,
+            "vf_coef": 0.19, "max_grad_norm": 5.0, "use_sde": True, "sde_sample_freq": 8,
         },
     },
 )  # fmt: skip

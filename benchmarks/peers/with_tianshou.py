@@ -107,7 +107,7 @@ def _evaluate(policy: Any, env: str, episodes: int, *, seed: int, deterministic:
     """See `rlzoo.control.evaluation.evaluate_actor`. No generator of the training has a part in it."""
 
     @torch.no_grad()
-    def act(obs: np.ndarray[Any, Any], noise: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def act(obs: np.ndarray[Any, Any], noise: np.ndarray[Any, Any], _: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         distribution = policy.dist_fn(policy.actor(obs)[0])
         if isinstance(distribution, Categorical):
             return (distribution.logits.numpy() + noise).argmax(1)

@@ -10,7 +10,7 @@ import numpy as np
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import Source
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import Array, VectorEnv
+from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, play_episodes
 from rlzoo.core.models import ActorCritic
@@ -40,7 +40,7 @@ def evaluate_model(
 
 
 def evaluate_actor(
-    act: Callable[[Array, Array], Array],
+    act: Callable[[Array, Array, Bools], Array],
     env_id: Any,
     episodes: int,
     *,
@@ -55,13 +55,13 @@ def evaluate_actor(
     are not counted more often than long ones.
 
     Args:
-        act: `(obs (N, *obs), noise (N, Z)) -> action`, with standard noise (see `ActionNoise`) that is 0 if
-            `deterministic`.
+        act: `(obs (N, *obs), noise (N, Z), starts (N,)) -> action`, with standard noise (see `ActionNoise`) that is 0
+            if `deterministic`. `starts` tells in which copies an episode begins with this observation.
     """
 
     def actor(env: Any, seed: int) -> Actor:
         noise = evaluation_noise(env, seed, deterministic)
-        return lambda obs, forced, starts: act(obs, next(noise))
+        return lambda obs, forced, starts: act(obs, next(noise), starts)
 
     return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 

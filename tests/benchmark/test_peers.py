@@ -19,7 +19,7 @@ pytest.importorskip("stable_baselines3")
 pytest.importorskip("sb3_contrib")
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "peers" / "with_sb3.py"
-PPO, TRPO = (load_peer(f"{FILE}:{name}") for name in ("PPO", "TRPO"))
+PPO, TRPO, RECURRENT_PPO = (load_peer(f"{FILE}:{name}") for name in ("PPO", "TRPO", "RECURRENT_PPO"))
 PEERS = {"PPO": PPO, "TRPO": TRPO}
 ENVS = ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1"]
 
@@ -192,7 +192,7 @@ def test_policy_sees_normalised_observations():
     model, evaluate = train("TRPO", "MountainCarContinuous-v0", total_steps=512, n_steps=256)
     statistics = model.get_vec_normalize_env().obs_rms
     obs = np.float32([[-0.5, 0.0], [-0.4, 0.03], [-0.9, -0.02]])
-    actions = make_actor(model, evaluate, True)(obs, np.zeros((3, 1)))
+    actions = make_actor(model, evaluate, True)(obs, np.zeros((3, 1)), np.ones(3, bool))
     normalised = (obs - statistics.mean) / np.sqrt(statistics.var + 1e-8)
     assert abs(normalised).max() < 10
     assert actions == pytest.approx(model.predict(np.float32(normalised), deterministic=True)[0], abs=1e-6)
@@ -209,8 +209,30 @@ def test_rewards_are_normalised_with_the_algorithms_discount():
 def test_exploration_noise_is_renewed_as_in_training():
     model, evaluate = train("TRPO", "MountainCarContinuous-v0", total_steps=512, n_steps=256, log_std_init=-3.0)
     act, obs = make_actor(model, evaluate, False), np.tile(np.float32([[-0.5, 0.01]]), (3, 1))
-    actions = np.array([act(obs, np.zeros((3, 1))) for _ in range(8)])
+    actions = np.array([act(obs, np.zeros((3, 1)), np.zeros(3, bool)) for _ in range(8)])
     assert abs(actions).max() <= 1
     assert np.array_equal(actions[0], actions[3])
     assert np.array_equal(actions[4], actions[7])
     assert len(np.unique(actions)) == 6  # three copies, twice
+
+
+def test_recurrent_peer_is_evaluated_with_its_memory():
+    seen = []
+    given = {**RECURRENT_PPO.settings("CartPoleNoVel-v1"), "total_steps": 512, "n_epochs": 1}
+    assert json.loads(json.dumps(given)) == given
+    RECURRENT_PPO.train("CartPoleNoVel-v1", 3, given, lambda step, evaluate: seen.append((step, evaluate)))
+    assert [step for step, _ in seen] == [0, 256, 512]
+    model = seen[-1][1].args[0]
+    assert model.policy.lstm_actor.hidden_size == model.policy.lstm_critic.hidden_size == 64
+    act = make_actor(model, seen[-1][1], True)
+    obs, noise = np.zeros((2, 4), np.float32), np.zeros((2, 2))
+    begin, goes_on = np.ones(2, bool), np.zeros(2, bool)
+    act(obs, noise, begin)
+    memory = act.__closure__
+    states = lambda: next(c.cell_contents for c in memory if isinstance(c.cell_contents, tuple))  # noqa: E731
+    first = states()[0].copy()
+    act(obs, noise, goes_on)
+    assert not np.allclose(states()[0], first)
+    act(obs, noise, begin)
+    np.testing.assert_allclose(states()[0], first, atol=1e-6)
+    np.testing.assert_array_equal(seen[-1][1](3, seed=5).returns, seen[-1][1](3, seed=5).returns)

@@ -45,7 +45,7 @@ from functools import partial
 from rlzoo.control.evaluation import evaluate_actor
 
 
-def left(obs, noise):
+def left(obs, noise, starts):
     return np.zeros(len(obs), int)
 
 
