@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rlzoo.algorithms import NPG, TRPO, Algorithm, PPOClip, PPOPenalty, Reinforce, State, measure
     from rlzoo.control.cnn import CNN
     from rlzoo.control.networks import Network, NetworkSettings
+    from rlzoo.control.recurrent import GRU, LSTM
     from rlzoo.core.buffer import Buffer
-    from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical
+    from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
     from rlzoo.core.env import Episode, Experience, VectorEnv
     from rlzoo.core.errors import (
         ConfigError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rlzoo.core.estimators import GAE, Estimator, GroupNorm, LeaveOneOut, MonteCarlo
     from rlzoo.core.evaluation import Evaluation
     from rlzoo.core.models import ActorCritic, Policy, Value
+    from rlzoo.core.recurrent import Cell, Recurrent
     from rlzoo.core.task import DeployedPolicy, EnvTask, RolloutSettings, Setup, Task, TaskSettings
     from rlzoo.lm.model.language_model import LanguageModel
     from rlzoo.lm.reward.env import LMEnv
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CNN",
     "GAE",
+    "GRU",
+    "LSTM",
     "NPG",
     "TRPO",
     "ActorCritic",
@@ -59,6 +63,7 @@ __all__ = [
     "Algorithm",
     "Buffer",
     "Categorical",
+    "Cell",
     "Config",
     "ConfigError",
     "DeployedPolicy",
@@ -85,6 +90,8 @@ __all__ = [
     "PPOClip",
     "PPOPenalty",
     "Policy",
+    "Product",
+    "Recurrent",
     "Reinforce",
     "RewardModel",
     "RolloutSettings",
@@ -119,13 +126,15 @@ _MODULES = {
     "algorithms": "NPG TRPO Algorithm PPOClip PPOPenalty Reinforce State measure",
     "control.cnn": "CNN",
     "control.networks": "Network NetworkSettings",
+    "control.recurrent": "GRU LSTM",
     "core.buffer": "Buffer",
-    "core.distributions": "Categorical DiagGaussian Distribution MultiCategorical",
+    "core.distributions": "Categorical DiagGaussian Distribution MultiCategorical Product",
     "core.env": "Episode Experience VectorEnv",
     "core.errors": "ConfigError EnvError Interrupted NonFiniteError RunError TrainingError UnknownEnv UnsupportedSpace",
     "core.estimators": "GAE Estimator GroupNorm LeaveOneOut MonteCarlo",
     "core.evaluation": "Evaluation",
     "core.models": "ActorCritic Policy Value",
+    "core.recurrent": "Cell Recurrent",
     "core.task": "DeployedPolicy EnvTask RolloutSettings Setup Task TaskSettings",
     "lm.model.language_model": "LanguageModel",
     "lm.reward.env": "LMEnv",

@@ -25,6 +25,7 @@ PPO = {
     "normalize_reward": True,
     "noise_correlation": 0.5,
 }
+GRU = {**PPO, "env": "CartPoleNoVel-v1", "preset": False, "network": "gru", "cell_size": 8, "unroll": 10}
 TRPO = {**QUICK, "algorithm": "trpo", "total_steps": 300, "cg_iters": 2, "vf_epochs": 2, "vf_minibatch_size": 50}
 
 _TIMES = ("seconds", "steps_per_second")

@@ -14,10 +14,10 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.acting import make_actor, standard_noise
 from rlzoo.control.export import export_model
-from rlzoo.control.spaces import flat_mask, is_gumbel, native_actions
+from rlzoo.control.spaces import flat_mask, illegal_part, is_gumbel, native_actions
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Array
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.task import DeployedPolicy
 
@@ -84,11 +84,15 @@ class ControlPolicy(DeployedPolicy):
         """(N, K) 1 for each legal action."""
         if mask is None:
             return np.ones((self._rows, self.model.legal), np.float32)
-        masks = [mask] if np.size(mask) == self.model.legal else list(mask)
         try:
-            return np.stack([flat_mask(self.action_space, x) for x in masks]).astype(np.float32)
-        except ValueError as error:
+            masks = [mask] if self._rows == 1 and np.ndim(mask) < 2 else list(mask)
+            flat = np.stack([flat_mask(self.action_space, x) for x in masks])
+        except (TypeError, ValueError) as error:
             raise ConfigError(str(error)) from error
+        require(len(flat) == self._rows, f"action_mask has {len(flat)} rows, and obs has {self._rows}")
+        for i, row in enumerate(flat):
+            require(illegal_part(self.action_space, row) is None, f"action_mask allows no action in row {i}")
+        return flat.astype(np.float32)
 
     def flatten(self, obs: Any) -> Array:
         space = self.observation_space

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlzoo.control.networks import MLP, MLPPolicy
+from rlzoo.control.spaces import is_product
 from rlzoo.core.env import Array
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic, Normalizer
@@ -39,8 +40,10 @@ def export_model(
         ConfigError: the format is unknown, a package is missing, or a part of the policy cannot be exported to it.
     """
     require(format in FORMATS, f"format must be {', '.join(FORMATS)}, got {format!r}")
-    module = PolicyModule(model, action_space).eval()
     named = " or ".join(_own_parts(model)) or "this policy"
+    require(not is_product(action_space), f"actions of several parts, {action_space}, have no export: use load_policy")
+    require(not model.legal, f"{named} needs masks of legal actions, which no export format takes: use load_policy")
+    module = PolicyModule(model, action_space).eval()
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         try:
             memory = model.act(obs)[1]

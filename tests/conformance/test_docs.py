@@ -12,6 +12,7 @@ import gymnasium
 import pytest
 
 import rlzoo
+import rlzoo.control.no_velocity
 from rlzoo import cli
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark.suite import load_suite

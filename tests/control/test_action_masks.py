@@ -11,7 +11,7 @@ import rlzoo
 from rlzoo.control.envs import Source
 from rlzoo.control.spaces import flat_mask, native_actions
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
-from rlzoo.core.errors import EnvError, TrainingError
+from rlzoo.core.errors import ConfigError, EnvError, TrainingError
 from rlzoo.runs.train import train
 
 
@@ -104,6 +104,43 @@ def test_deployed_policy_takes_a_mask(tmp_path):
     for legal in range(4):
         assert policy(np.zeros(2, np.float32), np.arange(4) == legal) == legal
     assert policy(np.zeros((3, 2), np.float32), np.eye(4)[[2, 0, 1]]).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (np.zeros(4), "action_mask allows no action in row 0"),
+        (np.ones(3), "action mask of shape .3,., the action space has 4 categories"),
+        (np.ones((2, 4)), "action_mask has 2 rows, and obs has 1"),
+        (7, "action mask of"),
+    ],
+)
+def test_wrong_mask_for_a_deployed_policy_is_one_line(mask, said, tmp_path):
+    policy = rlzoo.load_policy(train("ppo-clip", Forbidding, out=tmp_path / "run", **SMALL), env=Forbidding)
+    with pytest.raises(ConfigError, match=said):
+        policy(np.zeros(2, np.float32), mask)
+
+
+@pytest.mark.parametrize("env", [Forbidding, lambda: Nested()], ids=["masks", "parts"])
+@pytest.mark.parametrize("format", ["c", "torchscript"])
+def test_what_no_export_holds_is_said(env, format, tmp_path):
+    run = train("ppo-clip", env, out=tmp_path / "run", **SMALL)
+    with pytest.raises(ConfigError, match="use load_policy"):
+        rlzoo.export(run, format, env=env)
+
+
+class Pictures(Forbidding):
+    """The same with images."""
+
+    observation_space = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo-clip", "trpo"])
+def test_masks_beside_images(algorithm, tmp_path):
+    small = {**SMALL, "total_steps": 80, "num_steps": 20, "hidden": (8,), "channels": (2, 2, 2)}
+    small |= {"vf_minibatch_size": 40} if algorithm == "trpo" else {}
+    run = train(algorithm, Pictures, out=tmp_path / "run", network="cnn", **small)
+    assert run.evaluations()[-1]["mean_length"] == 11
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,5 +1,6 @@
 """Recurrent policies in control environments."""
 
+import gymnasium
 import numpy as np
 import pytest
 import short_runs
@@ -14,7 +15,8 @@ from rlzoo.core.errors import ConfigError
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 
-QUICK = {**short_runs.QUICK, "env": "CartPoleNoVel-v1", "network": "gru", "cell_size": 8, "unroll": 10, "num_steps": 40}
+GRU_RUN = {k: x for k, x in short_runs.GRU.items() if k not in ("algorithm", "epochs", "minibatch_size")}
+QUICK = {**GRU_RUN, "num_steps": 40}
 ALGORITHMS = ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"]
 
 
@@ -88,15 +90,35 @@ def test_deployed_policy_remembers_until_it_is_reset(tmp_path):
     assert not np.allclose(memory()[1], first[0])
 
 
-def test_velocities_are_hidden_alike_by_ours_and_gymnasiums():
-    for vectorized in (True, False):
-        env = envs.make("CartPoleNoVel-v1", 2, 0, vectorized=vectorized)
-        obs, _ = env.reset()
-        obs, *_ = env.step(np.array([0, 1]))
-        assert obs.shape == (2, 4)
-        assert (obs[:, [1, 3]] == 0).all()
-        assert (obs[:, [0, 2]] != 0).all()
-        env.close()
+HIDDEN = {"CartPole-v1": [1, 3], "Pendulum-v1": [2], "MountainCar-v0": [1], "MountainCarContinuous-v0": [1]}
+
+
+@pytest.mark.parametrize("env_id", HIDDEN)
+def test_only_velocities_are_hidden(env_id):
+    name, version = env_id.split("-")
+    ours, full = (envs.make(x, 3, 7) for x in (f"{name}NoVel-{version}", env_id))
+    shown = [i for i in range(full.observation_space.shape[0]) if i not in HIDDEN[env_id]]
+    full.action_space.seed(0)
+    for step in range(300):
+        action = np.stack([full.action_space.sample() for _ in range(3)])
+        (obs, *mine), (whole, *theirs) = (env.step(action) if step else env.reset() for env in (ours, full))
+        assert (obs[:, HIDDEN[env_id]] == 0).all()
+        np.testing.assert_array_equal(obs[:, shown], whole[:, shown])
+        for x, y in zip(mine, theirs, strict=True):
+            np.testing.assert_array_equal(x, y)
+    assert ours.observation_space == full.observation_space
+
+
+@pytest.mark.parametrize("env_id", HIDDEN)
+def test_gymnasiums_version_hides_the_same(env_id):
+    name, version = env_id.split("-")
+    env = gymnasium.make(f"{name}NoVel-{version}")
+    obs, _ = env.reset(seed=0)
+    for _ in range(5):
+        assert (obs[HIDDEN[env_id]] == 0).all()
+        assert obs.dtype == np.float32
+        obs, *_ = env.step(env.action_space.sample())
+    assert envs.make(f"{name}NoVel-{version}", 2, 0, vectorized=False).reset()[0].shape == (2, len(obs))
 
 
 def test_minibatches_smaller_than_a_row_are_refused():

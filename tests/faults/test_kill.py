@@ -23,7 +23,9 @@ def go_on(path, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [short_runs.PPO, short_runs.TRPO], ids=["ppo-clip", "trpo"])
+@pytest.mark.parametrize(
+    "settings", [short_runs.PPO, short_runs.TRPO, short_runs.GRU], ids=["ppo-clip", "trpo", "ppo-clip-gru"]
+)
 def test_killed_at_ten_random_instants(settings, tmp_path):
     start = time.perf_counter()
     reference = short_runs.outcome(train(**settings, out=tmp_path / "whole"))
