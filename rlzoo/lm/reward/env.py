@@ -19,7 +19,8 @@ from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.pretrained import encode, max_positions
 from rlzoo.lm.model.shuffled import Shuffled
-from rlzoo.lm.reward.scores import Score, call_scores
+from rlzoo.lm.reward.prompt import columns_of
+from rlzoo.lm.reward.scores import Score, call_scores, missing_columns
 from rlzoo.lm.reward.shaping import (
     KL_ESTIMATORS,
     FixedKL,
@@ -44,8 +45,8 @@ class LMEnv(VectorEnv):
 
     Args:
         model: the policy.
-        prompts: non-empty texts that fit into the model's context.
-        score: `(prompts, responses) -> scores`, one number for each response.
+        prompts: non-empty texts that fit into the model's context; a `Prompt` has columns for the score.
+        score: `(prompts, responses, **columns) -> scores`, one number for each response.
         rows: N, the number of responses in a buffer.
         reference: π_ref; by default a copy of the model.
         stop_tokens: ids that end a response; by default the tokenizer's end of sequence.
@@ -56,7 +57,8 @@ class LMEnv(VectorEnv):
         seed: seed of the order of prompts.
 
     Raises:
-        ConfigError: a prompt is empty or too long, or no token can end a response.
+        ConfigError: a prompt is empty or too long, or lacks a column that the score takes; or no token can end a
+            response.
     """
 
     def __init__(
@@ -109,9 +111,12 @@ class LMEnv(VectorEnv):
         """Token ids of each prompt.
 
         Raises:
-            ConfigError: there are no prompts, or one is empty or too long.
+            ConfigError: there are no prompts; one is empty or too long; they lack a column that the score takes.
         """
         require(len(prompts) > 0, f"{name}: there are none")
+        for column in missing_columns(self.score_function, prompts):
+            have = ", ".join(columns_of(prompts)) or "none"
+            raise ConfigError(f"reward {self.score_name} takes a column {column!r} of the {name}; they have {have}")
         encoded = encode(self.tokenizer, prompts)
         for number, (text, ids) in enumerate(zip(prompts, encoded, strict=True), 1):
             require(len(ids) > 0, f"{name}: prompt {number} ({text!r}) is empty")

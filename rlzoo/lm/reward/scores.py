@@ -14,22 +14,27 @@ import reprlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Set, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlzoo.core.errors import ConfigError, EnvError, no_such, require
+from rlzoo.lm.reward.prompt import columns_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Score(Protocol):
-    """A function that returns one number for each response; higher is better. The two lists have equal lengths."""
+    """A function that returns one number for each response; higher is better. The lists have equal lengths.
 
-    def __call__(self, prompts: list[str], responses: list[str], /) -> list[float]: ...
+    It may take columns of the prompts' records as further arguments: `score(prompts, responses, answer)` gets the list
+    of the answers, and `score(prompts, responses, **columns)` every column.
+    """
+
+    def __call__(self, prompts: list[str], responses: list[str], /, **columns: list[Any]) -> list[float]: ...
 
 
 def load_score(spec: str) -> Score:
@@ -39,7 +44,7 @@ def load_score(spec: str) -> Score:
 
     Raises:
         ConfigError: there is no such module, file or function (the nearest name is suggested), it cannot be imported,
-            or it cannot be called with prompts and responses.
+            or it cannot be called with prompts, responses and columns.
     """
     source, _, name = spec.rpartition(":")
     require(
@@ -62,7 +67,7 @@ class WeightedSum:
     def __init__(self, parts: Mapping[str, tuple[Score, float]]) -> None:
         self.parts = parts
 
-    def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:
+    def __call__(self, prompts: list[str], responses: list[str], /, **_: list[Any]) -> list[float]:
         return call_score(self, "sum", prompts, responses).tolist()
 
 
@@ -100,6 +105,8 @@ def call_scores(score: Score, name: str, prompts: list[str], responses: list[str
 def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
     """Scores of `responses`, (N,) float32. `score` may also return a tensor, array or generator of N numbers.
 
+    It is given the columns of the prompts that it takes (see `columns_for`).
+
     Raises:
         EnvError: `score` raised, or did not return N finite numbers. The message starts with `name` and gives the line
             of code, or the response.
@@ -110,7 +117,7 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         return call_scores(score, name, prompts, responses)[0]
     count = len(responses)
     try:
-        result = score(list(prompts), list(responses))
+        result = score(list(prompts), list(responses), **columns_for(score, prompts))
         items = _items(result, count)
     except (Exception, SystemExit) as error:
         raise EnvError(f"reward {name}: {_one_line(error)}{_place(error, score)}") from error
@@ -134,6 +141,19 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         index = int(finite.int().argmin())
         raise fail(f"is {scores[index]:g}, not a finite 32-bit number", index)
     return tensor
+
+
+def columns_for(score: Score, prompts: Sequence[str]) -> dict[str, list[Any]]:
+    """The columns of the prompts that a score takes, as keyword arguments."""
+    taken, _ = _column_arguments(score)
+    return {name: x for name, x in columns_of(prompts).items() if taken is None or name in taken}
+
+
+def missing_columns(score: Score, prompts: Sequence[str]) -> list[str]:
+    """The columns that a score needs and the prompts do not have."""
+    known = columns_of(prompts)
+    parts = [fn for fn, _ in score.parts.values()] if isinstance(score, WeightedSum) else [score]
+    return [column for part in parts for column in _column_arguments(part)[1] if column not in known]
 
 
 def _import_module(spec: str, name: str) -> ModuleType:
@@ -196,9 +216,20 @@ def _check_signature(spec: str, score: Score) -> None:
     except (TypeError, ValueError):
         return  # some built-in functions have none
     try:
-        signature.bind([], [])
+        signature.bind([], [], **dict.fromkeys(_column_arguments(score)[1]))
     except TypeError as error:
         raise ConfigError(f"reward {spec!r} cannot be called with (prompts, responses): {error}") from error
+
+
+def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
+    """Arguments of a score for columns, None for any; and those of them without a default."""
+    try:
+        further = list(inspect.signature(score).parameters.values())[2:]
+    except (TypeError, ValueError):
+        return [], []  # some built-in functions have no signature
+    named = [x for x in further if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+    every = any(x.kind is x.VAR_KEYWORD for x in further)
+    return None if every else [x.name for x in named], [x.name for x in named if x.default is x.empty]
 
 
 def _items(result: Any, count: int) -> list[Any] | None:

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,6 +34,7 @@ from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import (
     Score,
@@ -40,7 +42,9 @@ from rlzoo.lm.reward.scores import (
     call_score,
     call_scores,
     check_score,
+    columns_for,
     load_score,
+    missing_columns,
     score_name,
 )
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
@@ -305,29 +309,43 @@ class LanguageTask(Task):
 
         If the task has its own score but is trained on another one, `true_score` is the mean of its own.
         """
-        samples, parts = self._sample(episodes, seed, deterministic)
+        return self._evaluate(self.eval_texts, episodes, seed, deterministic)
+
+    def evaluate_passes(self, episodes: int, k: int, *, seed: int) -> Evaluation:
+        """`evaluate` on as many prompts as get at least k responses each, with pass@1 and pass@k (`pass_at_k`)."""
+        require(1 <= k <= episodes, f"pass_k must be in [1, {episodes}], the number of responses; got {k}")
+        asked = self.eval_texts[: episodes // k]
+        found = self._evaluate(asked, episodes, seed, deterministic=False)
+        scores = [found.returns[i :: len(asked)].tolist() for i in range(len(asked))]
+        passes = {f"pass@{n}": mean_pass_at_k(scores, n) for n in sorted({1, k})}
+        return replace(found, further={**passes, **found.further})
+
+    def _evaluate(self, asked: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
+        samples, parts = self._sample(asked, episodes, seed, deterministic)
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
             "ended": float(np.mean([x.ended for x in samples])),
             **{f"score_{name}": float(np.mean(scores)) for name, scores in parts.items()},
             "samples": [x._asdict() for x in samples[: self.settings.log_samples]],
         }
-        own = self.own_score()
-        if own is not None and self.settings.reward is not None:
-            true = own([x.prompt for x in samples], [x.response for x in samples])
+        own, prompts = self.own_score(), [x.prompt for x in samples]
+        if own is not None and self.settings.reward is not None and not missing_columns(own, prompts):
+            true = own(prompts, [x.response for x in samples], **columns_for(own, prompts))
             further = {"true_score": float(np.mean(true)), **further}
         returns, lengths = np.array([x.score for x in samples]), np.array([x.length for x in samples])
         return Evaluation(returns, lengths, deterministic, seed, further)
 
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
         """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
-        return self._sample(responses, seed, deterministic)[0]
+        return self._sample(self.eval_texts, responses, seed, deterministic)[0]
 
     @torch.no_grad()
-    def _sample(self, responses: int, seed: int, deterministic: bool) -> tuple[list[Sample], dict[str, list[float]]]:
-        """`sample`, and the scores of each response by name, if there are several."""
+    def _sample(
+        self, asked: Sequence[str], responses: int, seed: int, deterministic: bool
+    ) -> tuple[list[Sample], dict[str, list[float]]]:
+        """Samples responses to the prompts in turn, and the scores of each by name, if there are several."""
         generator = torch.Generator(self.setup.device).manual_seed(seed)
-        texts = list(itertools.islice(itertools.cycle(self.eval_texts), responses))
+        texts = list(itertools.islice(itertools.cycle(asked), responses))
         samples: list[Sample] = []
 
         def on_token() -> None:
