@@ -202,8 +202,15 @@ def eval_command(arguments: list[str]) -> int:
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    how = {"deterministic": options.deterministic, "seed": options.seed, "pass_k": options.pass_k}
-    summary = evaluate(run, options.episodes, checkpoint=step, **how).summary()
+    found = evaluate(
+        run,
+        options.episodes,
+        deterministic=options.deterministic,
+        seed=options.seed,
+        checkpoint=step,
+        pass_k=options.pass_k,
+    )
+    summary = found.summary()
     print(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
     return 0
 

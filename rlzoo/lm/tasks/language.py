@@ -33,6 +33,7 @@ from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
 from rlzoo.lm.model.saving import save
+from rlzoo.lm.reward.allowed import AllowedTokens, load_allowed
 from rlzoo.lm.reward.env import LMEnv, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.reward_model import RewardModel
@@ -48,6 +49,7 @@ from rlzoo.lm.reward.scores import (
     score_name,
 )
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
+from rlzoo.lm.reward.turns import Reply, Turns, load_reply
 from rlzoo.lm.tasks.settings import Language
 
 START, ACTOR = "start", "actor"
@@ -98,6 +100,10 @@ class LanguageTask(Task):
         """Score of the task; None if it has none."""
         return None
 
+    def own_reply(self) -> Reply | None:
+        """What the task says to the model when it has ended a turn; None for responses of one turn."""
+        return None
+
     def own_sft(self) -> SFTCheckpoint | None:
         """Recipe of the task's SFT checkpoint; None if it has none."""
         return None
@@ -128,6 +134,8 @@ class LanguageTask(Task):
             settings.critic != "reward-model" or settings.reward_model is not None,
             "critic: to start from the reward model, reward must be the directory of one",
         )
+        one_turn = cls.own_reply is LanguageTask.own_reply and settings.reply is None
+        require(not one_turn or settings.max_turns is None, "max_turns is for conversations: it needs reply")
         fault = 'must be a directory, a Hub name or a loaded one, such as {}="gpt2", got {}'
         for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
             x = getattr(settings, name)
@@ -188,6 +196,20 @@ class LanguageTask(Task):
             return check_score(score_name(spec), spec)
         return RewardModel.load(spec, device=self.setup.device) if Path(spec).is_dir() else load_score(spec)
 
+    def _find_turns(self) -> Turns | None:
+        spec, most = self.settings.reply, self.settings.max_turns
+        if spec is not None:
+            return Turns(load_reply(spec), score_name(spec), most)
+        own = self.own_reply()
+        return None if own is None else Turns(own, env_name(self.setup.env), most)
+
+    def _find_allowed(self) -> AllowedTokens | None:
+        spec = self.settings.allowed_tokens
+        if spec is None:
+            return None
+        vocabulary = len(self.model.policy.functional.weight)
+        return AllowedTokens(load_allowed(spec), score_name(spec), vocabulary)
+
     def _given(self, model: ActorCritic) -> LanguageModel:
         if not isinstance(model, LanguageModel):
             raise ConfigError(f"model: {self.setup.env} needs a LanguageModel, got a {type(model).__name__}")
@@ -234,6 +256,8 @@ class LanguageTask(Task):
             kl_estimator=settings.kl_estimator,
             control=control,
             treatment=ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty),
+            turns=self._find_turns(),
+            allowed=self._find_allowed(),
             seed=stream(self.setup.seed, "env", 0),
         )
 
@@ -281,8 +305,8 @@ class LanguageTask(Task):
         generator: torch.Generator | None,
         deterministic: bool = False,
         on_token: Callable[[], None] = lambda: None,
-    ) -> tuple[Buffer, list[str]]:
-        """One response to each prompt, as a buffer without rewards, and as text.
+    ) -> tuple[Buffer, list[str], list[str]]:
+        """One response to each prompt, as a buffer whose rewards are those of turns, and `LMEnv.texts` of it.
 
         Args:
             on_token: called before each token of all responses.
@@ -294,14 +318,15 @@ class LanguageTask(Task):
             return act(obs, forced)
 
         buffer = Collector(env, whole_episodes=True).collect(actor).buffer
-        return buffer.map(lambda x: x.to(self.setup.device)), env.texts(buffer)[1]
+        return buffer.map(lambda x: x.to(self.setup.device)), *env.texts(buffer)
 
     def _moments_of_reference(self) -> Moments:
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
         prompts = list(itertools.islice(itertools.cycle(self.env.prompts), _CALIBRATION))
         batches = [prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS)]
-        scores = [call_score(self.score, self.score_name, some, self.respond(some, generator)[1]) for some in batches]
+        texts = (self.respond(some, generator)[1:] for some in batches)
+        scores = [call_score(self.score, self.score_name, *some) for some in texts]
         return Moments.of(torch.cat(scores))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
@@ -353,20 +378,20 @@ class LanguageTask(Task):
 
         parts: dict[str, list[float]] = {}
         for some in (texts[i : i + _ROWS] for i in range(0, responses, _ROWS)):
-            buffer, said = self.respond(some, generator, deterministic, on_token)
+            buffer, prompts, said = self.respond(some, generator, deterministic, on_token)
             on_token()
-            score, several = call_scores(self.score, self.score_name, some, said)
+            score, several = call_scores(self.score, self.score_name, prompts, said)
             for name, scores in several.items():
                 parts.setdefault(name, []).extend(scores.tolist())
             obs = buffer.obs[:, :-1]
             kl = self.model.distribution(obs).kl(self.env.reference.distribution(obs))
             columns = (
-                score.tolist(),
+                (score + buffer.reward.sum(1).to(score)).tolist(),
                 sequence_kl(kl, buffer.mask).tolist(),
                 buffer.mask.sum(1).tolist(),
                 self.env.ended(buffer).tolist(),
             )
-            samples += [Sample(*x) for x in zip(some, said, *columns, strict=True)]
+            samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
         return samples, parts
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
@@ -412,6 +437,7 @@ class Sample(NamedTuple):
     prompt: str
     response: str
     score: float
+    """With the rewards of turns."""
     kl: float
     """KL(π ‖ π_ref) in nats, exact over the vocabulary at each token and summed over the response."""
     length: int
