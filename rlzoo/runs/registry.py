@@ -30,11 +30,11 @@ TASKS = {
     ),
     "Arithmetic": Entry(
         "rlzoo.lm.tasks.arithmetic:Arithmetic",
-        "sums of two numbers, checked; the SFT checkpoint is right one time in four",
+        "sums of two numbers; the answer is checked",
     ),
     "Countdown": Entry(
         "rlzoo.lm.tasks.countdown:Countdown",
-        "reach a number from three given ones with +, - and *; the expression is parsed and checked",
+        "reach a number from three given ones; the expression is parsed and checked",
     ),
     "Calculator": Entry(
         "rlzoo.lm.tasks.calculator:Calculator",

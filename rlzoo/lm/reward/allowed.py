@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from rlzoo.core.env import Array
+from rlzoo.core.env import Array, Bools
 from rlzoo.core.errors import EnvError, require
 from rlzoo.lm.model.language_model import Rows
 from rlzoo.lm.model.tokens import words_of
@@ -33,7 +33,15 @@ class AllowedTokens:
         self.function, self.name, self.vocabulary = function, name, vocabulary
 
     def __call__(self, rows: Sequence[list[int] | None], step: int) -> Array:
-        """The bits of each row (N, W), none for a row that is None.
+        """`mask` as bits (N, W)."""
+        return words_of(self.mask(rows, step))
+
+    def mask(self, rows: Sequence[list[int] | None], step: int) -> Bools:
+        """Which tokens may come next in each row (N, V); none in a row that is None.
+
+        Args:
+            rows: tokens of each row.
+            step: number of the step, for messages.
 
         Raises:
             EnvError: the function raised, or did not return at least one token. The message names the row and the step.
@@ -42,7 +50,7 @@ class AllowedTokens:
         for i, row in enumerate(rows):
             if row is not None:
                 allowed[i, self._tokens(row, f"allowed_tokens {self.name}, row {i}, step {step}")] = True
-        return words_of(allowed)
+        return allowed
 
     def observed(self, obs: Int[Tensor, "R T 3"]) -> Int[Tensor, "R T O"]:
         """Observations of complete rows (see `Rows`), with the bits of the tokens allowed at each acting step."""

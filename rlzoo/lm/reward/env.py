@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -35,7 +33,7 @@ from rlzoo.lm.reward.shaping import (
     sequence_kl,
     shaped_reward,
 )
-from rlzoo.lm.reward.turns import Conversation, Turns, encode_reply
+from rlzoo.lm.reward.turns import Conversation, Talk, Turns, encode_reply, spoken
 
 
 class LMEnv(VectorEnv):
@@ -159,9 +157,7 @@ class LMEnv(VectorEnv):
         self._column = 0
         self._alive = np.ones(self.num_envs, np.bool_)
         self._lengths = np.zeros(self.num_envs, np.int64)
-        self._rows = [list(self.prompt_ids[i]) for i in self.asked]
-        self._starts = [[len(row)] for row in self._rows]
-        self._replies: list[deque[int]] = [deque() for _ in self._rows]
+        self._talk = Talk([self.prompt_ids[i] for i in self.asked])
         return self._observe(self._prompt[:, 0], self._attention[:, 0])
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
@@ -172,14 +168,10 @@ class LMEnv(VectorEnv):
         if self._column < self._prompt.shape[1]:
             obs, forced = self._observe(self._prompt[:, self._column], self._attention[:, self._column])
             return obs, reward, none, none, forced
-        alive, listens = self._alive, self._listens
-        acted = alive & ~listens
-        token = np.where(acted, action, self.pad_token)
-        for i in np.flatnonzero(listens):
-            token[i] = self._replies[i].popleft()
+        alive = self._alive
+        acted = alive & ~self._talk.listens
+        token = self._talk.hear(np.where(acted, action, self.pad_token), alive)
         self._lengths += alive
-        for i in np.flatnonzero(alive):
-            self._rows[i].append(int(token[i]))
         stopped = acted & self._stops[token]
         ended = acted & (stopped | (self._lengths == self.max_new_tokens))
         if self.turns is not None and stopped.any():
@@ -189,35 +181,26 @@ class LMEnv(VectorEnv):
         obs, forced = self._observe(token, alive)
         return obs, reward, ended, none, forced
 
-    @property
-    def _listens(self) -> Bools:
-        """The rows whose next token is that of a reply."""
-        return np.array([len(reply) > 0 for reply in self._replies])
-
     def _observe(self, token: Array, attention: Bools) -> tuple[Array, Bools]:
         """The observation of the last column, and which rows do not act next."""
-        acts = self._alive & ~self._listens & (self._column >= self._prompt.shape[1] - 1)
+        acts = self._alive & ~self._talk.listens & (self._column >= self._prompt.shape[1] - 1)
         obs = np.stack([token, attention, acts], 1).astype(np.int64)
         if self.allowed is not None:
-            rows = [row if act else None for row, act in zip(self._rows, acts, strict=True)]
+            rows = [row if act else None for row, act in zip(self._talk.rows, acts, strict=True)]
             obs = np.concatenate([obs, self.allowed(rows, self._column - self._prompt.shape[1] + 1)], 1)
         return obs, ~acts
 
     def _converse(self, turns: Turns, rows: Array) -> tuple[Array, Bools]:
         """The rewards (N,) of the turns that these rows have ended, and which rows (N,) got a reply."""
         reward, replied = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.bool_)
-        cuts = [[*itertools.pairwise([*self._starts[i], len(self._rows[i])])] for i in rows]
-        said = [self.decode([self._rows[i][a:b] for a, b in cut]) for i, cut in zip(rows, cuts, strict=True)]
-        asked = [Conversation(self.prompts[self.asked[i]], texts) for i, texts in zip(rows, said, strict=True)]
+        asked = [Conversation(self.prompts[self.asked[i]], self.decode(self._talk.turns(i))) for i in rows]
         for i, conversation, answer in zip(rows, asked, turns.answers(asked, rows.tolist()), strict=True):
             reward[i] = answer.reward
             if answer.text is None or len(conversation.turns) // 2 + 1 == turns.max_turns:
                 continue
             reply = encode_reply(self.tokenizer, answer.text, f"reply {turns.name}, row {i}")
             if self._lengths[i] + len(reply) < self.max_new_tokens:
-                here = len(self._rows[i])
-                self._starts[i] += [here, here + len(reply)]
-                self._replies[i].extend(reply)
+                self._talk.reply(i, reply)
                 replied[i] = True
         return reward, replied
 
@@ -305,15 +288,6 @@ class LMEnv(VectorEnv):
         self.beta = float(state["beta"])
         self.moments = Moments(**state["moments"])
         self._order.load_state_dict(state["order"])
-
-
-def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
-    """The tokens of each row after its prompt, and whether the model said them."""
-    steps = buffer.mask.shape[1]
-    token, attention = buffer.obs[:, 1 : steps + 1, 0], buffer.obs[:, 1 : steps + 1, 1].bool()
-    keep = attention & (buffer.mask.cumsum(1) > 0)
-    rows = zip(buffer.mask, token, keep, strict=True)
-    return [list(zip(mask[kept].tolist(), ids[kept].tolist(), strict=True)) for mask, ids, kept in rows]
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = ()) -> frozenset[int]:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.env import Array, Bools
 from rlzoo.core.errors import EnvError, require
 from rlzoo.lm.reward.functions import brief, load_function, one_line, place
 
@@ -84,6 +90,52 @@ class Turns:
 
     def _of(self, rows: Sequence[int]) -> str:
         return f"reply {self.name}, row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:8]))}"
+
+
+class Talk:
+    """The tokens of N rows since a reset, and those of replies that are still to come.
+
+    Args:
+        prompts: tokens of each row's prompt.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        self.rows = [list(prompt) for prompt in prompts]
+        """The tokens of each row, without padding."""
+        self._starts = [[len(row)] for row in self.rows]
+        self._replies: list[deque[int]] = [deque() for _ in self.rows]
+
+    @property
+    def listens(self) -> Bools:
+        """The rows (N,) whose next token is that of a reply."""
+        return np.array([len(reply) > 0 for reply in self._replies])
+
+    def hear(self, token: Array, alive: Bools) -> Array:
+        """Appends a token to each row that is alive: that of its reply, or its own. Returns the tokens (N,)."""
+        for i in np.flatnonzero(self.listens):
+            token[i] = self._replies[i].popleft()
+        for i in np.flatnonzero(alive):
+            self.rows[i].append(int(token[i]))
+        return token
+
+    def reply(self, i: int, tokens: Sequence[int]) -> None:
+        """Gives row i a reply, which begins with its next token."""
+        here = len(self.rows[i])
+        self._starts[i] += [here, here + len(tokens)]
+        self._replies[i].extend(tokens)
+
+    def turns(self, i: int) -> list[list[int]]:
+        """Tokens of the turns and replies of row i."""
+        return [self.rows[i][start:end] for start, end in pairwise([*self._starts[i], len(self.rows[i])])]
+
+
+def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
+    """The tokens of each row after its prompt, and whether the model said them."""
+    steps = buffer.mask.shape[1]
+    token, attention = buffer.obs[:, 1 : steps + 1, 0], buffer.obs[:, 1 : steps + 1, 1].bool()
+    keep = attention & (buffer.mask.cumsum(1) > 0)
+    rows = zip(buffer.mask, token, keep, strict=True)
+    return [list(zip(mask[kept].tolist(), ids[kept].tolist(), strict=True)) for mask, ids, kept in rows]
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> list[int]:

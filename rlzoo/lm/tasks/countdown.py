@@ -1,4 +1,4 @@
-"""Countdown: reach a number from given ones with +, - and *."""
+"""Countdown: reach a number from given ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ RIGHT = 0.5
 
 
 def puzzles() -> list[Prompt]:
-    """Distinct puzzles such as "3 7 2>13=", each with a solution, and the columns `numbers` and `target`."""
+    """Distinct puzzles such as "3 7 2>8=", with the columns `numbers` and `target`. + and - are enough."""
     rng = Random("puzzles")
     found: dict[str, Prompt] = {}
     while len(found) < PUZZLES:
         numbers = [rng.randint(1, 9) for _ in range(NUMBERS)]
         target = value_of(_expression(numbers, rng))
-        if target is not None and 0 < target < 100:
+        if target is not None and target > 0:
             text = f"{' '.join(map(str, numbers))}>{target}="
             found[text] = Prompt(text, {"numbers": numbers, "target": int(target)})
     return list(found.values())
@@ -49,7 +49,7 @@ def reaches(prompts: list[str], responses: list[str], numbers: list[list[int]], 
 
 
 def texts(prompts: Sequence[Prompt], n: int, seed: int) -> list[dict[str, str]]:
-    """`n` puzzles with an expression of their numbers: a solution, or any."""
+    """`n` puzzles with a sum or difference of their numbers: a solution, or any."""
     rng = Random(f"texts {seed}")
     found = []
     for prompt in (rng.choice(prompts) for _ in range(n)):
@@ -86,16 +86,16 @@ class Countdown(LanguageTask):
 
     def own_sft(self) -> SFTCheckpoint:
         config = small_gpt2(layers=2, width=64, heads=4, positions=24)
-        fit = SFTSettings(epochs=6, batch_size=64, learning_rate=2e-3, held_out=0.05)
+        fit = SFTSettings(epochs=8, batch_size=64, learning_rate=2e-3, held_out=0.05)
         return SFTCheckpoint(
             texts(puzzles()[HELD_OUT:], 8000, seed=0), lambda: character_tokenizer("0123456789 +-*/()>="), config, fit
         )
 
 
 def _expression(numbers: Sequence[int], rng: Random) -> str:
-    """The numbers in random order, with an operator between each two."""
+    """The numbers in random order, with + or - between each two."""
     first, *rest = rng.sample(numbers, len(numbers))
-    return f"{first}" + "".join(f"{rng.choice('+-*')}{x}" for x in rest)
+    return f"{first}" + "".join(f"{rng.choice('+-')}{x}" for x in rest)
 
 
 def _uses_only(expression: str, numbers: Sequence[int]) -> bool:

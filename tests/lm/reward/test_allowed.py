@@ -84,7 +84,8 @@ def test_actor_reference_and_training_see_the_same_tokens():
             assert tokens[i][k] in next_letters(tokens[i][:k])
     logp = buffer.logp[buffer.mask]
     assert (logp > -20).all()
-    policy, reference = (x.distribution(buffer.obs[:, :-1]) for x in (env.model, env.reference))
+    with torch.no_grad():
+        policy, reference = (x.distribution(buffer.obs[:, :-1]) for x in (env.model, env.reference))
     for x in (policy, reference):
         assert ((x._log_probs.exp() > 0).sum(-1) == 4).all()
     assert (policy.entropy() <= np.log(4) + 1e-6).all()
@@ -97,8 +98,10 @@ def test_sampled_frequencies_are_the_probabilities():
     logp = evaluate(env.model, buffer).logp[:, -1]
     taken = buffer.action[:, -1]
     statistic = 0.0
+    with torch.no_grad():
+        policy = env.model.distribution(buffer.obs[:1, :-1])
     for token in next_letters([1]):
-        p = float(env.model.distribution(buffer.obs[:1, :-1]).log_prob(torch.full((1, 2), token))[0, -1].exp())
+        p = float(policy.log_prob(torch.full((1, 2), token))[0, -1].exp())
         statistic += (int((taken == token).sum()) - 400 * p) ** 2 / (400 * p)
         if (taken == token).any():
             assert float(logp[taken == token][0].exp()) == pytest.approx(p, abs=1e-5)
@@ -108,7 +111,8 @@ def test_sampled_frequencies_are_the_probabilities():
 def test_mode_is_the_best_allowed_token():
     env = make_env(make_model(), allowed=only()).over(["ab", "cdefg"])
     buffer = Collector(env, whole_episodes=True).collect(TokenActor(env.model, deterministic=True)).buffer
-    mode = env.model.distribution(buffer.obs[:, :-1]).mode
+    with torch.no_grad():
+        mode = env.model.distribution(buffer.obs[:, :-1]).mode
     assert torch.equal(mode[buffer.mask], buffer.action[buffer.mask])
 
 

@@ -216,7 +216,7 @@ def test_killed_and_resumed_equals_never_killed(data, tmp_path):
     whole = rlzoo.train("ppo-clip", **settings(data, **more), out=tmp_path / "whole")
     part = rlzoo.train("ppo-clip", **settings(data, **more), out=tmp_path / "part")
     steps = part.steps()
-    assert len(steps) > 2
+    assert len(steps) > 1
     resumed = rlzoo.resume(part, checkpoint=steps[0])
     assert short_runs.outcome(resumed) == short_runs.outcome(whole)
 
