@@ -46,7 +46,7 @@ class State:
         self.rng.bit_generator.state = state["rng"]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        self.scalars = {name: float(x) for name, x in state["scalars"].items()}
+        self.scalars = {name: float(state["scalars"][name]) for name in self.scalars | state["scalars"]}
 
 
 class Algorithm(abc.ABC):

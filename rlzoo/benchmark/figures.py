@@ -19,6 +19,7 @@ from matplotlib.ticker import Formatter
 
 from rlzoo.benchmark.statistics import Interval
 from rlzoo.benchmark.study import Algorithm
+from rlzoo.core.screen import printable
 
 Array = np.ndarray[Any, Any]
 Styles = Mapping[str, dict[str, Any]]
@@ -147,12 +148,14 @@ def legend(axes: Axes, styles: Styles, level: str = "") -> None:
     """Line styles of the algorithms, and the name of the dashed level."""
     named: list[tuple[str, dict[str, Any]]] = [*styles.items(), *([(level, _LEVEL)] if level else [])]
     # Matplotlib leaves out labels that begin with an underscore.
-    axes.legend(handles=[Line2D([], [], label=f"\u200b{name}", **style) for name, style in named], loc="center")
+    axes.legend(
+        handles=[Line2D([], [], label=f"\u200b{printable(name)}", **style) for name, style in named], loc="center"
+    )
     axes.axis("off")
 
 
 def _wrapped(text: str, width: int = 32) -> str:
-    return textwrap.fill(text, width, break_on_hyphens=False)
+    return textwrap.fill(printable(text), width, break_on_hyphens=False)
 
 
 def _limits(values: Sequence[Array], level: float | None) -> tuple[float, float]:

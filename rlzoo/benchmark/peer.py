@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rlzoo.core.errors import ConfigError, no_such
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.files import check_regular
 
 
 class Evaluate(Protocol):
@@ -47,6 +48,10 @@ def load_peer(spec: str) -> Peer:
     path = Path(file)
     if not path.is_file():
         raise ConfigError(f"peer {spec!r}: a peer is file.py:name, and there is no file {file or spec!r}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ConfigError(f"peer {spec!r}: {path} cannot be read: {error.strerror}") from error
     found = importlib.util.spec_from_file_location(f"_peer_{path.stem}", path)
     assert found is not None
     assert found.loader is not None

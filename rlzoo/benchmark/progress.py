@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Job
+from rlzoo.core.screen import printable, show
 from rlzoo.runs.logs.display import duration
 
 
@@ -61,7 +62,7 @@ class LineProgress(Progress):
 
     def say(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):
-            print(line, file=self._file, flush=True)
+            show(line, self._file)
 
 
 class LiveProgress(LineProgress):
@@ -82,7 +83,7 @@ class LiveProgress(LineProgress):
         self._bar.update(self._task, completed=self._done, failed=self._failed, refresh=True)
 
     def say(self, line: str) -> None:
-        self._bar.console.print(line, markup=False, soft_wrap=True)
+        self._bar.console.out(printable(line), highlight=False)
 
     def close(self) -> None:
         self._bar.stop()

@@ -22,7 +22,7 @@ from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval, performance_profile
 from rlzoo.benchmark.study import Study
 from rlzoo.runs.files import write_atomically
-from rlzoo.runs.publish.markup import escaped, template
+from rlzoo.runs.publish.markup import template
 
 
 def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
@@ -100,7 +100,7 @@ def _overall(study: Study, styles: figures.Styles) -> str:
 
 def to_markdown(study: Study) -> str:
     """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
-    return template("rlzoo.benchmark", "report.md.jinja", finalize=escaped).render(
+    return template("rlzoo.benchmark", "report.md.jinja").render(
         study=study,
         tables=tables,
         descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),

@@ -21,8 +21,9 @@ from typing import Any
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.errors import RunError
+from rlzoo.core.files import naming, read_bytes
 from rlzoo.runs.files import read_jsonl, write_atomically
-from rlzoo.runs.run import git_commit, versions
+from rlzoo.runs.run import git_commit, other_format, versions
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"
@@ -185,7 +186,7 @@ class Writer:
         write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        with (self.path / name).open("ab") as file:
+        with naming(self.path / name), (self.path / name).open("ab") as file:
             file.write(_lines([record]))
             file.flush()
             os.fsync(file.fileno())
@@ -213,14 +214,14 @@ def holds_results(path: Path) -> bool:
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads((path / _SUITE).read_bytes())
+        record = json.loads(read_bytes(path / _SUITE))
         version = record["format"]
     except FileNotFoundError as error:
         raise RunError(f"{path} holds no results (no {_SUITE})") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
     if version != FORMAT:
-        raise RunError(f"{path} has format {version}; this rlzoo reads format {FORMAT}")
+        raise RunError(other_format(path / _SUITE, record, [FORMAT]))
     return dict(record)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from rlzoo.benchmark import worker
 from rlzoo.benchmark.job import Failure, Outcome, run_job
 from rlzoo.benchmark.progress import Progress
 from rlzoo.benchmark.results import Results, Writer, check_folder, finished
@@ -105,7 +105,7 @@ def parallel(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterat
 
     An item is drawn when a process is free for it.
     """
-    with joblib.parallel_config("loky", inner_max_num_threads=1, initializer=_begin_worker, initargs=(os.getpid(),)):
+    with joblib.parallel_config("loky", inner_max_num_threads=1, initializer=worker.begin, initargs=(os.getpid(),)):
         # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
         outcomes = pool(joblib.delayed(work)(item) for item in items)
@@ -116,18 +116,6 @@ def parallel(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterat
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about cancelled jobs
             outcomes.close()
-
-
-def _begin_worker(parent: int) -> None:
-    """Prepares a worker process, which leaves Ctrl-C to its parent, and ends within a second of it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:

@@ -19,6 +19,7 @@ from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.peer import load_peer
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
+from rlzoo.core.files import read_bytes
 from rlzoo.runs.configuration.config import ALIASES, make_config
 from rlzoo.runs.configuration.defaults import with_preset
 from rlzoo.runs.registry import task_class
@@ -161,9 +162,9 @@ def _entries(document: _Document, name: str, content: Any) -> Iterator[tuple[str
 def _check_mapping(document: _Document, path: tuple[Any, ...], content: Any) -> None:
     if not isinstance(content, dict):
         raise document.error(path, f"{path[-1]} must be a mapping, got {content!r}")
-    for key in content:
+    for i, key in enumerate(content):
         if not isinstance(key, str):
-            raise document.error((*path, str(key)), f"{path[-1]}: {key!r} is not a name")
+            raise document.error((*path, i), f"{path[-1]}: {key!r} is not a name")
 
 
 def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
@@ -272,13 +273,13 @@ def _mentioned(document: _Document, places: list[tuple[Any, ...]], error: Config
 
 
 class _Document:
-    """A YAML file and the line of each node in it."""
+    """A YAML file and the line of each node in it, by its path of keys or of positions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: dict[tuple[Any, ...], int] = {(): 1}
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_bytes(path).decode()
             node = yaml.compose(text, _Loader)
             self.content = yaml.load(text, _Loader)
         except yaml.MarkedYAMLError as error:
@@ -286,6 +287,8 @@ class _Document:
             raise ConfigError(f"{path}, line {line}: {error.problem}") from error
         except RecursionError as error:
             raise ConfigError(f"{path}, line 1: invalid YAML: it nests too deep") from error
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}, line 1: invalid YAML: {' '.join(str(error).split())}") from error
         if node is not None:
@@ -293,7 +296,8 @@ class _Document:
 
     def _note(self, node: yaml.Node, path: tuple[Any, ...]) -> None:
         if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
+            for i, (key, value) in enumerate(node.value):
+                self.lines[*path, i] = key.start_mark.line + 1
                 name = (*path, key.value)
                 if name in self.lines:
                     raise ConfigError(f"{self.path}, line {key.start_mark.line + 1}: {key.value} is given twice")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
+from rlzoo.cli.options import HELP_ALL
 from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
     ConfigError,
@@ -22,6 +23,7 @@ from rlzoo.core.errors import (
     UnsupportedSpace,
     no_such,
 )
+from rlzoo.core.screen import complain, show
 from rlzoo.core.version import __version__
 from rlzoo.runs.signals import INTERRUPTED
 
@@ -35,8 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except SystemExit as done:  # after --help
-        return int(done.code or 0)
+    except SystemExit as done:
+        if {"-h", "--help", HELP_ALL} & {*arguments}:
+            return 0
+        return _complain(f"code that the command loaded ended the program: SystemExit({done.code!r})", 1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -55,16 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(line: str, code: int) -> int:
-    print(f"rlzoo: {line}", file=sys.stderr)
+    complain(line)
     return code
 
 
 def _run(arguments: list[str]) -> int:
     command, *rest = arguments or ["--help"]
     if command == "--version":
-        print(f"rlzoo {__version__}")
+        show(f"rlzoo {__version__}")
     elif command in ("-h", "--help"):
-        print(_HELP)
+        show(_HELP)
     elif command.startswith("-"):
         raise ConfigError(no_such("option", command, ("--help", "--version")))
     elif command not in _COMMANDS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,6 +10,7 @@ from typing import Literal
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.errors import require
+from rlzoo.core.screen import complain, show
 from rlzoo.core.threads import Threads
 
 
@@ -58,12 +58,12 @@ def benchmark_command(arguments: list[str]) -> int:
         progress=Progress() if options.quiet else make_progress(),
     )
     for failure in results.failures:
-        print(f"rlzoo: {failure.label} {failure.env} seed {failure.seed} failed: {failure.error}", file=sys.stderr)
+        complain(f"{failure.label} {failure.env} seed {failure.seed} failed: {failure.error}")
     if results.failures:
         count = f"{len(results.failures)} of {len(suite.jobs)} jobs"
-        print(f"rlzoo: {count} failed; {out}/failures.jsonl has the tracebacks", file=sys.stderr)
+        complain(f"{count} failed; {out}/failures.jsonl has the tracebacks")
     if not options.quiet:
-        print(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; show them with: rlzoo report {out}")
+        show(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; show them with: rlzoo report {out}")
     return 1 if results.failures else 0
 
 
@@ -75,11 +75,8 @@ def report_command(arguments: list[str]) -> int:
         from rlzoo.benchmark.from_runs import find_results
         from rlzoo.benchmark.report import write_report
 
-    def warn(line: str) -> None:
-        print(f"rlzoo: {line}", file=sys.stderr)
-
-    results = find_results(options.paths, warn)
+    results = find_results(options.paths, complain)
     out = Path(options.out or (options.paths[0] if len(options.paths) == 1 else "comparison"))
     pages = [str(page) for page in write_report(results, out)]
-    print(json.dumps({"pages": pages}) if options.json else "\n".join(pages))
+    show(json.dumps({"pages": pages}) if options.json else "\n".join(pages))
     return 0

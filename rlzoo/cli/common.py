@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rlzoo.cli.options import Switch
 from rlzoo.core import threads as chosen
 from rlzoo.core.errors import require
+from rlzoo.core.files import read_bytes
 from rlzoo.runs.signals import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
     recorded = None
     if run is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            recorded = json.loads(Path(run, "config.json").read_bytes())["threads"]
+            recorded = json.loads(read_bytes(Path(run, "config.json")))["threads"]
     if isinstance(recorded, int) and 1 <= recorded <= _MOST_THREADS:
         return chosen.Threads(recorded, "as before")
     return chosen.Threads(None)
@@ -79,7 +80,7 @@ def pair_of(config: str) -> tuple[str, str] | None:
     """Algorithm and environment in a `config.json` or run directory, before PyTorch is imported; None if unreadable."""
     path = Path(config)
     try:
-        record = json.loads((path / "config.json" if path.is_dir() else path).read_bytes())
+        record = json.loads(read_bytes(path / "config.json" if path.is_dir() else path))
         return str(record["algorithm"]), str(record["env"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

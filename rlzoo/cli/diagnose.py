@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.screen import show
 from rlzoo.core.threads import Threads
 
 
@@ -31,11 +32,11 @@ def diagnose_command(arguments: list[str]) -> int:
     last = run.last_metrics() or {}
     if options.json:
         findings = [dataclasses.asdict(x) for x in found]
-        print(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": findings}))
+        show(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": findings}))
         return 0
-    print(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(found))}")
+    show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(found))}")
     for x in found:
-        print(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}\n  page: {x.page}")
+        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}\n  page: {x.page}")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlzoo.cli.common import Threads, importing, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
+from rlzoo.core.screen import show
 from rlzoo.runs.configuration.settings import settings_of
 
 if TYPE_CHECKING:
@@ -87,9 +88,9 @@ def _arguments(options: _Fit, settings: FitSettings) -> dict[str, Any]:
 def _report_fit(metrics: dict[str, float], options: _Fit, epochs: int) -> int:
     """Prints the metrics of the last epoch, unless they were shown already."""
     if options.json:
-        print(json.dumps({"model": options.out, **metrics}))
+        show(json.dumps({"model": options.out, **metrics}))
     elif options.quiet:
         from rlzoo.lm.finetune.sft import describe
 
-        print(describe(metrics, epochs))
+        show(describe(metrics, epochs))
     return 0

@@ -21,6 +21,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.schedules import Schedule
+from rlzoo.core.screen import one_line
 from rlzoo.runs.configuration.objects import describe, import_name
 from rlzoo.runs.configuration.settings import Setting, unknown_name
 
@@ -55,7 +56,7 @@ def parse(
         ConfigError: the arguments are wrong. The message is one line.
         SystemExit: the arguments ask for help, which was printed.
     """
-    texts: dict[str, Any] = {"prog": prog, "description": description}
+    texts: dict[str, Any] = {"prog": prog and one_line(prog), "description": description}
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box):
@@ -157,11 +158,13 @@ _REGISTRY = ConstructorRegistry()
 
 @_REGISTRY.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """How to read and show values: integers such as 1e6, schedules, `none`, single words and KEY=VALUE pairs."""
+    """How to read and show values: texts, integers such as 1e6, schedules, `none`, single words, KEY=VALUE pairs."""
     if info.type is Seeds:
         return PrimitiveConstructorSpec("*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x])
     if info.type == Schedule:
         return PrimitiveConstructorSpec(1, "FLOAT|SCHEDULE", _schedule, lambda x: True, lambda x: [_shown(x)])
+    if info.type is str:
+        return PrimitiveConstructorSpec(1, "STR", lambda texts: texts[0], _is(str), lambda x: [one_line(x)])
     if info.type is int:
         return PrimitiveConstructorSpec(1, "INT", _integer, _is(int), lambda x: [str(x)])
     if info.type is float:
@@ -172,7 +175,9 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         (word,) = get_args(info.type)
         return PrimitiveConstructorSpec(1, word, _word(word, word), lambda x: x == word, lambda _: [word])
     if info.type_origin is dict:
-        return PrimitiveConstructorSpec("*", "KEY=VALUE", _pairs, _is(dict), lambda x: [f"{k}={x[k]}" for k in x])
+        return PrimitiveConstructorSpec(
+            "*", "KEY=VALUE", _pairs, _is(dict), lambda x: [one_line(f"{k}={x[k]}") for k in x]
+        )
     return None
 
 
@@ -223,7 +228,7 @@ def _seeds(texts: list[str]) -> Seeds:
 
 
 def _shown(schedule: Any) -> str:
-    return import_name(schedule) or describe(schedule) if callable(schedule) else str(schedule)
+    return import_name(schedule) or describe(schedule) if callable(schedule) else one_line(schedule)
 
 
 def _word(word: str, value: Any) -> Callable[[list[str]], Any]:

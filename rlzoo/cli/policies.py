@@ -7,6 +7,7 @@ from typing import Literal
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
+from rlzoo.core.screen import show
 from rlzoo.core.threads import Threads
 
 
@@ -40,7 +41,7 @@ def export_command(arguments: list[str]) -> int:
     with importing(Threads(1)):
         from rlzoo.runs.publish.policies import export
 
-    print(export(options.run, options.format, options.out, checkpoint=options.checkpoint))
+    show(str(export(options.run, options.format, options.out, checkpoint=options.checkpoint)))
     return 0
 
 
@@ -50,5 +51,5 @@ def push_command(arguments: list[str]) -> int:
     with importing(Threads(1)):
         from rlzoo.runs.publish.policies import push
 
-    print(push(options.run, options.repo, private=options.private, checkpoint=options.checkpoint))
+    show(push(options.run, options.repo, private=options.private, checkpoint=options.checkpoint))
     return 0

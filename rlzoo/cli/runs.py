@@ -11,6 +11,7 @@ from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threa
 from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, parse, parse_settings
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.screen import show
 from rlzoo.runs.registry import TASKS
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def eval_command(arguments: list[str]) -> int:
         pass_k=options.pass_k,
     )
     summary = found.summary()
-    print(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
+    show(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
     return 0
 
 
@@ -226,11 +227,11 @@ def play_command(arguments: list[str]) -> int:
     step = run.step_of(options.checkpoint)
     shown = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
     if options.json:
-        print(json.dumps({"run": str(run.path), "step": step, "video": options.video, **shown.summary}))
+        show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **shown.summary}))
         return 0
-    print(shown.transcript)
+    show(shown.transcript)
     if options.video is not None:
-        print(options.video)
+        show(options.video)
     return 0
 
 
@@ -253,24 +254,24 @@ def list_command(arguments: list[str]) -> int:
         tasks = [{"id": env, "description": x.description, "presets": known.get(env, [])} for env, x in TASKS.items()]
         found = {"algorithms": ALGORITHMS, "environments": listed, "language_tasks": tasks, "recipes": recipes()}
         found["suites"] = list(known_suites())
-        print(json.dumps(found))
+        show(json.dumps(found))
         return 0
-    print("algorithms")
-    print(_algorithms())
-    print("\nenvironments with presets")
-    print("\n".join(f"  {env:26} {' '.join(algorithms)}" for env, algorithms in presets.items()))
-    print("\nenvironments with a built-in vectorised version")
-    print("  " + " ".join(builtin))
-    print("\nEvery other Gymnasium environment works too: give its id, or module:Id.")
-    print("\nlanguage tasks")
+    show("algorithms")
+    show(_algorithms())
+    show("\nenvironments with presets")
+    show("\n".join(f"  {env:26} {' '.join(algorithms)}" for env, algorithms in presets.items()))
+    show("\nenvironments with a built-in vectorised version")
+    show("  " + " ".join(builtin))
+    show("\nEvery other Gymnasium environment works too: give its id, or module:Id.")
+    show("\nlanguage tasks")
     for env, entry in TASKS.items():
-        print(f"  {env:12} {entry.description}")
+        show(f"  {env:12} {entry.description}")
         if env in known:
-            print(f"  {'':12} presets: {' '.join(known[env])}")
-    print("\nrecipes for language tasks (--preset NAME)")
-    print("  " + " ".join(recipes()))
-    print("\nsuites for rlzoo benchmark")
-    print("  " + " ".join(known_suites()))
+            show(f"  {'':12} presets: {' '.join(known[env])}")
+    show("\nrecipes for language tasks (--preset NAME)")
+    show("  " + " ".join(recipes()))
+    show("\nsuites for rlzoo benchmark")
+    show("  " + " ".join(known_suites()))
     return 0
 
 
@@ -279,9 +280,9 @@ def _report(run: Run, options: Output) -> int:
     stochastic, deterministic = run.evaluations()[-2:]
     if options.json:
         evaluations = {"stochastic": stochastic, "deterministic": deterministic}
-        print(json.dumps({"run": str(run.path), "step": stochastic["step"], **evaluations}))
+        show(json.dumps({"run": str(run.path), "step": stochastic["step"], **evaluations}))
     elif options.quiet:
         from rlzoo.runs.evaluate import describe
 
-        print(describe(stochastic["step"], stochastic, deterministic))
+        show(describe(stochastic["step"], stochastic, deterministic))
     return 0

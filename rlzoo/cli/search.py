@@ -13,6 +13,7 @@ import tyro
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Seeds, Switch, parse
+from rlzoo.core.screen import show
 from rlzoo.core.threads import Threads
 
 
@@ -65,17 +66,15 @@ def search_command(arguments: list[str]) -> int:
         variant=options.variant,
         jobs=cpu_count() if options.jobs is None else options.jobs,
         command=shlex.join(["rlzoo", "search", *arguments]),
-        say=(lambda line: None) if options.quiet or options.json else lambda line: print(line, flush=True),
+        say=(lambda line: None) if options.quiet or options.json else show,
     )
     if options.json:
         validation = {n: {"iqm": x.estimate, "interval": [x.low, x.high]} for n, x in found.validation.items()}
         summary = {"preset": str(found.preset), "trial": found.best, "score": found.score, "validation": validation}
-        print(json.dumps(summary))
+        show(json.dumps(summary))
         return 0
-    print(
-        f"trial {found.best} of {found.trials}: {found.score:.5g}; trial 0, where it started: {found.start_score:.5g}"
-    )
+    show(f"trial {found.best} of {found.trials}: {found.score:.5g}; trial 0, where it started: {found.start_score:.5g}")
     for number, interval in found.validation.items():
-        print(f"on other seeds, trial {number}: {describe(interval)}")
-    print(f"rlzoo train {options.algorithm} {options.env} --preset {found.preset}")
+        show(f"on other seeds, trial {number}: {describe(interval)}")
+    show(f"rlzoo train {options.algorithm} {options.env} --preset {found.preset}")
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlzoo.cli.common import Output, display, importing, threads_for
 from rlzoo.core.errors import require
+from rlzoo.core.screen import complain, show
 
 if TYPE_CHECKING:
     from rlzoo.runs.configuration.config import Config
@@ -58,11 +59,11 @@ def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, optio
     done = {seed: run for seed, run in runs.items() if seed not in failed}
     _print_scores(folder, done, options)
     for seed, failure in failed.items():
-        print(f"rlzoo: seed {seed} failed: {failure.error}", file=sys.stderr)
+        complain(f"seed {seed} failed: {failure.error}")
         if failure.traceback:
-            print(failure.traceback, file=sys.stderr)
+            show(failure.traceback, sys.stderr)
     if failed:
-        print(f"rlzoo: {len(failed)} of {len(runs)} seeds failed; again: rlzoo resume {folder}", file=sys.stderr)
+        complain(f"{len(failed)} of {len(runs)} seeds failed; again: rlzoo resume {folder}")
     return 1 if failed else 0
 
 
@@ -79,7 +80,7 @@ def _print_scores(folder: Path, runs: Mapping[int, Run], options: Output) -> Non
     if options.json:
         summary = {mode: {"iqm": x.estimate, "interval": [x.low, x.high]} for mode, x in intervals.items()}
         seeds = {seed: {mode: pair[i] for i, mode in modes.items()} for seed, pair in finals.items()}
-        print(json.dumps({"run": str(folder), "seeds": seeds, **summary}))
+        show(json.dumps({"run": str(folder), "seeds": seeds, **summary}))
         return
     if not finals:
         return
@@ -88,6 +89,6 @@ def _print_scores(folder: Path, runs: Mapping[int, Run], options: Output) -> Non
     rows.append(["IQM", *(estimate(x, 2) for x in intervals.values())])
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for row in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+        show("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     if len(finals) <= 5:
-        print(f"IQM: interquartile mean and 95 % interval, which is too narrow for {len(finals)} seeds")
+        show(f"IQM: interquartile mean and 95 % interval, which is too narrow for {len(finals)} seeds")

@@ -18,7 +18,7 @@ from torch import nn
 
 from rlzoo.control.networks import MLP, MLPPolicy, categories
 from rlzoo.core.actors import Actor, ModelActor
-from rlzoo.core.env import Array
+from rlzoo.core.env import Array, restored
 from rlzoo.core.fields import UnitInterval
 from rlzoo.core.models import ActorCritic, Normalizer
 
@@ -153,9 +153,11 @@ class ActionNoise(Iterator[Array]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        self._z = state["z"].copy()
+        self._z = restored(state["z"], self._z)
         self._draw()
         self._used = int(state["used"])
+        if not 0 <= self._used <= _BLOCK:
+            raise ValueError(f"{self._used} of {_BLOCK} steps of noise are used")
 
 
 _BLOCK = 64

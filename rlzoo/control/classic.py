@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rlzoo.core.env import Array, Bools, VectorEnv
+from rlzoo.core.env import Array, Bools, VectorEnv, restored
 
 
 def _constant(value: float) -> Array:
@@ -113,11 +113,9 @@ class ClassicControl(VectorEnv):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if np.shape(state["state"]) != self._state.shape:
-            raise ValueError(f"state of shape {np.shape(state['state'])} given, {self._state.shape} needed")
-        self._state = np.array(state["state"], np.float64)
-        self._elapsed = np.array(state["elapsed"], np.int64)
-        self._forced = np.array(state["forced"], np.bool_)
+        self._state = restored(state["state"], self._state)
+        self._elapsed = restored(state["elapsed"], self._elapsed)
+        self._forced = restored(state["forced"], self._forced)
         self._rng.bit_generator.state = state["rng"]
 
 

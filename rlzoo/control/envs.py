@@ -147,7 +147,7 @@ def _function_of(env: Any) -> Callable[..., Env]:
     if module:
         try:
             function = getattr(importlib.import_module(module), name, None)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
     if name in gymnasium.registry:
         # The passive checker would warn, for each copy, about faults that are errors here.

@@ -18,6 +18,7 @@ from rlzoo.control.networks import MLP, MLPPolicy
 from rlzoo.core.env import Array
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic, Normalizer
+from rlzoo.core.screen import one_line
 
 
 def export_model(
@@ -168,7 +169,7 @@ def _c(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) -> tuple[byt
         keep_trailing_newline=True,
     ).get_template("policy.h.jinja")
     text = template.render(
-        about={name: text.replace("*/", "* /") for name, text in about.items()},
+        about={name: one_line(text).replace("*/", "* /") for name, text in about.items()},
         inputs=obs.shape[1],
         actions=math.prod(space.shape or ()),
         box=isinstance(space, spaces.Box),

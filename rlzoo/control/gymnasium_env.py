@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,12 +18,16 @@ from gymnasium.vector.utils import iterate
 
 from rlzoo.control.wrappers import Env, wrap
 from rlzoo.core.env import Array, Bools, VectorEnv
-from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace
+from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace, described
 
 _REPORT = "rlzoo_error"
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
 """Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
 Box2D's world, and running statistics."""
+
+
+_MOST_CATEGORIES = 2**20
+"""Largest number of categories in a space. The first or last layer of a network has a weight for each."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -72,6 +78,8 @@ class GymnasiumEnv(VectorEnv):
         action = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
         self._store(obs, reward)
+        if self._given:
+            terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         done = terminated | truncated
         self.success.fill(np.nan)
         if "is_success" in info:
@@ -106,7 +114,7 @@ class GymnasiumEnv(VectorEnv):
         try:
             return self._vector.render()[0]
         except Exception as error:
-            raise self._error(_one_line(error)) from error
+            raise self._error(described(error)) from error
 
     def close(self) -> None:
         if self._given:  # it belongs to the user
@@ -116,23 +124,33 @@ class GymnasiumEnv(VectorEnv):
             self._vector.close(timeout=1)
 
     def _store(self, obs: Array, reward: Array | float) -> None:
-        if self._given:
-            obs = _flatten_batch(self._vector, obs)
-        with np.errstate(over="ignore"):
-            self._obs[...] = obs
-            self._reward[...] = reward
+        try:
+            if self._given:
+                obs = _flatten_batch(self._vector, obs)
+            with np.errstate(over="ignore"):
+                self._obs[...] = obs
+                self._reward[...] = reward
+        except (TypeError, ValueError) as error:
+            raise self._error(described(error)) from error
         for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
             finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
             if not finite.all():
                 index = int(finite.argmin())
                 raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
 
+    def _flags(self, name: str, x: Any) -> Bools:
+        flags = np.asarray(x)
+        known = flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf" and np.isin(flags, (0, 1)).all()
+        if not known:
+            raise self._error(f"{name} must be True or False for each copy, got {x!r}")
+        return flags.astype(np.bool_)
+
     def _call(self, method: partial[Any]) -> Any:
         """Calls a method of the vector environment."""
         try:
             results = method()
-        except Exception as error:
-            raise self._error(_one_line(error)) from error
+        except (Exception, SystemExit) as error:
+            raise self._error(described(error)) from error
         for report in filter(None, results[-1].get(_REPORT, ())):
             raise self._error(str(report)) from report.__cause__ or report
         return results
@@ -169,28 +187,52 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             obs, _ = self.env.reset(seed=seed, options=options)
             return self._flatten(obs), {}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self._no_obs, self._report(error)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
+            terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
             told = (terminated or truncated) and "is_success" in info
             success = {"is_success": bool(info["is_success"])} if told else {}
-            return self._flatten(obs), float(reward), bool(terminated), bool(truncated), success
-        except Exception as error:
+            return self._flatten(obs), _reward(reward), terminated, truncated, success
+        except (Exception, SystemExit) as error:
             return self._no_obs, 0.0, False, False, self._report(error)
+
+    def close(self) -> None:
+        """Closes the environment. An error of it is a warning: whatever used the environment has its results."""
+        try:
+            super().close()
+        except (Exception, SystemExit) as error:
+            warnings.warn(f"closing the environment raised {described(error)}", RuntimeWarning, stacklevel=2)
 
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
         return spaces.flatten(self.raw_space, obs)
 
-    def _report(self, error: Exception) -> dict[str, Any]:
-        report = _CopyError(f"copy {self._index} raised {_one_line(error)}")
+    def _report(self, error: BaseException) -> dict[str, Any]:
+        report = _CopyError(f"copy {self._index} raised {described(error)}")
         report.add_note(traceback.format_exc())
         report.__cause__ = error
         return {_REPORT: report}
+
+
+def _flag(name: str, x: Any) -> bool:
+    """`terminated` or `truncated` of one step, which may also be 0 or 1, or an array of one of these."""
+    if type(x) in (bool, np.bool_):
+        return bool(x)
+    array = np.asarray(x)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {x!r}")
+    return bool(array.item())
+
+
+def _reward(x: Any) -> float:
+    if isinstance(x, str | bytes):
+        raise TypeError(f"reward must be a number, got {x!r}")
+    return float(x)
 
 
 def make_copies(
@@ -221,8 +263,8 @@ def make_copies(
         return SyncVectorEnv(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
-    except Exception as error:
-        raise EnvError(f"environment {name!r} cannot be made: {_one_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"environment {name!r} cannot be made: {described(error)}") from error
 
 
 def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
@@ -268,6 +310,12 @@ def _check_spaces(name: str, observation: gymnasium.Space[Any], action: gymnasiu
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
     if not _is_action_space(action):
         raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
+    if spaces.flatdim(observation) == 0:
+        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} has no numbers")
+    for kind, space in (("observation", observation), ("action", action)):
+        if _categories(space) > _MOST_CATEGORIES:
+            number = f"{_categories(space):,} categories, each a number; at most {_MOST_CATEGORIES:,} are supported"
+            raise UnsupportedSpace(f"environment {name!r}: {kind} space {space} has {number}")
 
 
 def _flatten_batch(vector: Any, obs: Any) -> Array:
@@ -298,11 +346,19 @@ def _is_flat(space: gymnasium.Space[Any]) -> bool:
     return isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
 
+def _categories(space: gymnasium.Space[Any]) -> int:
+    """Numbers in the one-hot form of a space, and of the parts of it."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return sum(map(_categories, parts))
+    if isinstance(space, spaces.MultiDiscrete):
+        return sum(int(n) for n in space.nvec.flat)
+    if isinstance(space, spaces.MultiBinary):
+        return math.prod(space.shape)
+    return int(space.n) if isinstance(space, spaces.Discrete) else 0
+
+
 def _is_action_space(space: gymnasium.Space[Any]) -> bool:
     if isinstance(space, spaces.Box):
         return np.issubdtype(space.dtype, np.floating)
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -15,7 +15,7 @@ from gymnasium.error import DependencyNotInstalled
 from rlzoo.control.envs import Source
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import Episode, success_of
+from rlzoo.core.env import ENDLESS, Episode, success_of
 from rlzoo.core.errors import ConfigError, EnvError, require
 
 
@@ -66,6 +66,8 @@ def _episode(env: GymnasiumEnv, actor: Actor, record: Callable[[Any], None] | No
             record(env.render())
         if done:
             return Episode(total, length, success_of(env.success, 0))
+        if length >= ENDLESS:
+            return Episode(total, length, cut=True)
         obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
         total, length, done = total + float(reward[0]), length + 1, bool(terminated[0] or truncated[0])
 

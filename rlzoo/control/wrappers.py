@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.core.errors import ConfigError, EnvError, described
 
 Env = gymnasium.Env[Any, Any]
 _FORM = "a class, a function of an environment, module:Class or module:Class(key=value)"
@@ -32,7 +32,7 @@ def load_wrapper(wrapper: Any) -> Callable[[Env], Env]:
     module, name, arguments = match.groups()
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # of any kind, from importing any code
+    except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"wrapper {wrapper!r} cannot be loaded: {error}") from error
     if not callable(found):
         raise ConfigError(f"wrapper {wrapper!r}: {name} is neither a class nor a function")
@@ -63,9 +63,8 @@ def wrap(env: Env, wrappers: Sequence[Any]) -> Env:
         function = load_wrapper(wrapper)
         try:
             env = function(env)
-        except Exception as error:
-            fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise EnvError(f"wrapper {name} cannot wrap the environment: {fault}") from error
+        except (Exception, SystemExit) as error:
+            raise EnvError(f"wrapper {name} cannot wrap the environment: {described(error)}") from error
         if not isinstance(env, gymnasium.Env):
             raise EnvError(f"wrapper {name} returned {env!r}, not an environment: end it with `return env`")
     return env

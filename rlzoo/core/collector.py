@@ -9,14 +9,12 @@ import torch
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import Array, Episode, Experience, VectorEnv, success_of
+from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, restored, success_of
 from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
 
 _CHUNK = 32
 """Steps between two checks whether every row has completed an episode."""
-_ENDLESS = 100_000
-"""Steps after which an episode counts as endless."""
 
 
 class Collector:
@@ -45,8 +43,8 @@ class Collector:
         chunks = [self._steps(actor, _CHUNK)]
         ended = chunks[0].done.any(0)
         while not ended.all():
-            if len(chunks) * _CHUNK > _ENDLESS:
-                raise EnvError(f"an episode has not ended after {_ENDLESS} steps: whole episodes must end")
+            if len(chunks) * _CHUNK > ENDLESS:
+                raise EnvError(f"an episode has not ended after {ENDLESS} steps: whole episodes must end")
             chunks.append(self._steps(actor, _CHUNK))
             ended |= chunks[-1].done.any(0)
         steps = _join_first_episodes(chunks)
@@ -107,8 +105,13 @@ class Collector:
         if state["env"] is None:
             return
         self.env.load_state_dict(state["env"])
-        self._obs, self._forced = state["obs"], state["forced"]
-        self._returns, self._lengths = state["returns"], state["lengths"]
+        obs = state["obs"]
+        if obs is not None and np.shape(obs)[:1] != self._forced.shape:
+            raise ValueError(f"observations of shape {np.shape(obs)} given, {len(self._forced)} needed")
+        self._obs = obs
+        self._forced = restored(state["forced"], self._forced)
+        self._returns = restored(state["returns"], self._returns)
+        self._lengths = restored(state["lengths"], self._lengths)
 
 
 class _Steps(NamedTuple):

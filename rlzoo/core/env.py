@@ -24,6 +24,10 @@ def env_name(env: Any) -> str:
     return str(made or getattr(env, "__name__", type(env).__name__)).strip("<>")
 
 
+ENDLESS = 100_000
+"""Steps after which an episode counts as endless."""
+
+
 class Episode(NamedTuple):
     """A finished episode."""
 
@@ -33,6 +37,8 @@ class Episode(NamedTuple):
     """Steps."""
     success: bool | None = None
     """Whether it reached its goal (`info["is_success"]`); None if the environment does not tell."""
+    cut: bool = False
+    """Whether an evaluation ended it after `ENDLESS` steps."""
 
 
 def success_of(told: Array | None, *index: Any) -> bool | None:
@@ -54,6 +60,17 @@ class Experience(NamedTuple):
     """Episodes that ended in the buffer."""
     metrics: dict[str, float]
     """Environment metrics, by name."""
+
+
+def restored(x: Any, own: Array) -> Array:
+    """A copy of an array of a saved state, in the dtype of `own`.
+
+    Raises:
+        ValueError: it is no array, or has another shape than `own`.
+    """
+    if np.shape(x) != own.shape:
+        raise ValueError(f"state of shape {np.shape(x)} given, {own.shape} needed")
+    return np.array(x, own.dtype)
 
 
 class VectorEnv(abc.ABC):

@@ -45,6 +45,15 @@ class Interrupted(KeyboardInterrupt):
         self.signal = signal
 
 
+def described(error: BaseException) -> str:
+    """The kind and message of an error in one line. Of code that the user wrote, even the message may be an error."""
+    try:
+        message = str(error.msg if isinstance(error, SyntaxError) else error)
+    except Exception:
+        message = "its message cannot be made"
+    return f"{type(error).__name__}: {' '.join(message.split())}"
+
+
 def no_such(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for an unknown name: "no setting 'gama'; did you mean 'gamma'?"."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import Episode, VectorEnv, success_of, success_rate
+from rlzoo.core.env import ENDLESS, Episode, VectorEnv, success_of, success_rate
 
 OnStep = Callable[[int], None]
 """Called between the steps of an evaluation with the number of complete episodes. It may raise to stop it."""
@@ -35,7 +36,10 @@ class Evaluation:
         """Creates an evaluation from its episodes."""
         returns, lengths = [x.return_ for x in episodes], [x.length for x in episodes]
         rate = success_rate(episodes)
-        further = {} if rate is None else {"success_rate": rate}
+        further: dict[str, Any] = {} if rate is None else {"success_rate": rate}
+        cut = sum(x.cut for x in episodes)
+        if cut:
+            further["cut_episodes"] = cut
         return cls(np.array(returns), np.array(lengths), deterministic, seed, further)
 
     @property
@@ -76,9 +80,14 @@ class Played:
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> Played:
         """Creates it from episodes, with one line of text for each."""
-        lines = [f"episode {i}: return {x.return_:,.1f}, {x.length} steps" for i, x in enumerate(episodes, 1)]
+        lines = [f"episode {i}: {_described(x)}" for i, x in enumerate(episodes, 1)]
         summary = {"episodes": [{"return": x.return_, "length": x.length} for x in episodes]}
         return cls(episodes, "\n".join(lines), summary)
+
+
+def _described(episode: Episode) -> str:
+    cut = ", cut there: it had not ended" if episode.cut else ""
+    return f"return {episode.return_:,.1f}, {episode.length} steps{cut}"
 
 
 def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep = unwatched) -> list[Episode]:
@@ -86,6 +95,9 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
 
     Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes
     are not counted more often than long ones.
+
+    An episode that has not ended after `ENDLESS` steps is cut there. Its copy plays no more, so there are then fewer
+    episodes.
     """
     copies = env.num_envs
     quota = np.bincount(np.arange(episodes) % copies, minlength=copies)
@@ -93,7 +105,7 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
     total, length = np.zeros(copies), np.zeros(copies, np.int64)
     obs, forced = env.reset()
     left = episodes
-    while left:
+    for step in itertools.count(1):
         on_step(episodes - left)
         acting = ~forced
         obs, reward, terminated, truncated, forced = env.step(actor(obs, forced))
@@ -104,5 +116,12 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
             played[i].append(Episode(float(total[i]), int(length[i]), success_of(env.success, i)))
             quota[i] -= 1
             left -= 1
+        endless = (length >= ENDLESS) & ~done & (quota > 0) if step >= ENDLESS else ()
+        for i in np.flatnonzero(endless):
+            played[i].append(Episode(float(total[i]), int(length[i]), cut=True))
+            left -= int(quota[i])
+            quota[i] = 0
         total[done], length[done] = 0, 0
+        if not left:
+            break
     return [episode for row in played for episode in row]

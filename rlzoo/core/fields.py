@@ -23,7 +23,7 @@ class Range:
     below: bool = False
 
     def __contains__(self, x: object) -> bool:
-        if not isinstance(x, (int, float)) or not math.isfinite(x):
+        if not isinstance(x, (int, float)) or not -math.inf < x < math.inf:
             return False
         return (x > self.low if self.above else x >= self.low) and (x < self.high if self.below else x <= self.high)
 
@@ -54,6 +54,10 @@ PositiveSchedule = Annotated[Schedule, ScheduleRange(0, above=True)]
 NonNegativeSchedule = Annotated[Schedule, ScheduleRange(0)]
 
 
+_BEYOND = 2**128
+"""No integer is so large: seeds have up to 128 bits."""
+
+
 def check_fields(instance: Any) -> None:
     """Checks each field of a dataclass against its type and range.
 
@@ -63,6 +67,8 @@ def check_fields(instance: Any) -> None:
     cls: Any = type(instance)
     for name, hint in _hints(cls).items():
         x = getattr(instance, name)
+        if isinstance(x, int) and abs(x) >= _BEYOND:
+            raise ConfigError(f"{name} must be below {_BEYOND:g}, got an integer of {x.bit_length()} bits")
         fault = _fault(x, hint)
         if fault is not None:
             raise ConfigError(f"{name} must be {fault}, got {x!r}")

@@ -1,16 +1,18 @@
-"""Reading files that a user named: regular files of a sensible size only."""
+"""Files: those that a user or a run directory named are read if they are regular and of a sensible size."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 SMALL = 64 * 2**20
 """Largest size of a file of settings, in bytes."""
-LOG = 8 * 2**30
-"""Largest size of a log that is read line by line, in bytes."""
+LARGE = 2**30
+"""Largest size of a log or a tokenizer, in bytes."""
 
 
 def read_bytes(path: Path | str, most: int = SMALL) -> bytes:
@@ -29,11 +31,22 @@ def check_regular(path: Path | str, most: int = SMALL) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if found.st_size > most:
-        raise OSError(errno.EFBIG, f"is too large: {found.st_size:,} bytes, at most {most:,} are read", str(path))
+        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes; at most {most:,} are read", str(path))
 
 
-def memory() -> int:
-    """Physical memory of the machine in bytes, which bounds the size of a file of weights."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**36
+def most_in_memory() -> int:
+    """Largest size of a file of weights or data, in bytes: half of the memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**36
+
+
+@contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Adds the name of a file to errors of writing to it, which have none if it was open: the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise

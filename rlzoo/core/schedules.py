@@ -56,7 +56,7 @@ def load_function(text: str) -> Callable[[float], float]:
     module, _, name = text.partition(":")
     try:
         function = getattr(importlib.import_module(module), name) if module and name else None
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"cannot load {text!r}: {error}") from error
     if not callable(function):
         raise ConfigError(f"{text!r} is neither linear:START:END nor module:function")

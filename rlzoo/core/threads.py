@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ _chosen: Threads | None = None
 def from_environment() -> int | None:
     """The number that the user asks for in OMP_NUM_THREADS; None if there is none."""
     text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return int(text) if text.isdecimal() and int(text) > 0 else None
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0 else None
 
 
 def set_variables(threads: Threads) -> None:

@@ -82,6 +82,8 @@ class Adam:
         self.m.copy_(state["m"])
         self.v.copy_(state["v"])
         self.count = int(state["count"])
+        if not 0 <= self.count < 2**63:
+            raise ValueError(f"{self.count} steps were taken")
 
 
 class Optimizer(Protocol):

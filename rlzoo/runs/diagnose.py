@@ -430,14 +430,15 @@ RULES = (
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """Numbers of records by name, with NaN for null and for what a record does not have."""
+    """Numbers of records by name, with NaN for all else and for what a record does not have."""
     names = dict.fromkeys(
         name for record in records for name, x in record.items() if x is None or type(x) in (int, float)
     )
-    return {
-        name: np.array([np.nan if record.get(name) is None else record[name] for record in records], float)
-        for name in names
-    }
+
+    def number(x: Any) -> float:
+        return float(x) if type(x) in (int, float) else np.nan
+
+    return {name: np.array([number(record.get(name)) for record in records]) for name in names}
 
 
 def _length(r: Record) -> int:

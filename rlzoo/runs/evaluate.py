@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rlzoo.core.env import ENDLESS
 from rlzoo.core.errors import RunError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
@@ -32,6 +33,8 @@ def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, 
         line += f", KL to the reference {summary['kl_reference']:.3g}"
     for name in (name for name in summary if name.startswith("pass@")):
         line += f", {name} {summary[name]:.3g}"
+    if "cut_episodes" in summary:
+        line += f", {summary['cut_episodes']} of them cut after {ENDLESS:,} steps"
     return line if deterministic is None else f"{line}; deterministic {spread(deterministic)}"
 
 

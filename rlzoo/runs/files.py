@@ -1,15 +1,17 @@
-"""Atomic writes, JSON-lines files, and a lock on a folder."""
+"""Atomic writes, JSON-lines files, and a lock on a folder. Nothing is written through a symbolic link."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlzoo.core.errors import RunError
+from rlzoo.core.files import LARGE, check_regular, naming
 
 try:
     import fcntl
@@ -18,8 +20,8 @@ except ImportError:  # Windows has no file locks of this kind; folders are not l
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
-    """Writes a file and flushes it to disk."""
-    with path.open("wb") as file:
+    """Writes a new file and flushes it to disk."""
+    with naming(path), path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -29,12 +31,21 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file under a temporary name, flushes it to disk, and renames it."""
     temporary = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove(temporary)
     try:
         write_and_sync(temporary, data)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Deletes a file or a directory, as far as it is possible. What a symbolic link leads to is kept."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_directory(path: Path) -> None:
@@ -48,8 +59,19 @@ def sync_directory(path: Path) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Lines of a JSON-lines file with the objects in them; None for a line that is not a complete object."""
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", errors="replace") as file:
+    """Lines of a JSON-lines file with the objects in them; None for a line that is not a complete object.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    if not path.exists():
+        return
+    try:
+        check_regular(path, LARGE)
+        file = path.open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
         for line in file:
             try:
                 record = json.loads(line)
@@ -58,18 +80,33 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
             yield line, record if line.endswith("\n") and isinstance(record, dict) else None
 
 
+def is_at(file: IO[Any], path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except OSError:
+        return False
+
+
 @contextlib.contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock(folder: Path, file: Path | None = None) -> Iterator[IO[Any]]:
     """Locks a folder against other processes. The operating system releases the lock if this process is killed.
+
+    Args:
+        file: the file that is locked; `.lock` in the folder by default.
+
+    Returns:
+        The open file that holds the lock.
 
     Raises:
         RunError: another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    path = file or folder / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)), "r+b", 0) as handle:
         if fcntl is not None:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunError(f"{folder} is in use by another process") from error
-        yield
+        yield handle

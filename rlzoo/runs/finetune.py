@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.saving import check_output, save, use_tokens
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.runs.configuration.settings import unknown_name
+from rlzoo.runs.files import lock
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.train import check_device
 
@@ -63,29 +65,30 @@ def sft(
 
     Raises:
         ConfigError: a setting, an object or a file is wrong.
+        RunError: another process trains a model in `out`.
         NonFiniteError: training failed; nothing is saved.
     """
     settings = _settings(SFTSettings, settings, changes)
-    _check_out(model, out, overwrite)
-    examples = read_examples(texts)
-    start, display = time.perf_counter(), display_for(progress)
-    known = _tokenizer(tokenizer or settings.tokenizer, model, lambda: _new_tokenizer(examples, model, settings))
-    if isinstance(model, PreTrainedModel):
-        actor = pretrained.check_given(model, len(known))
-    else:
-        actor = pretrained.initialise_from(model, len(known), settings.seed)
-    nn.Module.to(actor, settings.device)
-    use_tokens(actor, known)
-    size = sum(p.numel() for p in actor.parameters())
-    display.say(f"{len(examples):,} texts; {type(actor).__name__} of {size:,} parameters, {len(known):,} tokens")
-    fit_to(size, display.say)
-    metrics = _shown(
-        display, settings, on_epoch, lambda report: texts_fit.sft(examples, settings, actor, known, report, display)
-    )
-    if out is not None:
-        save(actor, known, out)
-        display.say(_saved(out, metrics))
-    return {**metrics, "seconds": time.perf_counter() - start}
+    with _output(model, out, overwrite):
+        examples = read_examples(texts)
+        start, display = time.perf_counter(), display_for(progress)
+        known = _tokenizer(tokenizer or settings.tokenizer, model, lambda: _new_tokenizer(examples, model, settings))
+        if isinstance(model, PreTrainedModel):
+            actor = pretrained.check_given(model, len(known))
+        else:
+            actor = pretrained.initialise_from(model, len(known), settings.seed)
+        nn.Module.to(actor, settings.device)
+        use_tokens(actor, known)
+        size = sum(p.numel() for p in actor.parameters())
+        display.say(f"{len(examples):,} texts; {type(actor).__name__} of {size:,} parameters, {len(known):,} tokens")
+        fit_to(size, display.say)
+        metrics = _shown(
+            display, settings, on_epoch, lambda report: texts_fit.sft(examples, settings, actor, known, report, display)
+        )
+        if out is not None:
+            save(actor, known, out)
+            display.say(_saved(out, metrics))
+        return {**metrics, "seconds": time.perf_counter() - start}
 
 
 def train_reward_model(
@@ -115,25 +118,29 @@ def train_reward_model(
 
     Raises:
         ConfigError: a setting, an object or a file is wrong.
+        RunError: another process trains a model in `out`.
         NonFiniteError: training failed; nothing is saved.
     """
     settings = _settings(RewardModelSettings, settings, changes)
-    _check_out(model, out, overwrite)
-    start, display = time.perf_counter(), display_for(progress)
-    made = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
-    known = read_pairs(pairs, made.tokenizer)
-    nn.Module.to(made.model, settings.device)
-    use_tokens(made.model, made.tokenizer)
-    size = sum(p.numel() for p in made.model.parameters())
-    display.say(f"{len(known):,} pairs; {type(made.model).__name__} of {size:,} parameters")
-    fit_to(size, display.say)
-    metrics = _shown(
-        display, settings, on_epoch, lambda report: rewards.train_reward_model(known, settings, made, report, display)
-    )
-    if out is not None:
-        made.save(out)
-        display.say(_saved(out, metrics))
-    return {**metrics, "seconds": time.perf_counter() - start}
+    with _output(model, out, overwrite):
+        start, display = time.perf_counter(), display_for(progress)
+        made = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
+        known = read_pairs(pairs, made.tokenizer)
+        nn.Module.to(made.model, settings.device)
+        use_tokens(made.model, made.tokenizer)
+        size = sum(p.numel() for p in made.model.parameters())
+        display.say(f"{len(known):,} pairs; {type(made.model).__name__} of {size:,} parameters")
+        fit_to(size, display.say)
+        metrics = _shown(
+            display,
+            settings,
+            on_epoch,
+            lambda report: rewards.train_reward_model(known, settings, made, report, display),
+        )
+        if out is not None:
+            made.save(out)
+            display.say(_saved(out, metrics))
+        return {**metrics, "seconds": time.perf_counter() - start}
 
 
 def _shown(
@@ -165,6 +172,19 @@ def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
     settings = settings or cls(**changes)
     check_device(settings.device)
     return settings
+
+
+@contextlib.contextmanager
+def _output(model: object, out: Path | str | None, overwrite: bool) -> Iterator[None]:
+    """Checks `out`, and locks it against other processes by a file beside it."""
+    _check_out(model, out, overwrite)
+    if out is None:
+        yield
+        return
+    path = Path(out).resolve()
+    with lock(Path(out), path.with_name(f".{path.name}.lock")):
+        check_output(out, overwrite)  # another process may have been first
+        yield
 
 
 def _check_out(model: object, out: Path | str | None, overwrite: bool) -> None:

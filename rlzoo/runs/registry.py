@@ -92,7 +92,7 @@ def _user_task(name: str) -> type[Task] | None:
         return None
     try:
         found = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UnknownEnv(f"environment {name!r}: cannot import module {module!r}: {error}") from error
     if isinstance(found, type) and issubclass(found, Task):
         return found

@@ -21,8 +21,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +30,7 @@ import torch
 from safetensors import SafetensorError
 
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.files import LARGE, check_regular, most_in_memory, read_bytes
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.version import __version__
 from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
@@ -38,7 +38,7 @@ from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.configuration.upgrade import upgrade
-from rlzoo.runs.files import lock, read_jsonl, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.files import is_at, lock, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
 
 _NOT_SETTINGS = ("objects", "spaces", "model_class", "extended_at", "threads", "versions", "git_commit")
@@ -49,6 +49,20 @@ _TAIL = 16_384
 
 _MODELS = ("start", "actor")
 """Directories that a task may write its models in."""
+
+
+_NUMBER = (int, float)
+_RECORDS: Mapping[str, Mapping[str, Any]] = {
+    "metrics.jsonl": {},
+    "evaluations.jsonl": {
+        "mean_return": _NUMBER,
+        "std_return": _NUMBER,
+        "episodes": int,
+        "deterministic": bool,
+        "final": bool,
+    },
+}
+"""Files of records, and what each record of them has beside its step."""
 
 
 class Run:
@@ -76,21 +90,27 @@ class Run:
         Raises:
             RunError: the directory holds a run and `overwrite` is False, or it holds other files.
         """
+        with cls.creating(path, config, overwrite, model, spaces) as run:
+            return run
+
+    @classmethod
+    @contextlib.contextmanager
+    def creating(
+        cls,
+        path: Path | str,
+        config: Config,
+        overwrite: bool = False,
+        model: ActorCritic | None = None,
+        spaces: Mapping[str, str] | None = None,
+    ) -> Iterator[Run]:
+        """`create` with the lock of the run held: no other process can come between it and the training."""
         run = cls(path)
-        if run.path.exists() and not run.path.is_dir():
-            raise RunError(f"{run.path} is a file")
-        if run.path.is_dir() and any(not p.name.startswith(".") for p in run.path.iterdir()):
-            if not run._config.exists():
-                raise RunError(f"{run.path} is not empty, and its files are not those of a run")
-            if not overwrite:
-                raise RunError(
-                    f"{run.path} already holds a run: continue it with rlzoo resume {run.path}, "
-                    "or replace it with --overwrite"
-                )
-            with run.lock():
-                run._clear()
-        run.write_config(config, model, spaces)
-        return run
+        run._check_free(overwrite)  # before a lock is left among files of something else
+        with run.lock():
+            run._check_free(overwrite)  # another process may have been first
+            run._clear()
+            run.write_config(config, model, spaces)
+            yield run
 
     @classmethod
     def open(cls, path: Path | str | Run) -> Run:
@@ -118,22 +138,41 @@ class Run:
         """The directory of the checkpoints."""
         return self.path / "checkpoints"
 
-    def lock(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
         """Locks the run against other processes. Raises `RunError` if another process uses it."""
-        return lock(self.path)
+        with contextlib.ExitStack() as self._locks:
+            self._lock = self._locks.enter_context(lock(self.path))
+            yield
+
+    def keep_lock(self) -> None:
+        """Locks the run again if another program deleted the file of the lock. Raises `RunError` as `lock` does."""
+        if not is_at(self._lock, self.path / ".lock"):
+            self._lock = self._locks.enter_context(lock(self.path))
+
+    def _check_free(self, overwrite: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file")
+        if self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
+            if not self._config.exists():
+                raise RunError(f"{self.path} is not empty, and its files are not those of a run")
+            if not overwrite:
+                raise RunError(
+                    f"{self.path} already holds a run: continue it with rlzoo resume {self.path}, "
+                    "or replace it with --overwrite"
+                )
 
     def _clear(self) -> None:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        for folder in _MODELS:
-            shutil.rmtree(self.path / folder, ignore_errors=True)
         for path in (
+            self.checkpoints,
+            *(self.path / folder for folder in _MODELS),
             *self.path.glob("events.out.tfevents.*"),
             *self.path.glob("*.jsonl"),
             self.path / "tracker.json",
             self._config,
         ):
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def write_config(
         self,
@@ -225,23 +264,30 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one for each iteration, oldest first."""
-        return [record for _, record in _read(self.path / "metrics.jsonl")]
+        return [record for _, record in self._read("metrics.jsonl")]
 
     def last_metrics(self) -> dict[str, Any] | None:
         """The last line of `metrics.jsonl`, read from the end of the file; None if there is none."""
-        last = None
-        with contextlib.suppress(FileNotFoundError), (self.path / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            for line in file.read().splitlines(keepends=True):
-                if line.endswith(b"\n"):
-                    with contextlib.suppress(ValueError):
-                        last = json.loads(line)
+        path, last = self.path / "metrics.jsonl", None
+        with contextlib.suppress(OSError):
+            check_regular(path, LARGE)
+            with path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+                for line in file.read().splitlines(keepends=True):
+                    with contextlib.suppress(ValueError, RecursionError):
+                        record = json.loads(line)
+                        last = record if line.endswith(b"\n") and _is_record(record, {}) else last
         return last
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of `evaluations.jsonl`, oldest first."""
-        records = (record for _, record in _read(self.path / "evaluations.jsonl"))
-        return [r for r in records if {"mean_return", "deterministic", "final"} <= r.keys()]
+        return [record for _, record in self._read("evaluations.jsonl")]
+
+    def _read(self, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The complete lines of a file of records, with their records."""
+        for line, record in read_jsonl(self.path / name):
+            if record is not None and _is_record(record, _RECORDS[name]):
+                yield line, record
 
     @property
     def finished(self) -> bool:
@@ -271,7 +317,7 @@ class Run:
         if target.exists():
             return
         temporary = self.checkpoints / f".{step}.tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove(temporary)
         temporary.mkdir(parents=True)
         try:
             for name, data in files.items():
@@ -292,8 +338,9 @@ class Run:
         """Deletes checkpoints. Renames each one first, because a directory with a step as its name must be complete."""
         for step in steps:
             doomed = self.checkpoints / f".{step}.tmp"
+            remove(doomed)
             (self.checkpoints / str(step)).rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            remove(doomed)
 
     def load(self, step: int | None = None) -> Checkpoint:
         """The checkpoint at `step`, by default the last one.
@@ -304,7 +351,7 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            return unpack({name: (folder / name).read_bytes() for name in FILES})
+            return unpack({name: read_bytes(folder / name, _most(name)) for name in FILES})
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
             remedy = f"; the one before it is at step {older[-1]}: use --checkpoint {older[-1]}" if older else ""
@@ -328,7 +375,7 @@ class Run:
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best evaluation; None if there is none."""
         try:
-            return int(json.loads((self.checkpoints / "best.json").read_text())["step"])
+            return int(json.loads(read_bytes(self.checkpoints / "best.json"))["step"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -341,17 +388,22 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Deletes metrics, evaluations and checkpoints later than `step`, so that the run can continue there."""
         for leftover in self.checkpoints.glob(".*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove(leftover)
         self._remove(s for s in self.steps() if s > step)
         for name in ("metrics.jsonl", "evaluations.jsonl"):
             path = self.path / name
-            if path.exists():
-                lines = [line for line, record in _read(path) if record["step"] <= step]
+            if path.exists() or path.is_symlink():
+                lines = [line for line, record in self._read(name) if record["step"] <= step]
                 write_atomically(path, "".join(lines).encode())
         best = self.best_step()
         if best is not None and best > step:
             (self.checkpoints / "best.json").unlink()
         self._prune()
+
+
+def _most(name: str) -> int:
+    """Largest size of a checkpoint's file."""
+    return most_in_memory() if name.endswith(".safetensors") else LARGE
 
 
 def config_file(path: Path | str) -> Path:
@@ -367,13 +419,22 @@ def read_record(file: Path) -> dict[str, Any]:
         RunError: it is missing, damaged, or has an unknown format.
     """
     try:
-        record = json.loads(file.read_bytes())
+        record = json.loads(read_bytes(file))
         version = record["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {_describe(error)}") from error
     if version not in READABLE:
-        raise RunError(f"{file} has format {version}; this rlzoo reads {' and '.join(map(str, READABLE))}")
+        raise RunError(other_format(file, record, READABLE))
     return dict(record)
+
+
+def other_format(file: Path, record: Mapping[str, Any], readable: Sequence[int]) -> str:
+    """The message for a file of an unknown format: what can read it."""
+    made, commit = record.get("versions"), record.get("git_commit")
+    by = f", {made['rlzoo']}" if isinstance(made, dict) and "rlzoo" in made else ""
+    by += f" at commit {commit}" if commit else ""
+    known = " and ".join(map(str, readable))
+    return f"{file} has format {record['format']}; this rlzoo reads {known}: use the rlzoo that wrote it{by}"
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -392,17 +453,23 @@ def read_settings(file: Path) -> dict[str, Any]:
         raise RunError(f"{file} cannot be used: {_describe(error)}") from error
 
 
-def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Complete lines of a JSON-lines file with their records."""
-    for line, record in read_jsonl(path):
-        if record is not None and isinstance(record.get("step"), int):
-            yield line, record
+def _is_record(record: Any, kinds: Mapping[str, Any]) -> bool:
+    """Whether a JSON value is a record of a step, with values of these kinds, and without integers beyond a float."""
+    return (
+        isinstance(record, dict)
+        and type(record.get("step")) is int
+        and record["step"] >= 0
+        and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+        and not any(isinstance(x, int) and x.bit_length() > 1000 for x in record.values())
+    )
 
 
 def _describe(error: BaseException) -> str:
     """The error in one line. Its type is included where the message says little without it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.strerror}: {Path(error.filename).name}"
     text = " ".join(str(error).split())
-    return text if isinstance(error, (ConfigError, UnknownEnv, OSError)) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, (ConfigError, UnknownEnv)) else f"{type(error).__name__}: {text}"
 
 
 def versions() -> dict[str, str]:

@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 
+from rlzoo.core.env import ENDLESS
 from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, TrainingError
 from rlzoo.core.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
+from rlzoo.runs.files import remove
+from rlzoo.runs.guard import Guard
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
@@ -46,6 +49,7 @@ class Session:
         self.eval_interval = self.config.eval_interval or tenth
         self.checkpoint_interval = self.config.checkpoint_interval or tenth
         self.best_return = -math.inf
+        self.guard = Guard(run, trainer.task.begin, logger.display.say)
         self.signals = Signals()
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] | None = None
@@ -86,7 +90,7 @@ class Session:
                 if mean_return > self.best_return:
                     self.best_return, best_step = mean_return, step
         if best_step in self.run.steps() and best_step != self.run.best_step():
-            self.run.mark_best(best_step, self.best_return)
+            self._mark_best(best_step, self.best_return)
         return stopped
 
     def _iterate(self) -> bool:
@@ -115,8 +119,29 @@ class Session:
                 self.best_return = new_best = mean_return
         if due(self.checkpoint_interval) or new_best is not None or stop or trainer.done or self.signals.received:
             self._save(new_best)
+        elif self.guard.due and (self.writing is None or self.writing.done()):
+            self._complete_files()
         self._heed_signals(stop or trainer.done)
         return stop
+
+    def _complete_files(self) -> None:
+        """Restores files that another program deleted or changed; writes another checkpoint if it was the last one."""
+        if self._restore_files():
+            self._save(None)
+            self._wait()
+
+    def _restore_files(self) -> bool:
+        """Writes the logs, and restores other files. Returns whether the last checkpoint was deleted or changed."""
+        self._wait()
+        self.logger.flush()
+        lost = self.guard.restore()
+        if lost is None:
+            return False
+        folder = self.run.checkpoints / str(lost)
+        self.logger.display.say(f"another program deleted or changed {folder}: another checkpoint is written")
+        if lost == self.trainer.step:
+            remove(folder)
+        return True
 
     def _interrupted_after(self) -> int | None:
         """The step before the last iteration, if a signal stopped the evaluation that was due after it; else None."""
@@ -128,15 +153,16 @@ class Session:
 
     def _finish(self) -> None:
         """The final evaluations, stochastic and deterministic, as far as they were not made before."""
+        self._complete_files()
         made = [x for x in self.run.evaluations() if x["final"] and x["step"] == self.trainer.step]
         episodes = self.config.final_eval_episodes
         for deterministic in (False, True)[len(made) :]:
             made.append(self._evaluate(episodes, final=True, deterministic=deterministic))
             self._wait()
             if not deterministic and made[0]["mean_return"] > self.best_return:
-                self.run.mark_best(self.trainer.step, made[0]["mean_return"])
+                self._mark_best(self.trainer.step, made[0]["mean_return"])
         self.trainer.task.end(self.run.path)
-        self.logger.flush()
+        self._complete_files()
         self.logger.display.close()
         self.logger.display.say(describe(self.trainer.step, *made[-2:]))
 
@@ -155,6 +181,10 @@ class Session:
 
         self.trainer.task.on_step = on_step
         evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
+        cut = evaluation.further.get("cut_episodes")
+        if cut:
+            found = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"
+            self.logger.display.say(f"{name}: {found}; --env-kwargs max_episode_steps=N limits them")
         return self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
 
     def _is_enough(self, mean_return: float) -> bool:
@@ -162,8 +192,7 @@ class Session:
 
     def _save(self, new_best: float | None) -> None:
         """Writes a checkpoint in the background."""
-        self._wait()
-        self.logger.flush()
+        self._restore_files()
         step, checkpoint = self.trainer.step, self.trainer.checkpoint()
         checkpoint.state["logger"] = self.logger.state_dict()
         if self.stopped:
@@ -172,8 +201,13 @@ class Session:
 
     def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
         self.run.write(step, files)
+        self.guard.saved(step)
         if new_best is not None:
-            self.run.mark_best(step, new_best)
+            self._mark_best(step, new_best)
+
+    def _mark_best(self, step: int, mean_return: float) -> None:
+        self.run.mark_best(step, mean_return)
+        self.guard.keep(self.run.checkpoints / "best.json")
 
     def _wait(self) -> None:
         """Waits until the last checkpoint is written. Raises the error of writing it, if there is one."""

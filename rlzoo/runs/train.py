@@ -80,11 +80,10 @@ def train(
         trainer = Trainer(config, model, progress=display)
     warm = _warm_start(trainer)
     spaces = trainer.task.described_spaces()
-    run = Run.create(out or default_directory(config), config, overwrite, model, spaces)
-    for line in started_from:
-        display.say(line)
-    display.say(f"training in {run.path}")
-    with run.lock():
+    with Run.creating(out or default_directory(config), config, overwrite, model, spaces) as run:
+        for line in started_from:
+            display.say(line)
+        display.say(f"training in {run.path}")
         trainer.task.begin(run.path)
         flat = config.to_dict()
         trackers = [] if track is None else start_tracker(track, run.path, flat)
@@ -127,7 +126,10 @@ def resume(
     display = display_for(progress)
     with run.lock():
         if not run.resumable:
-            raise RunError(f"{run.path} has an older format: it can be evaluated and played, but not resumed")
+            raise RunError(
+                f"{run.path} has an older format and cannot be resumed; continue its policy in a new run: "
+                f"rlzoo train --config {run.path} --model {run.path} --out NEW"
+            )
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
@@ -144,10 +146,12 @@ def resume(
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
+                require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
             warm = saved is None and _warm_start(trainer)
             logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
             if saved is not None:
                 logger.load_state_dict(saved.state["logger"])
+        run.forget_after(trainer.step)
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
@@ -155,7 +159,6 @@ def resume(
             run.write_config(
                 config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
             )
-        run.forget_after(trainer.step)
         trainer.task.begin(run.path)
         if warm:
             _save_start(run, trainer, logger)
@@ -268,6 +271,6 @@ def _restoring(run: Run) -> Iterator[None]:
     """Turns the errors of restoring a damaged checkpoint into a `RunError` that names the run."""
     try:
         yield
-    except (RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise RunError(f"{run.path}: the checkpoint does not fit config.json: {reason}") from error

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
@@ -464,6 +465,26 @@ def test_text_stays_text_in_markdown(nasty: Results) -> None:
     cells = [token for token in tokens if token.type in ("td_open", "th_open")]
     assert len(rows) > 20
     assert len(cells) > 60
+
+
+def test_no_text_commands_a_terminal_or_breaks_a_picture(tmp_path: Path) -> None:
+    name = "\x1b]0;title\x07\x9b2J \b\r \u202e \ud800 \0\n# [red] <script>alert(1)</script>"
+    outcomes = [x for label in (name, "trpo") for x in runs(label, range(6), env=name, settings={name: name})]
+    more = {"failures": [Failure(name, name, 8, name)], "missing": [(name, name, 9)], "description": name}
+    folder = results(outcomes, title=name, record=RECORD | {"command": name}, **more)
+    write_report([folder], tmp_path)
+    shown = r"\x1b]0;title\x07\x9b2J \x08  \u202e \ud800 \x00 # [red] <script>alert(1)</script>"
+    page = Reader((tmp_path / "report.html").read_text())
+    assert "script" not in page.tags
+    assert page.text.count(shown) > 8
+    pictures = list(tmp_path.glob("figures/*.svg"))
+    assert len(pictures) == 2
+    for path in (*pictures, tmp_path / "report.html", tmp_path / "report.md"):
+        text = path.read_text()
+        assert not [c for c in text if not c.isprintable() and c not in "\n\u202f\u200b"], path
+    for path in pictures:
+        words = "".join(ElementTree.parse(path).getroot().itertext())
+        assert r"\x1b]0;title\x07\x9b2J" in words
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlzoo.benchmark import worker
 from rlzoo.benchmark.job import Failure, Outcome, run_job
 from rlzoo.benchmark.progress import LineProgress, Progress, make_progress
 from rlzoo.benchmark.results import Results, finished
@@ -343,6 +344,12 @@ def test_workers_end_with_their_parent(tmp_path):
     assert not left
 
 
+def test_a_worker_watches_its_parent_before_it_imports_pytorch():
+    code = "import sys, rlzoo.benchmark.worker; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert worker.begin.__module__ == "rlzoo.benchmark.worker"
+
+
 def alive(group):
     """Processes of a group, but those that are dead and not yet waited for."""
     listed = subprocess.run(["ps", "-eo", "pgid=,stat="], check=True, capture_output=True, text=True).stdout
@@ -380,9 +387,9 @@ def edited(whole, tmp_path):
 
 def test_results_of_a_later_format_are_refused(suite, edited):
     out = edited(format=9)
-    with pytest.raises(RunError, match="has format 9; this rlzoo reads format 1"):
+    with pytest.raises(RunError, match="has format 9; this rlzoo reads 1: use the rlzoo that wrote it"):
         Results.read(out)
-    with pytest.raises(RunError, match="has format 9; this rlzoo reads format 1"):
+    with pytest.raises(RunError, match="has format 9; this rlzoo reads 1: use the rlzoo that wrote it"):
         run_suite(suite, out)
 
 

@@ -154,6 +154,8 @@ def test_files_say_where_they_come_from():
     header = policy.export("c", ABOUT).decode()
     assert "   algorithm: trpo\n" in header
     assert header.index("int x;") < header.index("*/"), "a name does not end the comment"
+    header = policy.export("c", {"env": "*\\\n/ int x;"}).decode()
+    assert "*\\ / int x;" in header, "a compiler joins lines that end with a backslash"
 
 
 class Doubled(MLPPolicy):

@@ -3,11 +3,14 @@
 import copy
 import gc
 import os
+import sys
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
 from rlzoo.control import envs
 from rlzoo.core.errors import EnvError, UnknownEnv, UnsupportedSpace
@@ -23,10 +26,10 @@ class Echo(gymnasium.Env):
     is `faulty_seed`.
     """
 
-    def __init__(self, obs_space, action_space=None, length=3, fault=None, faulty_seed=None):
+    def __init__(self, obs_space, action_space=None, length=3, fault=None, faulty_seed=None, on_close=None):
         self.observation_space = copy.deepcopy(obs_space)
         self.action_space = spaces.Discrete(2) if action_space is None else action_space
-        self.length, self.fault, self.faulty_seed = length, fault, faulty_seed
+        self.length, self.fault, self.faulty_seed, self.on_close = length, fault, faulty_seed, on_close
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -44,6 +47,10 @@ class Echo(gymnasium.Env):
         if self.fault is not None and self.seed == self.faulty_seed:
             obs, reward = self.fault(self.steps, obs, reward)
         return obs, reward, self.steps == self.length, False, {"ignored": 2}
+
+    def close(self):
+        if self.on_close is not None:
+            raise self.on_close
 
 
 UNIT_BOX = spaces.Box(-1, 1, (3,))
@@ -201,6 +208,81 @@ def test_raising_environment_names_the_copy_and_the_step(asynchronous):
     env.close()
 
 
+class MuteError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def raise_mute():
+    raise MuteError
+
+
+class Flags(gymnasium.Env):
+    """Gives these flags at every step."""
+
+    observation_space, action_space = UNIT_BOX, spaces.Discrete(2)
+
+    def __init__(self, terminated=False, truncated=False):
+        self.flags = terminated, truncated
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 1.0, *self.flags, {}
+
+
+FALSE = [False, 0, 0.0, np.False_, np.int8(0), np.array(False), np.array([0]), torch.tensor(False)]
+TRUE = [True, 1, 1.0, np.True_, np.int64(1), np.array(True), np.array([1]), torch.tensor(True)]
+
+
+@pytest.mark.parametrize(("flags", "meaning"), [(FALSE, False), (TRUE, True)], ids=["false", "true"])
+def test_flags_in_many_forms(flags, meaning):
+    for flag in flags:
+        env = envs.make(Flags, 1, 0, terminated=flag, truncated=flag)
+        env.reset()
+        assert [x.tolist() for x in env.step(zeros(env))[2:]] == [[meaning]] * 3
+
+
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+@pytest.mark.parametrize("flag", ["False", "", None, 2, 0.5, np.nan, [], np.array([True, False]), 1j], ids=repr)
+def test_flag_that_is_neither_true_nor_false_is_named(name, flag):
+    env = envs.make(Flags, 1, 0, **{name: flag})
+    env.reset()
+    with pytest.raises(EnvError, match=f"step 1: copy 0 raised TypeError: {name} must be True or False, got "):
+        env.step(zeros(env))
+
+
+def test_flags_and_observations_of_a_given_vector_environment_are_checked(monkeypatch):
+    for name, values in {"terminated": ["False"], "truncated": [2], "obs": [["a"]]}.items():
+        vector = SyncVectorEnv([Flags])
+        env = envs.make(vector, 1, 0)
+        env.reset()
+        results = {"obs": np.zeros((1, 3)), "reward": np.ones(1), "terminated": [0], "truncated": [1], name: values}
+        monkeypatch.setattr(vector, "step", lambda action, results=results: (*results.values(), {}))
+        with pytest.raises(EnvError, match=f"step 1: ({name} must be True or False for each copy|ValueError)"):
+            env.step(zeros(env))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\nway"), SystemExit(0), SystemExit("bye")], ids=repr)
+def test_close_that_fails_is_a_warning(error):
+    env = make(on_close=error)
+    env.reset()
+    with pytest.warns(RuntimeWarning, match=f"closing the environment raised {type(error).__name__}: (no way|0|bye)$"):
+        env.close()
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), MemoryError("full"), StopIteration()], ids=lambda error: type(error).__name__
+)
+def test_environment_that_cannot_be_made(error):
+    def factory():
+        raise error
+
+    with pytest.raises(EnvError, match=f"environment 'factory' cannot be made: {type(error).__name__}"):
+        envs.make(factory, 2, 0)
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -208,6 +290,9 @@ def test_raising_environment_names_the_copy_and_the_step(asynchronous):
         (lambda step, obs, reward: (obs, np.inf), r"copy 1 gave a non-finite reward: \[inf\]"),
         (lambda step, obs, reward: (obs, 1e300), r"copy 1 gave a non-finite reward: \[inf\]"),
         (lambda step, obs, reward: (obs, None), r"copy 1 raised TypeError"),
+        (lambda step, obs, reward: (obs, "1"), r"copy 1 raised TypeError: reward must be a number, got '1'"),
+        (lambda step, obs, reward: sys.exit("enough"), r"copy 1 raised SystemExit: enough"),
+        (lambda step, obs, reward: raise_mute(), r"copy 1 raised MuteError: its message cannot be made"),
         (lambda step, obs, reward: (obs[:2], reward), r"copy 1 raised ValueError: .*\(2,\).*\(3,\)"),
         (lambda step, obs, reward: (obs[None], reward), r"copy 1 raised ValueError: .*\(1, 3\).*\(3,\)"),
     ],
@@ -252,6 +337,11 @@ def test_dead_worker_process_is_an_error_and_can_be_closed():
         (UNIT_BOX, spaces.Dict({"a": spaces.Discrete(2)}), "action space Dict"),
         (UNIT_BOX, spaces.Tuple((spaces.Discrete(2),)), "action space Tuple"),
         (UNIT_BOX, spaces.Box(0, 9, (2,), np.int64), "action space Box"),
+        (UNIT_BOX, spaces.Discrete(2**40), f"action space Discrete.{2**40}. has 1,099,511,627,776 categories"),
+        (spaces.Discrete(2**40), None, f"observation space Discrete.{2**40}. has 1,099,511,627,776 categories"),
+        (spaces.Dict({"a": spaces.MultiDiscrete([2**30] * 2)}), None, "observation space Dict.* has 2,147,483,648 cat"),
+        (spaces.Box(0, 1, (0,)), None, "observation space Box.* has no numbers"),
+        (spaces.MultiBinary(2**40), None, "observation space MultiBinary.* has 1,099,511,627,776 categories"),
         (spaces.Text(3), None, "observation space Text"),
         (spaces.Sequence(UNIT_BOX), None, "observation space Sequence"),
         (spaces.Graph(UNIT_BOX, None), None, "observation space Graph"),

@@ -107,7 +107,7 @@ def test_whole_episodes_start_afresh_in_every_buffer():
 
 
 def test_whole_episodes_that_never_end_are_an_error(monkeypatch):
-    monkeypatch.setattr("rlzoo.core.collector._ENDLESS", 100)
+    monkeypatch.setattr("rlzoo.core.collector.ENDLESS", 100)
     with pytest.raises(EnvError, match="an episode has not ended after 100 steps: whole episodes must end"):
         collect(make_collector([3, 10**9], whole_episodes=True))
 

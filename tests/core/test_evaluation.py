@@ -35,6 +35,17 @@ def test_forced_steps_within_an_episode_do_not_end_it():
     assert play_episodes(Interrupted([4]), idle, 2) == [Episode(1.0 + 3 + 4, 3)] * 2
 
 
+def test_endless_episode_is_cut_and_its_copy_plays_no_more(monkeypatch):
+    monkeypatch.setattr("rlzoo.core.evaluation.ENDLESS", 10)
+    played = play_episodes(Scripted([10**9, 4, 10]), idle, 6)
+    assert played == [Episode(55.0, 10, cut=True), episode(4), episode(4), episode(10), episode(10)]
+    assert Evaluation.of(played, False, 0).further == {"cut_episodes": 1}
+    assert "cut_episodes" not in Evaluation.of(played[1:], False, 0).further
+    assert Played.of(played[:2]).transcript == (
+        "episode 1: return 55.0, 10 steps, cut there: it had not ended\nepisode 2: return 10.0, 4 steps"
+    )
+
+
 def test_evaluation_of_episodes():
     evaluation = Evaluation.of([Episode(1.0, 3), Episode(5.0, 4)], True, 7)
     assert evaluation.returns.tolist() == [1, 5]

@@ -99,6 +99,9 @@ def test_fields_of_their_type_and_range_pass(settings):
         ({"minibatch": 0}, "minibatch must be at least 1 or all, got 0"),
         ({"minibatch": "most"}, "minibatch must be an integer or all, got 'most'"),
         ({"minibatch": None}, "minibatch must be an integer or all, got None"),
+        ({"count": 10**400}, "count must be below 3.40282e+38, got an integer of 1329 bits"),
+        ({"positive": 10**400}, "positive must be below 3.40282e+38, got an integer of 1329 bits"),
+        ({"optional": -(10**400)}, "optional must be below 3.40282e+38, got an integer of 1329 bits"),
     ],
 )
 def test_field_out_of_range_is_named_with_its_range(settings, message):

@@ -22,8 +22,8 @@ class Trap(gymnasium.Env):
     action_space = spaces.Discrete(2)
     taken = 0
 
-    def __init__(self, at=10**9, fault="raise"):
-        self.at, self.fault = at, fault
+    def __init__(self, at=10**9, fault="raise", length=5):
+        self.at, self.fault, self.end = at, fault, length
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -40,7 +40,10 @@ class Trap(gymnasium.Env):
                 obs = obs * np.nan
             if self.fault == "infinite reward":
                 reward = np.inf
-        return obs, reward, self.length == 5, False, {}
+            if self.fault == "leave":
+                raise SystemExit(0)
+        said = self.fault == "say" and self.taken == self.at
+        return obs, reward, "False" if said else self.length == self.end, False, {}
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +81,46 @@ def test_fault_before_the_first_checkpoint(tmp_path, capsys):
     assert line.startswith("rlzoo: step 0: environment 'Trap-v0', step 3: copy 0 raised ZeroDivisionError")
     assert line.endswith("; there is no checkpoint yet\n")
     assert line.count("\n") == 1
+
+
+def test_endless_episodes_are_cut_and_said(tmp_path, monkeypatch, capsys):
+    for module in ("core.evaluation", "runs.session", "runs.evaluate"):
+        monkeypatch.setattr(f"rlzoo.{module}.ENDLESS", 40)
+    path = str(tmp_path / "run")
+    small = ["--num-envs", "2", "--num-steps", "20", "--total-steps", "80", "--eval-episodes", "3"]
+    small += ["--final-eval-episodes", "3", "--minibatch-size", "20", "--eval-interval", "40"]
+    assert main(["train", "ppo", "Trap-v0", "--env-kwargs", "length=1000000000", "--out", path, *small]) == 0
+    said = capsys.readouterr().out
+    cut = "3 of 3 episodes had not ended after 40 steps and were cut; --env-kwargs max_episode_steps=N limits them\n"
+    for name in ("evaluation", "final evaluation", "final evaluation, deterministic"):
+        assert f"\n{name}: {cut}" in said
+    assert [x["cut_episodes"] for x in Run(tmp_path / "run").evaluations()] == [3, 3, 3]
+    assert main(["eval", path, "--episodes", "1"]) == 0
+    assert capsys.readouterr().out == (
+        "step 80: mean return 40.0 ± 0.0 over 1 episodes, 1 of them cut after 40 steps\n"
+    )
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("boom"), SystemExit(0), SystemExit("bye")], ids=repr)
+def test_close_that_fails_leaves_a_finished_run(fault, tmp_path, monkeypatch, capsys):
+    def close(env):
+        raise fault
+
+    monkeypatch.setattr(Trap, "close", close)
+    path = str(tmp_path / "run")
+    small = ["--num-envs", "2", "--total-steps", "40", "--num-steps", "20", "--minibatch-size", "20"]
+    with pytest.warns(RuntimeWarning, match=f"closing the environment raised {type(fault).__name__}"):
+        assert main(["train", "ppo", "Trap-v0", "--out", path, "--final-eval-episodes", "2", *small]) == 0
+    assert "mean return 5.00 ± 0.00 over 2 episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("fault", ["leave", "say"])
+def test_environment_that_ends_the_program_or_says_words(fault, tmp_path, capsys):
+    arguments = ["train", "ppo", "Trap-v0", "--env-kwargs", "at=3", f"fault={fault}"]
+    assert main([*arguments, "--out", str(tmp_path / "run"), "--quiet"]) == 1
+    what = {"leave": "SystemExit: 0", "say": "TypeError: terminated must be True or False, got 'False'"}[fault]
+    line = f"rlzoo: step 0: environment 'Trap-v0', step 3: copy 0 raised {what}; there is no checkpoint yet\n"
+    assert capsys.readouterr().err == line
 
 
 def test_environment_without_a_state_starts_new_episodes_on_resume(tmp_path, capsys):

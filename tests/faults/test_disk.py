@@ -23,13 +23,13 @@ class FullDisk:
 
     def wrap(self, path, mode="r", *args, **kwargs):
         file = self.open(path, mode, *args, **kwargs)
-        if mode in ("wb", "ab", "a"):
+        if mode in ("xb", "ab", "a"):
             write = file.write
 
             def limited(data):
                 self.room -= len(data)
                 if self.room < 0:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a file that is open has no name
                 return write(data)
 
             file = _Proxy(file, limited)

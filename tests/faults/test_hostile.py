@@ -124,7 +124,41 @@ MISFITS = {
     "algorithm state is a number": lambda r: r["state"].update(algorithm=3),
     "logger is a list": lambda r: r["state"].update(logger=[]),
     "no logger": lambda r: r["state"].pop("logger"),
+    "step of another checkpoint": lambda r: r["state"].update(step=3),
+    "numbers out of range": lambda r: r["state"]["task"]["noise"].update(used=float("inf")),
 }
+
+
+ODD_STATE = {
+    "algorithm optimizers all count": (-1, 10**400, float("inf"), None),
+    "task collector env elapsed": (3, [], [1, 2, 3], float("nan")),
+    "task collector env forced": (True, []),
+    "task collector obs": (0.5, [], "x"),
+    "task collector forced": (True, None),
+    "task collector returns": ([], "x", {}),
+    "task collector lengths": (10**400, [1], None),
+    "task noise used": (-1, 2**31, float("inf"), "x"),
+    "task noise z": ([], None),
+    "logger returns": (["x"], 3),
+    "logger lengths": ([float("inf")], [None]),
+}
+"""Places in the state of a checkpoint, and values that cannot be there."""
+
+
+@pytest.mark.parametrize(("place", "value"), [(place, x) for place, odd in ODD_STATE.items() for x in odd])
+def test_state_with_a_value_out_of_range(run, place, value):
+    def edit(record):
+        *path, name = place.split()
+        found = record["state"]
+        for part in path:
+            found = found[part]
+        assert name in found
+        found[name] = value
+
+    edit_state(last(run), edit)
+    with pytest.raises(RunError, match=r"the checkpoint does not fit config.json: \w+Error: ") as error:
+        resume(run)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("edit", MISFITS.values(), ids=MISFITS.keys())
@@ -270,3 +304,39 @@ def test_checkpoint_that_is_a_link_is_not_followed_when_it_is_let_go(run, tmp_pa
     (run.checkpoints / "1").symlink_to(elsewhere)
     resume(run)
     assert (elsewhere / "precious").exists()
+
+
+def test_metrics_that_are_no_numbers(run, capsys):
+    path = run.path / "metrics.jsonl"
+    first, *rest = path.read_text().splitlines()
+    odd = {**json.loads(first), "kl": {}, "entropy": "x", "mean_return": [1], "policy_loss": 10**400}
+    path.write_text("\n".join([json.dumps(odd), json.dumps({**json.loads(first), "kl": {}}), *rest, ""]))
+    assert main(["diagnose", str(run.path)]) == 0
+    assert capsys.readouterr().err == ""
+    assert len(run.metrics()) == len(rest) + 1
+
+
+@pytest.mark.parametrize("damage", [{"mean_return": "high"}, {"std_return": None}, {"episodes": []}, {"final": 1}])
+def test_evaluations_with_other_kinds_of_value_are_left_out(good_run, tmp_path, damage):
+    run = Run(shutil.copytree(good_run.path, tmp_path / "run"))
+    *others, last = map(json.loads, (run.path / "evaluations.jsonl").read_text().splitlines())
+    lines = [json.dumps(x) for x in (*others, {**last, **damage})]
+    (run.path / "evaluations.jsonl").write_text("\n".join(lines) + "\n")
+    assert len(run.evaluations()) == len(others)
+    assert resume(run).evaluations()[-1] == {**last, "seconds": run.evaluations()[-1]["seconds"]}
+
+
+@pytest.mark.parametrize("record", ["[1]", "3", '{"step": "x"}', "[" * 9_000])
+def test_last_metrics_that_are_none(run, record):
+    last = run.last_metrics()
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(f"{record}\n")
+    assert run.last_metrics() == last
+
+
+@pytest.mark.parametrize("name", ["extra.txt", "checkpoints/{step}/extra.txt"])
+def test_only_files_of_the_run_are_pushed(run, tmp_path, name):
+    (tmp_path / "secret.txt").write_text("secret")
+    (run.path / name.format(step=run.steps()[-1])).symlink_to(tmp_path / "secret.txt")
+    rlzoo.push(run, tmp_path / "shared")
+    assert not list((tmp_path / "shared").rglob("extra.txt"))

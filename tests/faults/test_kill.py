@@ -89,7 +89,7 @@ def test_killed_while_it_is_resumed(tmp_path):
     ],
     ids=["ppo-clip", "trpo"],
 )
-def test_command_killed_at_ten_random_instants(arguments, tmp_path):
+def test_command_killed_at_five_random_instants(arguments, tmp_path):
     def command(*arguments):
         return [sys.executable, "-m", "rlzoo", *arguments, "--quiet"]
 
@@ -99,7 +99,7 @@ def test_command_killed_at_ten_random_instants(arguments, tmp_path):
     duration = time.perf_counter() - start
     rng = random.Random(1)
     path = tmp_path / "killed"
-    for _ in range(10):
+    for _ in range(5):
         going_on = (path / "config.json").exists()
         process = subprocess.Popen(
             command("resume", str(path)) if going_on else command("train", *arguments, *steps, "--out", str(path))

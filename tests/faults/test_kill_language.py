@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -100,7 +101,7 @@ class Walks(RandomWalks):
 
 
 @pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip"])
-def test_the_same_from_a_cold_cache_a_warm_cache_and_the_copy_in_a_run(algorithm, tmp_path, monkeypatch):
+def test_the_same_from_a_cold_cache_a_warm_cache_and_killed_once_or_twice(algorithm, tmp_path, monkeypatch):
     """Files differ in alignment; killed before the first checkpoint, a run starts anew from its own copy."""
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
     small = {"responses_per_batch": 20, "total_steps": 300, "eval_episodes": 3, "epochs": 1, "vf_epochs": 1}
@@ -116,5 +117,17 @@ def test_the_same_from_a_cold_cache_a_warm_cache_and_the_copy_in_a_run(algorithm
     short_runs.in_child(lambda: train(**given, out=path, on_iteration=kill))
     assert (path / "start").is_dir()
     assert not Run(path).steps()
+    shutil.copytree(path, tmp_path / "twice")
+    resume(path)
+    assert short_runs.outcome(Run(path)) == cold
+
+    def kill_later(trainer, iteration):
+        if trainer.step > 150:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    path = tmp_path / "twice"
+    short_runs.in_child(lambda: resume(path, on_iteration=kill_later))
+    assert Run(path).steps()
+    assert not Run(path).finished
     resume(path)
     assert short_runs.outcome(Run(path)) == cold

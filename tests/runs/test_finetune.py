@@ -6,8 +6,9 @@ import tiny
 import torch
 
 import rlzoo
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.lm.reward.reward_model import RewardModel
+from rlzoo.runs.files import lock
 
 TEXTS = [f"say {c}" for c in "abcdefgh"]
 PAIRS = [{"prompt": f"is {c}", "chosen": " good", "rejected": " bad"} for c in "abcdefgh"]
@@ -80,3 +81,10 @@ def test_models_that_cannot_be_trained():
         rlzoo.sft(TEXTS, broken, tokenizer=tiny.make_tokenizer())
     with pytest.raises(ConfigError, match="out is missing: a language model gets a new head in a copy"):
         rlzoo.train_reward_model(PAIRS, tiny.make_lm(), tokenizer=tiny.make_tokenizer())
+
+
+def test_one_process_at_a_time(tmp_path):
+    out = tmp_path / "model"
+    with lock(out, tmp_path / ".model.lock"), pytest.raises(RunError, match="model is in use by another process"):
+        rlzoo.sft(TEXTS, tiny.make_lm(), out, tokenizer=tiny.make_tokenizer(), **BRIEF)
+    assert not out.exists()

@@ -12,6 +12,7 @@ import rlzoo
 from rlzoo.core.errors import RunError
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.files import lock
 from rlzoo.runs.run import Run
 
 CONFIG = make_config("trpo", "CartPole-v1", gamma=0.9, hidden=(3, 4), env_kwargs={"sutton_barto_reward": True})
@@ -242,3 +243,18 @@ def test_whole_run(tmp_path):
     assert others.pop().startswith("events.out.tfevents.")
     assert run.finished
     assert run.read_config().seed == 3
+
+
+def test_a_new_run_is_locked_before_its_configuration_is_written(tmp_path, monkeypatch):
+    """Else the configuration of a second process, which is then refused, could replace that of the first."""
+    write, written = Run.write_config, []
+
+    def write_locked(run, *args):
+        with pytest.raises(RunError, match="in use by another process"), lock(run.path):
+            pass
+        write(run, *args)
+        written.append(run.path)
+
+    monkeypatch.setattr(Run, "write_config", write_locked)
+    run = rlzoo.train(out=tmp_path / "run", **{**short_runs.PPO, "total_steps": 100})
+    assert written == [run.path]

@@ -6,12 +6,12 @@ import argparse
 import json
 import math
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.screen import complain, show
 from rlzoo.lm.finetune.chat import (
     Row,
     check_messages,
@@ -295,8 +295,8 @@ def write_command(
     try:
         counts = write(arguments.folder, arguments.seed)
     except ConfigError as error:
-        print(f"rlzoo: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     for name, lines in counts.items():
-        print(f"{arguments.folder / name}: {lines} lines")
+        show(f"{arguments.folder / name}: {lines} lines")
     return 0

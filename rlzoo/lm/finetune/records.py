@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.files import check_regular, most_in_memory
 
 T = TypeVar("T")
 
@@ -17,6 +19,8 @@ Source = Path | str | Iterable[Any]
 """A file (.txt, .jsonl, .parquet), the directory of a dataset, a list, or a `datasets.Dataset`."""
 
 _FILES = (".txt", ".jsonl", ".parquet")
+_LONGEST = 2**24
+"""Bytes of the longest line."""
 
 
 class Record(NamedTuple):
@@ -78,19 +82,23 @@ def _of_lines(path: Path, kind: str, text: str) -> Iterator[Record]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    data = _bytes(path)
-    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n"), 1):
-        if not data:
-            return
-        try:
-            yield number, line.removesuffix(b"\r").decode()
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path}, line {number}: not UTF-8") from None
+    _check(path)
+    with path.open("rb") as file:
+        for number in itertools.count(1):
+            line = file.readline(_LONGEST + 1)
+            if not line:
+                return
+            require(len(line) <= _LONGEST, f"{path}, line {number}: longer than {_LONGEST:,} bytes")
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            try:
+                yield number, line.removesuffix(b"\n").removesuffix(b"\r").decode()
+            except UnicodeDecodeError:
+                raise ConfigError(f"{path}, line {number}: not UTF-8") from None
 
 
-def _bytes(path: Path) -> bytes:
+def _check(path: Path) -> None:
     try:
-        return path.read_bytes()
+        check_regular(path, most_in_memory())
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
     except OSError as error:
@@ -108,14 +116,14 @@ def _object(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parquet(path: Path) -> Iterable[Mapping[str, Any]]:
-    data = _bytes(path)
+    _check(path)
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise ConfigError(f"{path}: Parquet files need a package: pip install pyarrow") from None
     try:
-        return parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
+        return parquet.ParquetFile(path).read().to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{path} is no Parquet file, or damaged: {_first_line(error)}") from None
 
@@ -129,6 +137,9 @@ def _directory(path: Path) -> Iterable[Mapping[str, Any]]:
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
+        for file in path.rglob("*"):
+            if not file.is_dir():
+                check_regular(file, most_in_memory())
         saved = any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
         found: Any = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
     except Exception as error:  # damaged files make the library raise nearly any exception

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import NonFiniteError, require
-from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, Positive, Range, UnitInterval, check_fields
+from rlzoo.core.fields import Count, NonNegative, Positive, Range, UnitInterval, check_fields
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.lm.finetune.chat import Row
 from rlzoo.lm.finetune.data import Example, held_out, read_examples
@@ -55,7 +55,7 @@ class FitSettings:
     """Directory or Hub name of the tokenizer; none for the model's own."""
     device: str = "cpu"
     """PyTorch device of the model."""
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Range(0, 2**64 - 1)] = 0
     """Seed of the split, the order of rows and random weights."""
 
     def __post_init__(self) -> None:

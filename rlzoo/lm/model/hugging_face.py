@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.files import LARGE, check_regular, most_in_memory, read_bytes
 
 _hub: Any = huggingface_hub.utils
 
@@ -61,9 +63,11 @@ def location(name: str, what: str) -> dict[str, Any]:
     The Hub is asked once with a short timeout, because transformers retries for a minute.
 
     Raises:
-        ConfigError: there is no such directory, and no such model on the Hub or in its cache.
+        ConfigError: there is no such directory, and no such model on the Hub or in its cache; or a file in the
+            directory is none that can be read.
     """
     if Path(name).is_dir():
+        _check_files(Path(name), what)
         return {"local_files_only": True}
     require(not Path(name).exists(), f"{name} is a file; a {what} is a directory")
     try:
@@ -78,6 +82,20 @@ def location(name: str, what: str) -> dict[str, Any]:
         reason = _first_line(error)
         raise ConfigError(f"no such directory: {name}; nor is it on the Hugging Face Hub: {reason}") from None
     return {}
+
+
+def _check_files(folder: Path, what: str) -> None:
+    """Raises `ConfigError` unless all files that transformers may open are regular and of a sensible size."""
+    for path in (*folder.iterdir(), *folder.glob("*/*.jinja")):
+        weights = path.suffix in (".safetensors", ".bin")
+        if weights or path.suffix in (".json", ".txt", ".model", ".jinja"):
+            try:
+                check_regular(path, most_in_memory() if weights else LARGE)
+            except OSError as error:
+                raise ConfigError(f"the {what} of {folder} cannot be loaded: {path.name}: {error.strerror}") from None
+    for path in folder.glob("*.index.json"):
+        for name in json.loads(read_bytes(path))["weight_map"].values():
+            require(Path(name).name == name, f"{path} names {name}, which is not in its directory")
 
 
 def _first_line(error: Exception) -> str:

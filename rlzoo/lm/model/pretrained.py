@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.files import read_bytes
 from rlzoo.lm.model.hugging_face import loading, location, quiet
 from rlzoo.lm.model.saving import SPECIAL_TOKENS
 
@@ -142,7 +143,7 @@ def of_run(name: str) -> str:
         ConfigError: it is a run that has no final actor.
     """
     try:
-        record = json.loads(Path(name, "config.json").read_bytes())
+        record = json.loads(read_bytes(Path(name, "config.json")))
     except (OSError, ValueError, RecursionError):
         return name
     if not (isinstance(record, dict) and {"algorithm", "env"} <= record.keys() and "model_type" not in record):
@@ -168,7 +169,7 @@ def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
 
 def is_config(source: Path | str) -> bool:
     """Whether `source` is a configuration without weights: a .json file, or a directory with a config.json only."""
-    path = Path(source)
+    path = Path(of_run(str(source)))
     return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file() and not _weights(path))
 
 
@@ -277,6 +278,9 @@ def _start_head(head: nn.Module, seed: int) -> None:
 def _ready(model: Any, name: str) -> PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    known = all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends])) or ends is None
+    require(known, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
     spoiled = next((key for key, p in model.named_parameters() if not bool(p.isfinite().all())), None)
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")
     model.eval()
@@ -313,9 +317,11 @@ def _read_config(config: Path | str | Mapping[str, Any]) -> tuple[str, dict[str,
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(read_bytes(path))
     except FileNotFoundError:
         raise ConfigError(f"no such file: {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     require(isinstance(record, dict), f"{path} is not a JSON object")

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.errors import require
+from rlzoo.core.files import naming, read_bytes
 from rlzoo.lm.model.hugging_face import quiet
 
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -35,7 +36,7 @@ def check_output(folder: Path | str, overwrite: bool = False) -> None:
 
 def _holds_model(folder: Path) -> bool:
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = json.loads(read_bytes(folder / "config.json"))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and "model_type" in config
@@ -78,7 +79,7 @@ def save(
         shutil.rmtree(leftover, ignore_errors=True)
     own: Any = model.generation_config if model.can_generate() else None
     try:
-        with quiet():
+        with quiet(), naming(folder):
             if own is not None:
                 model.generation_config = _generation_config(copy.deepcopy(own), tokenizer, new, stops)
             model.save_pretrained(new)

@@ -27,3 +27,5 @@ class Shuffled(Iterator[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._rng.bit_generator.state = state["rng"]
         self._left = list(state["left"])
+        if not all(isinstance(i, int) and 0 <= i < self._n for i in self._left):
+            raise ValueError(f"an order of numbers below {self._n} is needed")

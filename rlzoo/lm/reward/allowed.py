@@ -11,10 +11,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import EnvError, require
+from rlzoo.core.errors import EnvError, described, require
 from rlzoo.lm.model.language_model import Rows
 from rlzoo.lm.model.tokens import words_of
-from rlzoo.lm.reward.functions import brief, load_function, one_line, place
+from rlzoo.lm.reward.functions import brief, load_function, place
 
 Allowed = Callable[[list[int]], Iterable[int]]
 """A function of a row's tokens, prompt included, to the ids of the tokens that may come next."""
@@ -67,7 +67,7 @@ class AllowedTokens:
             given: Any = self.function(list(row))
             found = [given] if isinstance(given, (str, bytes)) else list(given)
         except (Exception, SystemExit) as error:
-            raise EnvError(f"{where}: {one_line(error)}{place(error, self.function)}") from error
+            raise EnvError(f"{where}: {described(error)}{place(error, self.function)}") from error
         if not found:
             raise EnvError(f"{where}: no token is allowed after {row[-8:]}")
         wrong = [x for x in found if not isinstance(x, (int, np.integer)) or not 0 <= x < self.vocabulary]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -286,7 +287,10 @@ class LMEnv(VectorEnv):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         assert self._order is not None
         self.beta = float(state["beta"])
-        self.moments = Moments(**state["moments"])
+        count, mean, m2 = (float(state["moments"][name]) for name in ("count", "mean", "m2"))
+        if not (math.isfinite(self.beta + mean + m2) and min(self.beta, count, m2) >= 0):
+            raise ValueError(f"beta {self.beta} and moments {state['moments']} of scores cannot be")
+        self.moments = Moments(int(count), mean, m2)
         self._order.load_state_dict(state["order"])
 
 

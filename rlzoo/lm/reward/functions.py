@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.errors import ConfigError, described, no_such, require
+from rlzoo.core.files import check_regular
 
 
 def load_function(kind: str, spec: str, other: str | None = None) -> Callable[..., Any]:
@@ -51,7 +52,7 @@ def _import_module(kind: str, spec: str, name: str) -> ModuleType:
             if missing is not None and f"{name}.".startswith(f"{missing}."):
                 fault = no_such("module", missing, _modules_beside(missing))
             else:
-                fault = f"importing {name} raised {one_line(error)}{place(error)}"
+                fault = f"importing {name} raised {described(error)}{place(error)}"
             raise ConfigError(f"{kind} {spec!r}: {fault}") from error
 
 
@@ -59,6 +60,10 @@ def _import_file(kind: str, spec: str, path: Path) -> ModuleType:
     if not path.is_file():
         known = [str(other) for other in path.parent.glob("*.py")]
         raise ConfigError(f"{kind} {spec!r}: {no_such('file', str(path), known)}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ConfigError(f"{kind} {spec!r}: {path} cannot be read: {error.strerror}") from error
     path = path.resolve()
     # A prefix, because its own name could be that of another module.
     name = f"_{kind}_{path.stem}"
@@ -72,7 +77,7 @@ def _import_file(kind: str, spec: str, path: Path) -> ModuleType:
             found.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            raise ConfigError(f"{kind} {spec!r}: {one_line(error)}{place(error)}") from error
+            raise ConfigError(f"{kind} {spec!r}: {described(error)}{place(error)}") from error
     return module
 
 
@@ -111,12 +116,6 @@ def place(error: BaseException, function: Any = None) -> str:
         places.insert(0, (code.co_filename, code.co_firstlineno))
     own = [(file, line) for file, line in places if not file.startswith(_LIBRARIES)]
     return " ({}:{})".format(*(own or places)[-1]) if places else ""
-
-
-def one_line(error: BaseException) -> str:
-    """Class and message of an error."""
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{type(error).__name__}: {' '.join(message.split())}"
 
 
 def brief(x: Any) -> str:

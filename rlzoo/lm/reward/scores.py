@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.core.errors import ConfigError, EnvError, require
-from rlzoo.lm.reward.functions import brief, load_function, one_line, place
+from rlzoo.core.errors import ConfigError, EnvError, described, require
+from rlzoo.lm.reward.functions import brief, load_function, place
 from rlzoo.lm.reward.prompt import columns_of
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         result = score(list(prompts), list(responses), **columns_for(score, prompts))
         items = _items(result, count)
     except (Exception, SystemExit) as error:
-        raise EnvError(f"reward {name}: {one_line(error)}{place(error, score)}") from error
+        raise EnvError(f"reward {name}: {described(error)}{place(error, score)}") from error
 
     def fail(fault: str, index: int | None = None) -> EnvError:
         at = "" if index is None else f"score of response {index} ({responses[index][:60]!r}) "

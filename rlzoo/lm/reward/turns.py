@@ -12,8 +12,8 @@ import numpy as np
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import EnvError, require
-from rlzoo.lm.reward.functions import brief, load_function, one_line, place
+from rlzoo.core.errors import EnvError, described, require
+from rlzoo.lm.reward.functions import brief, load_function, place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +70,7 @@ class Turns:
         try:
             found = self.reply(conversations)
         except (Exception, SystemExit) as error:
-            raise EnvError(f"{self._of(rows)}: {one_line(error)}{place(error, self.reply)}") from error
+            raise EnvError(f"{self._of(rows)}: {described(error)}{place(error, self.reply)}") from error
         count = len(conversations)
         if isinstance(found, (str, bytes)) or not isinstance(found, Sequence) or len(found) != count:
             given = f"{len(found)}" if isinstance(found, (list, tuple)) else brief(found)
@@ -147,7 +147,7 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> li
     try:
         found = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     except Exception as error:  # tokenizers raise Exception itself
-        raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {one_line(error)}") from error
+        raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {described(error)}") from error
     if not found:
         raise EnvError(f"{name}: {brief(text)} has no tokens; None ends a conversation")
     return found

@@ -23,6 +23,7 @@ from rlzoo.core.env import Array, Bools, env_name
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.screen import printable
 from rlzoo.core.streams import stream, torch_generator
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
 from rlzoo.core.threads import fit_to
@@ -467,6 +468,5 @@ def summary(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _quoted(name: str, text: str) -> str:
-    """Text indented beside its name, with control characters escaped as in Python."""
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    return f"  {name:10}" + shown.replace("\n", "\n" + 12 * " ")
+    """Text indented beside its name."""
+    return f"  {name:10}" + printable(text).replace("\n", "\n" + 12 * " ")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import ConfigError, no_such
+from rlzoo.core.screen import complain, show
 from rlzoo.lm.finetune.data import write_lines
 from rlzoo.lm.reward.prompt import Prompt
 
@@ -159,10 +160,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = dict(map(_option, given.option))
         counts = write(given.folder, given.dataset, given.size, given.held_out, given.seed, **options)
     except ConfigError as error:
-        print(f"rlzoo: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     for name, lines in counts.items():
-        print(f"{given.folder / name}: {lines} lines")
+        show(f"{given.folder / name}: {lines} lines")
     return 0
 
 

@@ -222,8 +222,12 @@ def check_schedules(config: Config) -> None:
         except ConfigError as error:
             forms = "a number, linear:START:END or module:function"
             raise ConfigError(f"{name} must be {forms}, got {text!r}: {error}") from error
-        closed = Range(bounds.low, bounds.high)
-        require(all(function(k / 8) in closed for k in range(8)), f"{name} must be {bounds} throughout, got {text!r}")
+        closed = Range(bounds.low, min(bounds.high, _LARGEST_FLOAT))
+        try:
+            inside = all(function(k / 8) in closed for k in range(8))
+        except (Exception, SystemExit) as error:
+            raise ConfigError(f"{name}: {text} raised {type(error).__name__}: {error}") from error
+        require(inside, f"{name} must be {bounds} throughout, got {text!r}")
 
 
 LARGEST_INT = 2**31 - 1
@@ -261,7 +265,7 @@ def _class_of(name: str, registry: Mapping[str, type], base: type, kind: str) ->
         raise ConfigError(f"{no_such(kind, name, registry)} (known: {', '.join(registry)})")
     try:
         cls = getattr(importlib.import_module(module), qualname)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"cannot load {kind} {name!r}: {error}") from error
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not {_a(base.__name__)}")
     return cls

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rlzoo.core.progress import Progress
+from rlzoo.core.screen import printable, show
 
 if TYPE_CHECKING:
     import rich.progress
@@ -80,7 +81,7 @@ class LineDisplay(Display):
     def say(self, line: str) -> None:
         self._said = time.monotonic()
         with contextlib.suppress(BrokenPipeError):
-            print(line, file=self._file, flush=True)
+            show(line, self._file)
 
 
 class LiveDisplay(Display):
@@ -104,7 +105,9 @@ class LiveDisplay(Display):
 
         self._drawn = -math.inf
         console = Console(file=self._file, highlight=False)
-        self._bar = Progress(BarColumn(bar_width=24), TextColumn(text), console=console, auto_refresh=False)
+        self._bar = Progress(
+            BarColumn(bar_width=24), TextColumn(text, markup=False), console=console, auto_refresh=False
+        )
         self._task = self._bar.add_task("", total=total, completed=completed, summary="")
         self._bar.start()
         return self._bar
@@ -122,7 +125,7 @@ class LiveDisplay(Display):
         bar = self._bar or self._open("{task.percentage:3.0f}%  {task.fields[summary]}", 1)
         if time.monotonic() - self._drawn > 0.25 or share == 1:
             self._drawn = time.monotonic()
-            bar.update(self._task, completed=share, summary=line + left, refresh=True)
+            bar.update(self._task, completed=share, summary=printable(line) + left, refresh=True)
 
     def evaluating(self, name: str, done: int, episodes: int) -> None:
         now = time.monotonic()
@@ -132,9 +135,9 @@ class LiveDisplay(Display):
 
     def say(self, line: str) -> None:
         if self._bar is None:
-            print(line, file=self._file)
+            show(line, self._file)
         else:
-            self._bar.console.print(line, markup=False, soft_wrap=True)
+            self._bar.console.out(printable(line), highlight=False)
 
     def close(self) -> None:
         if self._bar is not None:

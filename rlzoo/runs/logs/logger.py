@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.files import naming
+from rlzoo.core.screen import printable
+from rlzoo.runs.files import is_at, write_atomically
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.sinks import Sink, TensorBoard
 
@@ -48,8 +52,8 @@ class Logger:
         trackers: Sequence[Sink] = (),
     ) -> None:
         self.display = display
-        self._metrics = _Lines(folder / "metrics.jsonl")
-        self._evaluations = _Lines(folder / "evaluations.jsonl")
+        self._metrics = _Lines(folder / "metrics.jsonl", display.say)
+        self._evaluations = _Lines(folder / "evaluations.jsonl", display.say)
         self._sinks = [TensorBoard(folder, resumed_at), *trackers]
         self._text(resumed_at or 0, "config", _table(["setting", "value"], settings.items()))
         self._stride = max(1, total_steps // _POINTS)
@@ -123,7 +127,9 @@ class Logger:
             sink.flush()
 
     def close(self) -> None:
-        """Closes the files of TensorBoard and trackers."""
+        """Closes all files."""
+        self._metrics.close()
+        self._evaluations.close()
         for sink in self._sinks:
             sink.close()
 
@@ -141,27 +147,57 @@ class Logger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._seconds = float(state["seconds"])
-        self._returns.extend(state["returns"])
-        self._lengths.extend(state["lengths"])
-        self._successes.extend(state.get("successes", ()))
+        self._returns.extend(map(float, state["returns"]))
+        self._lengths.extend(map(int, state["lengths"]))
+        self._successes.extend(map(bool, state.get("successes", ())))
 
 
 class _Lines:
-    """A JSON-lines file, opened only to append to it."""
+    """A JSON-lines file that grows. If another program deletes or replaces it, it is written again.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        say: called with a line that says so.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self._path, self._say = path, say
         self._pending: list[dict[str, Any]] = []
+        self._file: IO[bytes] | None = None
+        """Keeps the content of a deleted file."""
+        self._size = 0
 
     def add(self, record: dict[str, Any]) -> None:
         self._pending.append(record)
 
     def flush(self) -> None:
+        if self._file is not None:
+            self._restore(self._file)
+        elif self._path.is_symlink():
+            self._path.unlink()
         if self._pending:
             text = "".join([json.dumps(record) + "\n" for record in self._pending])
-            with self._path.open("a", encoding="utf-8") as file:
+            with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(text)
             self._pending.clear()
+            self._file = self._file or self._path.open("rb")
+            self._size = os.fstat(self._file.fileno()).st_size
+
+    def _restore(self, file: IO[bytes]) -> None:
+        """Writes the open file again if it is no longer the one at the path."""
+        if os.fstat(file.fileno()).st_size < self._size:
+            self._say(f"another program cut {self._path}: some of its lines are lost")
+            self._size = 0
+        if not is_at(file, self._path):
+            file.seek(0)
+            write_atomically(self._path, file.read())
+            self.close()
+            self._file = self._path.open("rb")
+            self._say(f"another program deleted or replaced {self._path}: it was written again")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _mean(values: deque[Any]) -> float | None:
@@ -182,5 +218,5 @@ def _table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 def _cell(x: Any) -> str:
     """Text on one line with Markdown's characters escaped."""
-    text = re.sub(r"[&<>\\`*_\[\]|]", lambda match: f"&#{ord(match[0])};", str(x))
+    text = re.sub(r"[&<>\\`*_\[\]|]", lambda match: f"&#{ord(match[0])};", printable(str(x)))
     return "<br>".join(text.splitlines())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.files import read_bytes
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.logs.sinks import Sink
 
@@ -133,7 +134,7 @@ def start_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> list[
 def continue_tracker(folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
     """The tracker's run of a run directory again; none if it has none."""
     try:
-        record = json.loads((folder / _FILE).read_bytes())
+        record = json.loads(read_bytes(folder / _FILE))
         name, known = record["tracker"], str(record["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from rlzoo.runs.publish.markup import escaped, template
+from rlzoo.core.screen import one_line
+from rlzoo.runs.publish.markup import template
 from rlzoo.runs.run import Run
 
 _NO_SETTINGS = {"format", "env", "algorithm", "objects", "model_class", "extended_at", "versions", "git_commit"}
@@ -28,7 +29,7 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
     record = run.record
     evaluations = [e for e in run.evaluations() if e["step"] == step]
     kinds = {"deterministic" if e["deterministic"] else "stochastic": e for e in evaluations}  # the last of each kind
-    return template("rlzoo.runs.publish", "card.md.jinja", finalize=_line).render(
+    return template("rlzoo.runs.publish", "card.md.jinja").render(
         metadata=Markup(_metadata(record, kinds)),
         algorithm=record["algorithm"],
         env=_text(record["env"]),
@@ -63,7 +64,7 @@ def curve(run: Run, step: int) -> bytes | None:
 
 def _metadata(record: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
     """The YAML that the hub reads: tags, and the mean return for its leaderboards."""
-    env, algorithm = _text(record["env"]), str(record["algorithm"])
+    env, algorithm = _text(record["env"]), _text(record["algorithm"])
     metadata: dict[str, Any] = {
         "library_name": "rlzoo",
         "pipeline_tag": "reinforcement-learning",
@@ -88,10 +89,5 @@ def _figures(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value of `config.json`."""
-    return value if isinstance(value, str) else "none" if value is None else json.dumps(value)
-
-
-def _line(value: Any) -> Markup:
-    """Text in one line of Markdown."""
-    return value if isinstance(value, Markup) else escaped(" ".join(str(value).split()))
+    """A value of `config.json`, in one line."""
+    return one_line(value) if isinstance(value, str) else "none" if value is None else json.dumps(value)

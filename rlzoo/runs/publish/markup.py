@@ -1,4 +1,4 @@
-"""Text in Markdown and HTML, with everything that they would interpret escaped."""
+"""Text in Markdown and HTML, where nothing that a file supplied is interpreted."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from rlzoo.core.screen import one_line
+
 _MARKUP = r"[&<>\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+=-]|^\d(?=\d*[.)] )"
 """Characters that Markdown could interpret: brackets only before a target, some signs only at the start of a line."""
 
 
 def escaped(value: Any) -> Markup:
-    """Text with the characters that Markdown or HTML would interpret replaced by entities."""
+    """Text in one line, with the characters that Markdown or HTML would interpret replaced by entities."""
     if isinstance(value, Markup):
         return value
-    return Markup(re.sub(_MARKUP, lambda match: f"&#{ord(match[0])};", str(value)))
+    return Markup(re.sub(_MARKUP, lambda match: f"&#{ord(match[0])};", one_line(value)))
 
 
-def template(package: str, name: str, **options: Any) -> jinja2.Template:
-    """A template of a package. Values are escaped for HTML; with `finalize=escaped` for Markdown too."""
+def template(package: str, name: str) -> jinja2.Template:
+    """A template of a package, for Markdown or HTML. Values that are not `Markup` are `escaped`."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(package, ""),
         autoescape=True,
@@ -28,6 +30,6 @@ def template(package: str, name: str, **options: Any) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        **options,
+        finalize=escaped,
     )
     return environment.get_template(name)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rlzoo.core.errors import RunError, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.task import DeployedPolicy
+from rlzoo.runs.checkpoint import FILES
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.publish import card
@@ -140,14 +141,16 @@ def push(
 
 def _write(folder: Path, name: str, run: Run, step: int, policy: DeployedPolicy) -> None:
     """Writes a run directory with one checkpoint, and its model card."""
-    shutil.copytree(run.checkpoints / str(step), folder / "checkpoints" / str(step))
-    for path in (run.path / file for file in ("config.json", "metrics.jsonl", "evaluations.jsonl")):
-        if path.exists():
-            shutil.copy(path, folder)
-    picture = card.curve(run, step)
+    picture = card.curve(run, step)  # reads the logs, so that only files that can be read are copied
+    text = card.card(run, step, name, _spaces(policy), picture is not None)
+    checkpoint = Path("checkpoints", str(step))
+    (folder / checkpoint).mkdir(parents=True)
+    names: list[str | Path] = ["config.json", *(checkpoint / file for file in FILES)]
+    names += [file for file in ("metrics.jsonl", "evaluations.jsonl") if (run.path / file).exists()]
+    for file in names:
+        shutil.copy(run.path / file, folder / file)
     if picture is not None:
         (folder / "curve.png").write_bytes(picture)
-    text = card.card(run, step, name, _spaces(policy), picture is not None)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import sys
 import tempfile
@@ -13,7 +14,10 @@ from random import Random
 
 from tests.faults.campaign.sandbox import Sandbox
 
-FAMILIES = ("suites", "commands", "directories", "environments")
+FAMILIES = (
+    *("suites", "commands", "directories", "data", "environments", "scores"),
+    *("kill", "twins", "disks", "signals"),
+)
 
 
 def main() -> int:
@@ -23,17 +27,21 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=100, help="number of attacks")
     parser.add_argument("--seed", type=int, default=0, help="the first attack has this seed, the next one the next")
     options = parser.parse_args()
-    one = importlib.import_module(f"tests.faults.campaign.{options.family}").one
-    start, kinds = time.monotonic(), Counter[str]()
-    for seed in range(options.seed, options.seed + options.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            for fault in one(Random(f"{options.family} {seed}"), Sandbox(Path(folder))):
-                kinds[fault.partition(": ")[0]] += 1
-                print(f"{options.family} --runs 1 --seed {seed}: {fault}", flush=True)
-    faults = sum(kinds.values())
-    print(
-        f"{options.family}: {options.runs} attacks, {faults} faults, {time.monotonic() - start:.0f} s", file=sys.stderr
-    )
+    family = importlib.import_module(f"tests.faults.campaign.{options.family}")
+    start, kinds, done = time.monotonic(), Counter[str](), 0
+    with contextlib.suppress(KeyboardInterrupt):
+        for seed in range(options.seed, options.seed + options.runs):
+            with tempfile.TemporaryDirectory() as folder:
+                for fault in family.one(Random(f"{options.family} {seed}"), Sandbox(Path(folder))):
+                    kinds[fault.partition(": ")[0]] += 1
+                    print(f"{options.family} --runs 1 --seed {seed}: {fault}", flush=True)
+            done += 1
+    faults, counts = sum(kinds.values()), getattr(family, "counts", None)
+    seconds = time.monotonic() - start
+    print(f"{options.family}: {done} attacks, {faults} faults, {seconds:.0f} s", file=sys.stderr)
+    if counts:
+        each = "; ".join(f"{name}: {counts[name]}" for name in sorted(counts))
+        print(f"{sum(counts.values())} {family.COUNTED}: {each}", file=sys.stderr)
     return 1 if faults else 0
 
 

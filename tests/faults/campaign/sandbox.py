@@ -7,13 +7,15 @@ import io
 import signal
 import time
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from unittest import mock
 
 LIMIT = 20
-"""Seconds after which an attack counts as a hang."""
+"""Seconds after which an attack counts as a hang, without those in which other processes had the processor."""
 EXIT_CODES = (0, 1, 2)
 
 
@@ -57,11 +59,17 @@ def attack(sandbox: Sandbox, command: Sequence[str]) -> list[str]:
 def watched(sandbox: Sandbox, act: Callable[[], int]) -> list[str]:
     """Calls `act`, which returns an exit code, in the working directory."""
     out, err = io.StringIO(), io.StringIO()
-    start = time.monotonic()
     faults = []
     code: int | None = None
+    lookup = mock.patch("socket.getaddrinfo", side_effect=OSError("attacks have no network"))
     try:
-        with _limit(), contextlib.chdir(sandbox.work), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            lookup as asked,
+            _limit(),
+            contextlib.chdir(sandbox.work),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
             code = act()
     except Hang:
         faults.append(f"no answer in {LIMIT} s")
@@ -75,22 +83,35 @@ def watched(sandbox: Sandbox, act: Callable[[], int]) -> list[str]:
     lines = err.getvalue().splitlines()
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("rlzoo: ")):
         faults.append(f"exit code 2 with {len(lines)} lines: {lines[:2]}")
+    if any(unicodedata.category(c) in ("Cc", "Cs") for line in lines if line.startswith("rlzoo: ") for c in line):
+        faults.append("control characters on the screen")
     if "Traceback" in err.getvalue():
         faults.append("a traceback was printed")
-    if time.monotonic() - start > LIMIT and not faults:
-        faults.append(f"took {time.monotonic() - start:.0f} s")
+    if asked.called:
+        faults.append(f"the network was asked for {asked.call_args.args[:1]}")
     return faults + sandbox.faults()
 
 
 @contextlib.contextmanager
 def _limit() -> Iterator[None]:
-    def raise_hang(number: int, frame: FrameType | None) -> None:
-        raise Hang
+    """Raises `Hang` after `LIMIT` seconds, in or after the block: an error handler may have caught the first one."""
+    start = _own_time()
 
-    before = signal.signal(signal.SIGALRM, raise_hang)
-    signal.alarm(LIMIT)
+    def check(number: int = 0, frame: FrameType | None = None) -> None:
+        if _own_time() - start > LIMIT:
+            raise Hang
+
+    before = signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT, 1)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    check()
+
+
+def _own_time() -> float:
+    """Seconds by the clock, without those in which this thread waited for a processor, where the system tells."""
+    told = Path("/proc/self/schedstat")
+    return time.monotonic() - (int(told.read_text().split()[1]) / 1e9 if told.exists() else 0)

@@ -13,8 +13,8 @@ WORDS = (
     "../../outside/precious.txt", "/dev/null", "/proc/self/mem", ".", "..", "-", "--", "--help", "%s%n", "{0}",
     "{{7*7}}", "$(touch CANARY)", "`touch CANARY`", "__import__('os').system('touch CANARY')", "os:system",
     "builtins:eval", "rlzoo:nothing", "nothing:at:all", ":", "a:", ":b", "rlzoo.core.errors:ConfigError", "linear:1:0",
-    "linear:0:1e999", "linear:a:b", "linear:", "1;2", "[1,2]", "{}", "{'a': 1}", "key=value", "=", "<script>alert(1)</script>", "cuda",
-    "cuda:99",
+    "linear:0:1e999", "linear:a:b", "linear:", "1;2", "[1,2]", "{}", "{'a': 1}", "key=value", "=",
+    "<script>alert(1)</script>", "cuda", "cuda:99",
 )  # fmt: skip
 
 

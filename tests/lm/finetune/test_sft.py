@@ -240,7 +240,15 @@ def test_tokenizer_that_does_not_fit_is_refused():
 
 @pytest.mark.parametrize(
     ("name", "x"),
-    [("epochs", 0), ("batch_size", 0), ("learning_rate", 0.0), ("warmup", 1.5), ("held_out", 1.0), ("max_tokens", 1)],
+    [
+        ("epochs", 0),
+        ("batch_size", 0),
+        ("learning_rate", 0.0),
+        ("warmup", 1.5),
+        ("held_out", 1.0),
+        ("max_tokens", 1),
+        ("seed", 2**64),
+    ],
 )
 def test_settings_out_of_range_are_an_error(name, x):
     with pytest.raises(ConfigError, match=f"{name} must be"):

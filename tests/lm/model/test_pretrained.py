@@ -397,3 +397,12 @@ def test_classifier_with_another_head_is_refused(tmp_path):
     config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=20)
     BertLMHeadModel(config).save_pretrained(tmp_path)
     refused(tmp_path, "BertForSequenceClassification, which has no head 'score'", load_reward_model)
+
+
+@pytest.mark.parametrize("end", [0.5, "x", [1, None], {}])
+def test_end_of_sequence_of_another_kind(tmp_path, end):
+    folder = save_lm(tmp_path / "model")
+    record = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**record, "eos_token_id": end}))
+    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+        load_causal_lm(folder)

@@ -198,6 +198,27 @@ def test_running_moments_take_in_every_batch():
         assert (env.moments.count, env.moments.mean, env.moments.m2) == (4 * batches, 1.5, 5.0 * batches)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"beta": "x"},
+        {"beta": float("inf")},
+        {"beta": -1.0},
+        {"moments": {"count": 3, "mean": 0.0, "m2": -1.0}},
+        {"moments": {"count": 1}},
+        {"order": {"left": [99]}},
+        {"order": {"left": ["x"]}},
+    ],
+)
+def test_state_that_cannot_be(odd):
+    env = make_env(make_model())
+    experience(env)
+    state = env.state_dict()
+    order = {**state["order"], **odd.get("order", {})}
+    with pytest.raises((ValueError, KeyError)):
+        env.load_state_dict({**state, **odd, "order": order})
+
+
 def test_state_dict_round_trip():
     settings = {
         "control": AdaptiveKL(beta=0.2, target=0.01, horizon=100.0),

@@ -60,6 +60,12 @@ def test_help_of_a_class_without_source():
     assert help_texts(made) == {"width": "How wide."}
 
 
+def test_sources_are_parsed_once(monkeypatch):
+    settings = settings_of(Outer())
+    monkeypatch.delattr("inspect.getsource")
+    assert settings_of(Outer()) == settings
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("lr", "learning_rate"), ("gama", "gamma"), ("vlr", "vf_learning_rate"), ("xyzzy", None)],

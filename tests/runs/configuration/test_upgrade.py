@@ -12,7 +12,7 @@ from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.upgrade import upgrade
 from rlzoo.runs.run import Run
 
-FIXTURE = Path(__file__).parent / "fixtures" / "format2"
+FIXTURE = Path(__file__).parents[2] / "released" / "format2"
 """ppo-clip on CartPole-v1 with seed 4, 600 steps, anneal_lr, anneal_clip and normalize_obs, written in format 2."""
 
 
@@ -44,7 +44,8 @@ def test_play_gives_the_returns_that_the_old_version_gave(run, tmp_path):
 
 def test_resume_is_refused_in_one_line(run, capsys):
     files = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and path.name != ".lock"}
-    message = f"{run.path} has an older format: it can be evaluated and played, but not resumed"
+    message = f"{run.path} has an older format and cannot be resumed; continue its policy in a new run: "
+    message += f"rlzoo train --config {run.path} --model {run.path} --out NEW"
     with pytest.raises(RunError) as error:
         rlzoo.resume(run, total_steps=900)
     assert str(error.value) == message

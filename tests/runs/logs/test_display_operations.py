@@ -82,3 +82,27 @@ def test_display_for_a_switch_or_a_display(capsys):
     display_for(False).say("nothing")
     display_for(True).say("something")
     assert capsys.readouterr().out == "something\n"
+
+
+FOREIGN = "\x1b]0;title\x07 [red]x[/red] [/] :smile: \u202e \ud800"
+SHOWN = r"\x1b]0;title\x07 [red]x[/red] [/] :smile: \u202e \ud800"
+
+
+def test_text_of_others_is_shown_as_it_is(clock):
+    shown = LineDisplay(io.StringIO())
+    clock.now += 6
+    shown.advance(0.5, FOREIGN)
+    shown.say(FOREIGN)
+    assert shown._file.getvalue() == f" 50%  {SHOWN}\n{SHOWN}\n"
+
+
+def test_text_of_others_beside_a_bar_is_neither_a_command_nor_markup(clock, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = LiveDisplay(Terminal())
+    shown.say(FOREIGN)
+    shown.advance(0.5, FOREIGN)
+    shown.say(FOREIGN)
+    shown.close()
+    text = re.sub(r"\x1b\[[\d;?]*\w", "", shown._file.getvalue())
+    assert text.count(SHOWN) >= 3
+    assert not re.search(r"[\x00-\x09\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e\ud800]", text)

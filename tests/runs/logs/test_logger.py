@@ -23,9 +23,19 @@ from rlzoo.runs.logs.display import Display, LineDisplay, LiveDisplay, make_disp
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.train import resume
 
+made = []
+
 
 def make_logger(folder, total_steps=1000, display=None, **kwargs):
-    return Logger(folder, total_steps, {"gamma": 0.99, "env": "CartPole-v1"}, display or Display(), **kwargs)
+    made.append(Logger(folder, total_steps, {"gamma": 0.99, "env": "CartPole-v1"}, display or Display(), **kwargs))
+    return made[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    while made:
+        made.pop().close()
 
 
 def read(folder, name="metrics"):
@@ -123,7 +133,7 @@ def test_evaluation_of_a_language_model_is_written(tmp_path):
     assert cells(text) == [
         ["prompt", "response", "score", "ended"],
         ["Say | <b>hi</b>", "*hi*\n\n# there &amp; [you](x) `a` __b__", "0.123457", "True"],
-        ["", "<|end|>\\| ?", "2.0", "False"],
+        ["", "<|end|>\\| \\x00\\ud800", "2.0", "False"],
     ]
 
 

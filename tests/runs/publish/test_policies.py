@@ -286,15 +286,17 @@ def test_card_of_a_checkpoint_that_was_not_evaluated(run, workplace):
 def test_card_escapes_text(run, workplace):
     path = run.path / "config.json"
     kept = path.read_text()
-    nasty = "x | <script>\n---\n# title `code` [link](http://example.org)"
-    path.write_text(json.dumps(json.loads(kept) | {"env_kwargs": {"note": nasty}}))
+    nasty = "x | \x1b[31m \u202e \ud800 <script>\n---\n# title `code` [link](http://example.org)"
+    path.write_text(json.dumps(json.loads(kept) | {"env_kwargs": {"note": nasty}, "env": nasty}))
     try:
         text = card.card(run, run.steps()[-1], 'x")\n```', {"action space": nasty}, False)
     finally:
         path.write_text(kept)
-    assert "<script>" not in text
-    assert "](http" not in text
-    assert "\n# title" not in text
+    body = text.split("\n---\n", 1)[1]
+    assert "<script>" not in body
+    assert "](http" not in body
+    assert "\n# title" not in body
+    assert text.replace("\n", "").isprintable()
     assert yaml.safe_load(text.split("---\n")[1])["library_name"] == "rlzoo"
     assert len([line for line in text.splitlines() if line.startswith("```")]) == 2
 

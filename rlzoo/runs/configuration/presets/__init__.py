@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import ConfigError, no_such, require
+from rlzoo.core.files import read_bytes
 
 _RECIPES = "recipes.toml"
 
 
 def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
     """Settings for `make_config`, or None if the pair has no preset."""
-    file = resources.files(__name__) / f"{algorithm}.toml"
-    if not file.is_file():
-        return None
-    return _tables(file).get(env)
+    files = {file.name: file for file in resources.files(__name__).iterdir()}
+    file = files.get(f"{algorithm}.toml")
+    return None if file is None else _tables(file).get(env)
 
 
 def find_recipe(name: str) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def read_preset(path: Path, algorithm: str, env: str) -> dict[str, Any]:
         ConfigError: there is no such file or table, or the file is for another algorithm.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_bytes(path).decode())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"preset {path} cannot be read: {reason}") from error

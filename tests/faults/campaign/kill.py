@@ -1,0 +1,277 @@
+"""Processes killed with SIGKILL: a run or a suite that is killed and gone on with ends as if it never was.
+
+A run is killed at a random instant, before one of its file operations, in the middle of a file, or at a step of an
+evaluation, up to four times, in training and while it is resumed. A suite is killed with its workers or without them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+from unittest import mock
+
+from rlzoo.core.errors import RunError
+from rlzoo.runs.logs.display import Display
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume, train
+from tests import short_runs
+from tests.faults.campaign import tasks
+from tests.faults.campaign.processes import Process, command
+from tests.faults.campaign.sandbox import Sandbox
+
+COUNTED = "kills"
+counts: Counter[str] = Counter()
+"""Kills so far: those that ended a process."""
+
+
+def one(rng: Random, sandbox: Sandbox) -> list[str]:
+    """Kills a run or a suite some times, and lets it end."""
+    room = rng.choices(("control", "language", "suite", "command"), (8, 8, 4, 1))[0]
+    attack = {"control": _control, "language": _language, "suite": _suite, "command": _command}[room]
+    return attack(rng, sandbox) + sandbox.faults()
+
+
+class Whole(NamedTuple):
+    """A run that was never killed."""
+
+    outcome: dict[str, Any]
+    seconds: float
+    moments: dict[str, int]
+    """How many moments of each kind there were to kill it at."""
+
+
+class Moments(Display):
+    """Counts file operations in a folder, bytes written there and steps of evaluations; kills at one of them."""
+
+    def __init__(self, folder: Path, kind: str = "", at: int = 0) -> None:
+        self.folder, self.kind, self.at = str(folder), kind, at
+        self.counts = {"operation": 0, "byte": 0, "evaluation": 0}
+
+    def watch(self) -> None:
+        opened = Path.open
+
+        def open_watched(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            file = opened(path, mode, *args, **kwargs)
+            if mode in ("wb", "a") and self.folder in str(path):
+                write = file.write
+
+                def write_watched(data: Any) -> Any:
+                    left = self.at - self.counts["byte"]
+                    if self.kind == "byte" and 0 < left <= len(data):
+                        write(data[: left - 1])
+                        file.flush()
+                    self.passed("byte", len(data))
+                    return write(data)
+
+                return _Writing(file, write_watched)
+            return file
+
+        Path.open = open_watched  # type: ignore[assignment,method-assign]
+        sys.addaudithook(self.operation)
+
+    def evaluating(self, name: str, done: int, episodes: int) -> None:
+        self.passed("evaluation")
+
+    def operation(self, event: str, args: Any) -> None:
+        touches = event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+        if touches and self.folder in str(args[0]):
+            self.passed("operation")
+
+    def passed(self, kind: str, number: int = 1) -> None:
+        before = self.counts[kind]
+        self.counts[kind] += number
+        if kind == self.kind and before < self.at <= self.counts[kind]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Writing:
+    """A file whose `write` is another function."""
+
+    def __init__(self, file: Any, write: Callable[[Any], Any]) -> None:
+        self._file, self.write = file, write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _Writing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def go_on(path: Path, settings: dict[str, Any], moments: Moments | None = None) -> None:
+    """What a user does who finds the run stopped."""
+    if moments is not None:
+        moments.watch()
+    if (path / "config.json").exists():
+        resume(path, progress=moments or False)
+    else:
+        train(**settings, out=path, progress=moments or False)
+
+
+def _control(rng: Random, sandbox: Sandbox) -> list[str]:
+    name = rng.choice(list(tasks.CONTROL))
+    return _killed(rng, sandbox, name, "control", tasks.CONTROL[name])
+
+
+def _language(rng: Random, sandbox: Sandbox) -> list[str]:
+    kinds = tasks.language()
+    name = rng.choice(list(kinds))
+    if not name.startswith("walks"):
+        return _killed(rng, sandbox, name, "language", kinds[name])
+    with cache(tasks.scratch() / "cache"):
+        whole(name)
+    folder, kind = sandbox.root / "cache", rng.choice(("cold", "warm"))
+    if kind == "warm":
+        shutil.copytree(tasks.scratch() / "cache", folder)
+    with cache(folder):
+        return _killed(
+            rng, sandbox, name, f"language, {kind} cache", kinds[name], cache if rng.random() < 0.3 else None
+        )
+
+
+def _killed(
+    rng: Random, sandbox: Sandbox, name: str, room: str, settings: dict[str, Any], deleted: Path | None = None
+) -> list[str]:
+    """Kills a run up to four times. After each, `deleted` is deleted."""
+    never, path = whole(name), sandbox.work / "run"
+    for _ in range(rng.randint(1, 4)):
+        kind = rng.choice(("instant", "instant", "operation", "operation", "byte", "evaluation"))
+        at = rng.randint(1, max(1, never.moments.get(kind, 1)))
+        if kind == "operation" and rng.random() < 0.3:
+            at = rng.randint(1, 30)  # in the first operations, those of a resumption
+        moments = Moments(path, kind, at)
+        process = Process(functools.partial(go_on, path, settings, moments), sandbox.root)
+        ended = process.wait(rng.uniform(0, never.seconds)) if kind == "instant" else process.end()
+        if ended is None:
+            process.kill()
+            ended = process.end()
+        if not ended.killed:
+            if faults := ended.faults():
+                return [f"{name}: {fault}" for fault in faults]
+            break
+        counts[f"{room}, {kind}"] += 1
+        if deleted is not None:
+            shutil.rmtree(deleted, ignore_errors=True)
+    faults = Process(lambda: go_on(path, settings), sandbox.root).end().faults()
+    return [f"{name}: {fault}" for fault in faults or differences(path, never.outcome)]
+
+
+@functools.cache
+def whole(name: str) -> Whole:
+    """The run of a kind that was never killed: once in this process, which then has imported what it needs."""
+    settings = tasks.CONTROL.get(name) or tasks.language()[name]
+    folder = tasks.scratch() / name.replace(" ", "-")
+    folder.mkdir()
+    go_on(folder / "run", settings)
+
+    def again() -> None:
+        moments = Moments(folder / "again")
+        go_on(folder / "again", settings, moments)
+        (folder / "moments.json").write_text(json.dumps(moments.counts))
+
+    start = time.monotonic()
+    ended = Process(again, folder).end(300)
+    seconds = time.monotonic() - start
+    never = Whole(left(folder / "run"), seconds, json.loads((folder / "moments.json").read_text()))
+    assert not (faults := ended.faults() or differences(folder / "again", never.outcome)), faults
+    return never
+
+
+def left(path: Path) -> dict[str, Any]:
+    """All that a run leaves, but times."""
+    files = sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file() and "tfevents" not in p.name)
+    models = {str(p): (path / p).read_bytes() for p in files if p.startswith(("start/", "actor/"))}
+    return {**short_runs.outcome(Run(path)), "files": files, **models}
+
+
+def differences(path: Path, expected: dict[str, Any]) -> list[str]:
+    try:
+        found = left(path)
+    except (OSError, ValueError, KeyError, IndexError, RunError) as error:
+        return [f"the run cannot be read: {type(error).__name__}: {error}"]
+    return [f"{key} differs" for key in sorted(expected.keys() | found.keys()) if found.get(key) != expected.get(key)]
+
+
+def cache(folder: Path) -> AbstractContextManager[Any]:
+    return mock.patch.dict(os.environ, RLZOO_CACHE=str(folder))
+
+
+def _suite(rng: Random, sandbox: Sandbox) -> list[str]:
+    """Kills a suite of four jobs, alone or with its workers, up to three times."""
+    expected, seconds = whole_suite()
+    path, out = sandbox.work / "tiny.yaml", sandbox.work / "out"
+    path.write_text(tasks.SUITE)
+    words = ["benchmark", path, "--out", out, "--jobs"]
+    for _ in range(rng.randint(1, 3)):
+        group = rng.random() < 0.5
+        process = Process(command(*words, rng.randint(1, 2)), sandbox.root)
+        ended = process.wait(rng.uniform(0, seconds))
+        if ended is not None:
+            break
+        process.kill(group)
+        if process.end().killed:
+            counts["suite with workers" if group else "suite alone"] += 1
+        if processes := process.left():
+            process.kill(group=True)
+            return [f"suite: left 5 s after the kill: {processes}"]
+    process = Process(command(*words, 2), sandbox.root)
+    if faults := process.end(120).faults():
+        return [f"suite: {fault}" for fault in faults]
+    return [] if (out / "results.jsonl").read_bytes() == expected else ["suite: results.jsonl differs"]
+
+
+@functools.cache
+def whole_suite() -> tuple[bytes, float]:
+    folder = tasks.scratch() / "suite"
+    folder.mkdir()
+    (folder / "tiny.yaml").write_text(tasks.SUITE)
+    start = time.monotonic()
+    ended = Process(command("benchmark", folder / "tiny.yaml", "--out", folder / "out", "--jobs", 2), folder).end(300)
+    assert not ended.faults(), ended
+    return (folder / "out" / "results.jsonl").read_bytes(), time.monotonic() - start
+
+
+def _command(rng: Random, sandbox: Sandbox) -> list[str]:
+    """Kills the command itself, from its first import to its end."""
+    expected, seconds = whole_command()
+    path = sandbox.work / "run"
+    for _ in range(rng.randint(1, 3)):
+        process = Process(command_for(path), sandbox.root)
+        if (ended := process.wait(rng.uniform(0, seconds))) is not None:
+            if faults := ended.faults():
+                return [f"command: {fault}" for fault in faults]
+            break
+        process.kill()
+        counts["command, instant"] += process.end().killed
+    faults = Process(command_for(path), sandbox.root).end().faults()
+    return [f"command: {fault}" for fault in faults or differences(path, expected)]
+
+
+@functools.cache
+def whole_command() -> tuple[dict[str, Any], float]:
+    folder = tasks.scratch() / "command"
+    folder.mkdir()
+    start = time.monotonic()
+    ended = Process(command_for(folder / "run"), folder).end(300)
+    assert not ended.faults(), ended
+    return left(folder / "run"), time.monotonic() - start
+
+
+def command_for(run: Path) -> Callable[[], None]:
+    """`rlzoo train`, or `rlzoo resume` if the run has begun, in a new interpreter."""
+    settings = "ppo-clip CartPole-v1 --total-steps 3000 --num-envs 4 --num-steps 64 --epochs 2"
+    words = ["resume", str(run)] if (run / "config.json").exists() else ["train", *settings.split(), "--out", str(run)]
+    return lambda: os.execv(sys.executable, [sys.executable, "-m", "rlzoo", *words, "--quiet"])
