@@ -65,7 +65,7 @@ class AllowedTokens:
     def _tokens(self, row: list[int], where: str) -> list[int]:
         try:
             given: Any = self.function(list(row))
-            found = [given] if isinstance(given, (str, bytes)) else list(given)
+            found: list[Any] = [given] if isinstance(given, (str, bytes)) else list(given)
         except (Exception, SystemExit) as error:
             raise EnvError(f"{where}: {described(error)}{place(error, self.function)}") from error
         if not found:

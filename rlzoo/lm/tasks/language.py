@@ -265,10 +265,10 @@ class LanguageTask(Task):
     def _find_eval_prompts(self) -> list[str]:
         if prompts := self._read_prompts("eval_prompts"):
             self.env.encode(prompts, "eval_prompts")
-            return prompts
+            return list(prompts)
         return self.env.prompts if self.settings.prompts is not None else list(self.own_eval_prompts())
 
-    def _read_prompts(self, name: str) -> list[str]:
+    def _read_prompts(self, name: str) -> Sequence[str]:
         """The prompts of a setting; of the run's own copy if they were given as an object; none if not set."""
         given, folder = getattr(self.settings, name), self.setup.folder
         if given is None:
