@@ -18,6 +18,8 @@ from rlzoo.lm.reward.turns import Conversation, Reply
 from rlzoo.lm.tasks.language import LanguageTask
 from rlzoo.lm.tasks.settings import Language
 
+FACTORS = range(32, 100)
+"""The factors, whose products have four digits."""
 PRODUCTS, HELD_OUT = 2000, 250
 """Products in all, and those that are kept for evaluations."""
 CALLS, SLIPS = 0.7, 0.4
@@ -25,8 +27,8 @@ CALLS, SLIPS = 0.7, 0.4
 
 
 def products() -> list[Prompt]:
-    """Distinct products of two numbers of two digits, such as "47*86:", with the column `answer`."""
-    factors = Random("products").sample([(a, b) for a in range(10, 100) for b in range(10, 100)], PRODUCTS)
+    """Distinct products such as "47*86:", with the column `answer`."""
+    factors = Random("products").sample([(a, b) for a in FACTORS for b in FACTORS], PRODUCTS)
     return [Prompt(f"{a}*{b}:", {"answer": str(a * b)}) for a, b in factors]
 
 
@@ -37,7 +39,7 @@ def calculate(conversations: list[Conversation]) -> list[str | None]:
 
 def noise(conversations: list[Conversation]) -> list[str | None]:
     """A broken calculator, which says a random number."""
-    broken = [Random(f"{x.prompt} {x.turns}").randint(100, 9801) for x in conversations]
+    broken = [Random(f"{x.prompt} {x.turns}").randint(1024, 9801) for x in conversations]
     return [
         f"{number};" if x.turns[-1].endswith("=") else None for x, number in zip(conversations, broken, strict=True)
     ]
@@ -56,10 +58,10 @@ def texts(prompts: Sequence[Prompt], n: int, seed: int) -> list[dict[str, str]]:
         a, b = map(int, prompt[:-1].split("*"))
         if rng.random() < CALLS:
             if rng.random() < SLIPS:
-                a, b = rng.choice([(a, rng.randint(10, 99)), (rng.randint(10, 99), b)])
+                a, b = rng.choice([(a, rng.choice(FACTORS)), (rng.choice(FACTORS), b)])
             completion = f"{a}*{b}={a * b};{a * b}"
         else:
-            completion = str(rng.randint(100, 9801))
+            completion = str(rng.randint(1024, 9801))
         found.append({"prompt": str(prompt), "completion": completion})
     return found
 
