@@ -77,9 +77,13 @@ class TokenDistribution(Distribution):
         return self.hidden[self.acts]
 
     @cached_property
+    def _allowed_steps(self) -> Int[Tensor, "S W"] | None:
+        return None if self.allowed is None else self.allowed[self.acts]
+
+    @cached_property
     def _logits(self) -> Float[Tensor, "S V"]:
-        logits = self.head(self._steps)
-        return logits if self.allowed is None else restricted(logits, self.allowed[self.acts])
+        logits, allowed = self.head(self._steps), self._allowed_steps
+        return logits if allowed is None else restricted(logits, allowed)
 
     @cached_property
     def _log_probs(self) -> Float[Tensor, "S V"]:
@@ -98,8 +102,8 @@ class TokenDistribution(Distribution):
         return out.masked_scatter(self.acts, found)
 
     def _chunk(self, cut: slice) -> TokenDistribution:
-        steps = self._steps[cut].unsqueeze(0)
-        allowed = None if self.allowed is None else self.allowed[self.acts][cut].unsqueeze(0)
+        steps, allowed = self._steps[cut].unsqueeze(0), self._allowed_steps
+        allowed = None if allowed is None else allowed[cut].unsqueeze(0)
         acts = torch.ones(steps.shape[:2], dtype=torch.bool, device=steps.device)
         return replace(self, hidden=steps, acts=acts, allowed=allowed)
 

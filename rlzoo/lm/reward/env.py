@@ -128,6 +128,8 @@ class LMEnv(VectorEnv):
             ConfigError: there are no prompts; one is empty or too long; they lack a column that the score takes.
         """
         require(len(prompts) > 0, f"{name}: there are none")
+        taken = self.turns is not None and "turns" in columns_of(prompts)
+        require(not taken, f"{name}: the column 'turns' has the name of that of conversations; give it another one")
         sample = self._with_turns(prompts[:1], [[]])
         for column in missing_columns(self.score_function, sample):
             have = ", ".join(columns_of(sample)) or "none"

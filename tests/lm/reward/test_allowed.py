@@ -17,6 +17,7 @@ from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.tokens import Head, TokenDistribution, restricted, words_of
 from rlzoo.lm.reward.allowed import AllowedTokens, load_allowed
+from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.runs.loop import Trainer
 
 V = tiny.PAD + 1
@@ -123,6 +124,21 @@ def test_whole_rows_get_the_bits_that_they_got_step_by_step():
     )
     rows = make_rows([(2, 3), (1, 4)])
     assert env.allowed.observed(rows.obs).shape[-1] == 4
+
+
+def test_gymnasiums_environment_tells_what_is_allowed_and_rewards_the_same():
+    env = make_env(make_model(), ["ab"], rows=1, allowed=only(), stop_tokens={tiny.EOS})
+    move(env.model)
+    buffer = experience(env).buffer
+    single = ResponseEnv(env)
+    _, info = single.reset(seed=0)
+    for action, expected in zip(buffer.action[buffer.mask].tolist(), buffer.reward[buffer.mask].tolist(), strict=True):
+        assert info["action_mask"].sum() == 4
+        assert info["action_mask"][action]
+        _, reward, done, _, info = single.step(action)
+        assert reward == pytest.approx(expected, abs=1e-4)
+    assert done
+    assert "action_mask" not in info
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from rlzoo.core.collector import evaluate
 from rlzoo.core.env import Experience
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.model.language_model import Rows
+from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.turns import Answer, Turns, load_reply
 from rlzoo.runs.loop import Trainer
@@ -272,3 +273,7 @@ def test_settings(data):
         load_reply("turns")
     with pytest.raises(ConfigError, match=r"reward half takes a column 'turns' of the prompts; they have none"):
         make_env(make_model(), score=half, score_name="half")
+    with pytest.raises(ConfigError, match="prompts: the column 'turns' has the name of that of conversations"):
+        conversation_env(prompts=[Prompt("ab", {"turns": 1})])
+    with pytest.raises(ConfigError, match="ResponseEnv gives one response to a prompt: leave out turns"):
+        ResponseEnv(conversation_env())
