@@ -12,7 +12,8 @@ from rlzoo.benchmark.job import Outcome
 from rlzoo.benchmark.results import Key, Results, holds_results
 from rlzoo.benchmark.suite import Environment, threshold
 from rlzoo.core.errors import RunError
-from rlzoo.runs.run import Run, read_record, read_settings
+from rlzoo.runs.configuration.record import read_record, read_settings
+from rlzoo.runs.run import Run
 
 _STANDARD = ("step", "final", "mean_return", "std_return", "min_return", "max_return", "mean_length", "episodes")
 _NOT_FURTHER = {*_STANDARD, "deterministic", "seed", "seconds", "exact"}

@@ -22,8 +22,8 @@ from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.errors import RunError
 from rlzoo.core.files import naming, read_bytes
+from rlzoo.runs.configuration.record import git_commit, other_format, versions
 from rlzoo.runs.files import read_jsonl, write_atomically
-from rlzoo.runs.run import git_commit, other_format, versions
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"

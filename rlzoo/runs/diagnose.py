@@ -16,7 +16,8 @@ import numpy as np
 
 from rlzoo.core.errors import RunError
 from rlzoo.core.schedules import linear_ends
-from rlzoo.runs.run import Run, read_settings
+from rlzoo.runs.configuration.record import read_settings
+from rlzoo.runs.run import Run
 
 Array = np.ndarray[Any, Any]
 

@@ -18,31 +18,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import shutil
-import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.errors import RunError
 from rlzoo.core.files import LARGE, check_regular, most_in_memory, read_bytes
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.version import __version__
-from rlzoo.runs.checkpoint import FILES, FORMAT, READABLE, Checkpoint, pack, unpack
+from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, pack, unpack
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
+from rlzoo.runs.configuration.record import git_commit, read_record, read_settings, reason, versions
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.configuration.upgrade import upgrade
 from rlzoo.runs.files import is_at, lock, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
-
-_NOT_SETTINGS = ("objects", "spaces", "model_class", "extended_at", "threads", "versions", "git_commit")
-"""Entries of `config.json` beside its format and the settings."""
 
 _TAIL = 16_384
 """Bytes at the end of a file that hold at least one line."""
@@ -227,7 +220,7 @@ class Run:
         try:
             return make_config(settings.pop("algorithm"), settings.pop("env"), **settings)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise RunError(f"{self._config} cannot be used: {_describe(error)}") from error
+            raise RunError(f"{self._config} cannot be used: {reason(error)}") from error
 
     @property
     def record(self) -> dict[str, Any]:
@@ -355,7 +348,7 @@ class Run:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
             remedy = f"; the one before it is at step {older[-1]}: use --checkpoint {older[-1]}" if older else ""
-            raise RunError(f"cannot read checkpoint {folder}: {_describe(error)}{remedy}") from error
+            raise RunError(f"cannot read checkpoint {folder}: {reason(error)}{remedy}") from error
 
     def step_of(self, checkpoint: int | Literal["best"] | None = None) -> int:
         """The step of a checkpoint, which is given as its step, as "best", or as None for the last one.
@@ -406,53 +399,6 @@ def _most(name: str) -> int:
     return most_in_memory() if name.endswith(".safetensors") else LARGE
 
 
-def config_file(path: Path | str) -> Path:
-    """The `config.json` that a path names: the file itself, or that of a run directory."""
-    path = Path(path)
-    return path / "config.json" if path.is_dir() else path
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    """The contents of a `config.json`.
-
-    Raises:
-        RunError: it is missing, damaged, or has an unknown format.
-    """
-    try:
-        record = json.loads(read_bytes(file))
-        version = record["format"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read: {_describe(error)}") from error
-    if version not in READABLE:
-        raise RunError(other_format(file, record, READABLE))
-    return dict(record)
-
-
-def other_format(file: Path, record: Mapping[str, Any], readable: Sequence[int]) -> str:
-    """The message for a file of an unknown format: what can read it."""
-    made, commit = record.get("versions"), record.get("git_commit")
-    by = f", {made['rlzoo']}" if isinstance(made, dict) and "rlzoo" in made else ""
-    by += f" at commit {commit}" if commit else ""
-    known = " and ".join(map(str, readable))
-    return f"{file} has format {record['format']}; this rlzoo reads {known}: use the rlzoo that wrote it{by}"
-
-
-def read_settings(file: Path) -> dict[str, Any]:
-    """The settings in a `config.json` under their present names, with `algorithm` and `env`.
-
-    Raises:
-        RunError: as for `read_record`.
-    """
-    record = read_record(file)
-    version = record.pop("format")
-    for name in _NOT_SETTINGS:
-        record.pop(name, None)
-    try:
-        return record if version == FORMAT else upgrade(record)
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise RunError(f"{file} cannot be used: {_describe(error)}") from error
-
-
 def _is_record(record: Any, kinds: Mapping[str, Any]) -> bool:
     """Whether a JSON value is a record of a step, with values of these kinds, and without integers beyond a float."""
     return (
@@ -462,39 +408,3 @@ def _is_record(record: Any, kinds: Mapping[str, Any]) -> bool:
         and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
         and not any(isinstance(x, int) and x.bit_length() > 1000 for x in record.values())
     )
-
-
-def _describe(error: BaseException) -> str:
-    """The error in one line. Its type is included where the message says little without it."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.strerror}: {Path(error.filename).name}"
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (ConfigError, UnknownEnv)) else f"{type(error).__name__}: {text}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of rlzoo and of the libraries that its results depend on."""
-    return {
-        "rlzoo": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def git_commit() -> str | None:
-    """Git commit of rlzoo, if it runs from a repository."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    try:
-        git = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return git.stdout.strip()

@@ -40,7 +40,7 @@ def test_environment_of_a_config(run, capsys):
 def test_settings_on_a_help_page(run, capsys):
     change(run, env_kwargs={ESCAPE: ESCAPE})
     _, out, _ = shown(capsys, "train", "--config", run.path, "--help-all")
-    assert SHOWN in out.replace("\n", "")
+    assert SHOWN in "".join(out.split())
 
 
 def test_versions_and_names_in_a_report(run, capsys, tmp_path):

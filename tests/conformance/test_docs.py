@@ -130,7 +130,8 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
         if title:
             (workplace / title).write_text(text)
         elif language == "sh":
-            Run("runs/cartpole").write_config(make_config("ppo-clip", "CartPole-v1"))  # for --config
+            for path in ("runs/cartpole", "runs/old"):  # for --config
+                Run(path).write_config(make_config("ppo-clip", "CartPole-v1"))
             found = workplace / "searches" / "ppo-clip-CartPole-v1" / "preset.toml"  # for --preset
             found.parent.mkdir(parents=True, exist_ok=True)
             found.write_text("[CartPole-v1]\n")

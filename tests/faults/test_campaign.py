@@ -8,7 +8,7 @@ import pytest
 from tests.faults.campaign.__main__ import FAMILIES
 from tests.faults.campaign.sandbox import Sandbox
 
-COUNTS = {"kill": 5, "twins": 4, "disks": 5, "signals": 1}
+COUNTS = {"kill": 4, "twins": 4, "disks": 5, "signals": 1}
 
 
 @pytest.mark.slow

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jinja2
 
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.lm.finetune.records import Messages
@@ -164,7 +167,20 @@ def _template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **how: Any
         "the tokenizer has no chat template, which message lists need: use the tokenizer of a chat model "
         "(tokenizer=NAME), set tokenizer.chat_template, or give texts",
     )
+    require(
+        not _multiplies(str(tokenizer.chat_template)),
+        "the chat template multiplies, which could take all memory: remove its * or **",
+    )
     try:
         return tokenizer.apply_chat_template(messages, **how)
     except Exception as error:  # a template is a program, and may raise anything
         raise ConfigError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from None
+
+
+@functools.cache
+def _multiplies(template: str) -> bool:
+    """Whether a template uses `*` or `**`, which the sandbox of templates does not limit: "a" * 10**10 is 10 GB."""
+    try:
+        return any(kind == "operator" and x in ("*", "**") for _, kind, x in jinja2.Environment().lex(template))
+    except jinja2.TemplateSyntaxError:  # rendering says what is wrong
+        return False

@@ -93,8 +93,10 @@ def save(
             folder.rename(old)
         new.rename(folder)
         _sync(folder.parent)
-    except SafetensorError as error:
-        raise OSError(f"{folder} cannot be written: {error}") from error
+    except Exception as error:
+        if type(error) in (SafetensorError, Exception):  # tokenizers has no class of its own
+            raise OSError(f"{folder} cannot be written: {error}") from error
+        raise
     finally:
         if own is not None:
             model.generation_config = own

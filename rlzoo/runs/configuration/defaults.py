@@ -11,7 +11,7 @@ from rlzoo.core.errors import ConfigError, require
 from rlzoo.runs.configuration.config import ALIASES, assemble
 from rlzoo.runs.configuration.objects import first_description, holds_object
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, read_preset
-from rlzoo.runs.run import config_file, read_settings
+from rlzoo.runs.configuration.record import config_file, read_settings
 
 Settings = dict[str, Any]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class Process:
                 os.setsid()
                 for descriptor, name in ((1, os.devnull), (2, str(self._errors))):
                     os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
+                sys.stdout, sys.stderr = (os.fdopen(x, "w", buffering=1, closefd=False) for x in (1, 2))
                 code = work() or 0
             except BaseException:
                 os.write(2, traceback.format_exc().encode())

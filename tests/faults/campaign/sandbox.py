@@ -65,6 +65,7 @@ def watched(sandbox: Sandbox, act: Callable[[], int]) -> list[str]:
     try:
         with (
             lookup as asked,
+            mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # a name that is no file is looked for there
             _limit(),
             contextlib.chdir(sandbox.work),
             contextlib.redirect_stdout(out),

@@ -124,3 +124,9 @@ def test_token_that_would_span_prompt_and_completion_is_cut():
             return {"input_ids": [text[k : k + 2] for k in range(0, len(text), 2)]}
 
     assert completion_row("abc", "de", Pairs()) == (["ab", "c", "de", 99], [False, False, True, True])
+
+
+@pytest.mark.parametrize("template", ["{{ 'a' * 10**10 }}", "{% set n = 9**9 %}{{ messages }}"])
+def test_template_that_could_take_all_memory_is_refused(template):
+    with pytest.raises(ConfigError, match="the chat template multiplies"):
+        prompt_text([{"role": "user", "content": "a"}], tokenizer(template))

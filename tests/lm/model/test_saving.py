@@ -48,6 +48,17 @@ def test_saving_that_fails_leaves_the_model_that_was_there(tmp_path, monkeypatch
     assert torch.equal(load_causal_lm(tmp_path / "out").lm_head.weight, make_lm(seed=1).lm_head.weight)
 
 
+def test_an_error_of_the_tokenizers_library_is_one_of_the_file(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise Exception("No space left on device (os error 28)")
+
+    tokenizer = make_tokenizer()
+    monkeypatch.setattr(tokenizer, "save_pretrained", full)
+    with pytest.raises(OSError, match=r"model cannot be written: No space left on device"):
+        save(make_lm(), tokenizer, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
 def test_model_survives_a_kill_between_the_renames(tmp_path):
     """The old one lies under a hidden name; saving that then fails puts it back."""
     save(make_lm(seed=1), make_tokenizer(), tmp_path / "out")
