@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
@@ -59,7 +60,8 @@ def parse(
     texts: dict[str, Any] = {"prog": prog and one_line(prog), "description": description}
     box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(box):
+        # A default of another kind than its field's, from a damaged file, is refused when the settings are checked.
+        with contextlib.redirect_stderr(box), warnings.catch_warnings(action="ignore", category=UserWarning):
             made, left = tyro.cli(
                 cls,
                 args=arguments,

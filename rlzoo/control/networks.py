@@ -173,7 +173,8 @@ def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> 
 
     A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
     """
-    low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
+    with np.errstate(over="ignore"):  # a bound beyond the precision is none
+        low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
     return ((low + high) / 2).astype(dtype), ((high - low) / 2).astype(dtype)

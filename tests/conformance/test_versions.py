@@ -93,6 +93,7 @@ def test_search(tmp_path, capsys):
 def test_tracker(tracker, tmp_path, monkeypatch):
     pytest.importorskip(tracker)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     short_runs.quick_run(tmp_path / "run", total_steps=100, track=tracker)
     assert json.loads((tmp_path / "run/tracker.json").read_text())["tracker"] == tracker

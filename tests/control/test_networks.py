@@ -131,3 +131,8 @@ def test_unsupported_action_space_is_an_error(space):
 def test_network_that_cannot_be_built_is_an_error(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Network(**settings)
+
+
+def test_bounds_beyond_the_precision_are_none():
+    centre, scale = box_units(spaces.Box(-1e300, 1e300, (1,), np.float64))
+    assert (centre, scale) == (0, 1)
