@@ -21,7 +21,7 @@ from rlzoo.runs.configuration.presets import environments, find_preset
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 ROOT = Path(__file__).parents[2]
-PRESETS = ROOT / "rlzoo" / "runs" / "presets"
+PRESETS = ROOT / "rlzoo" / "runs" / "configuration" / "presets"
 QUICK = [
     *("--total-steps", "1024", "--seeds", "0-1", "--validation-seeds", "10", "--jobs", "1"),
     *("--set", "hidden=[4]", "num_envs=8", "num_steps=32", "minibatch_size=64"),
@@ -86,16 +86,16 @@ def test_killed_search_loses_only_the_trial_that_was_running(tmp_path):
     def trials(folder):
         return [x for x in study(folder / "study.log", "ppo-clip/CartPole-v1").trials if x.state.name != "FAIL"]
 
-    process = subprocess.Popen([*command, tmp_path / "killed", "--trials", "4"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, tmp_path / "killed", "--trials", "3"], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("trial 0: ")
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     time.sleep(3)  # its worker ends
     for folder in ("killed", "whole"):
-        subprocess.run([*command, tmp_path / folder, "--trials", "4"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*command, tmp_path / folder, "--trials", "3"], check=True, stdout=subprocess.DEVNULL)
     killed, whole = (trials(tmp_path / folder) for folder in ("killed", "whole"))
-    assert len(killed) == len(whole) == 4
+    assert len(killed) == len(whole) == 3
     assert killed[0].values == whole[0].values
     assert os.path.exists(tmp_path / "killed" / "preset.toml")
 

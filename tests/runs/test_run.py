@@ -193,7 +193,8 @@ def write(run, name, records):
 
 
 def evaluation(step, final=False, deterministic=False):
-    return {"step": step, "final": final, "deterministic": deterministic, "mean_return": 1.0}
+    scores = {"mean_return": 1.0, "std_return": 0.0, "episodes": 1}
+    return {"step": step, "final": final, "deterministic": deterministic, **scores}
 
 
 def test_forgetting_cuts_everything_back_to_a_step(run):
