@@ -129,8 +129,15 @@ def _is_run(path: Path) -> bool:
 
 
 def _read(run: Run) -> _Found:
-    settings = read_settings(run.path / "config.json")
-    seed = int(settings.pop("seed", 0))
+    file = run.path / "config.json"
+    settings = read_settings(file)
+    seed = settings.pop("seed", 0)
+    wholes = {"seed": seed, "total_steps": settings.get("total_steps")}
+    if settings.get("eval_interval") is not None:
+        wholes["eval_interval"] = settings["eval_interval"]
+    for name, x in wholes.items():
+        if type(x) is not int:
+            raise RunError(f"{file} cannot be used: {name} must be an integer, got {repr(x)[:80]}")
     return _Found(run, str(settings["algorithm"]), str(settings["env"]), seed, settings)
 
 
@@ -156,7 +163,8 @@ def _outcome(key: Key, found: _Found) -> Outcome | None:
     if not stochastic:
         return None
     curve = {e["step"]: e for e in stochastic}  # a final evaluation replaces that of the same step
-    seconds = {line["step"]: float(line["seconds"]) for line in found.run.metrics() if "seconds" in line}
+    timed = [line for line in found.run.metrics() if type(line.get("seconds")) in (int, float)]
+    seconds = {line["step"]: float(line["seconds"]) for line in timed}
     final = next((e for e in evaluations if e["final"] and e["deterministic"]), None)
     numbers = {name: x for name, x in stochastic[-1].items() if type(x) in (int, float) and name not in _NOT_FURTHER}
     return Outcome(

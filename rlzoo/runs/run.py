@@ -133,7 +133,14 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the run against other processes. Raises `RunError` if another process uses it."""
+        """Locks the run against other processes.
+
+        Raises:
+            RunError: another process uses it, or a directory in it is a link, through which a run does not write.
+        """
+        for folder in (self.checkpoints, *(self.path / name for name in _MODELS)):
+            if folder.is_symlink():
+                raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
         with contextlib.ExitStack() as self._locks:
             self._lock = self._locks.enter_context(lock(self.path))
             yield
@@ -369,7 +376,7 @@ class Run:
         """The step of the checkpoint with the best evaluation; None if there is none."""
         try:
             return int(json.loads(read_bytes(self.checkpoints / "best.json"))["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
 
     def mark_best(self, step: int, mean_return: float) -> None:

@@ -107,8 +107,7 @@ def resume(
     """Continues a run from its last checkpoint. The result is the same as without the interruption.
 
     A finished run does not change, unless `total_steps` is larger than the steps that it took, also if a callback or
-    `stop_return` ended it. New episodes start if the environment
-    cannot save its state.
+    `stop_return` ended it. New episodes start if the environment cannot save its state.
 
     Args:
         total_steps: a new number of steps for the run.

@@ -84,3 +84,21 @@ def test_path_without_runs_is_an_error(runs, tmp_path):
     for path in (tmp_path, runs / "model", tmp_path / "nothing"):
         with pytest.raises(RunError, match=f"{path} holds neither runs nor results of a suite"):
             find_results([path], print)
+
+
+@pytest.mark.parametrize(("name", "value"), [("total_steps", float("inf")), ("eval_interval", []), ("seed", "a")])
+def test_setting_of_another_kind_is_named(name, value, runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with pytest.raises(RunError, match=f"{name} must be an integer, got"):
+        only([tmp_path / "run"])
+
+
+def test_times_that_are_no_numbers_are_left_out(runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) | {"seconds": [1]} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results, _ = only([tmp_path / "run"])
+    assert set(results.outcomes[0].seconds) == {0.0}

@@ -340,3 +340,18 @@ def test_only_files_of_the_run_are_pushed(run, tmp_path, name):
     (run.path / name.format(step=run.steps()[-1])).symlink_to(tmp_path / "secret.txt")
     rlzoo.push(run, tmp_path / "shared")
     assert not list((tmp_path / "shared").rglob("extra.txt"))
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "start", "actor"])
+def test_nothing_is_written_through_a_directory_that_is_a_link(name, tmp_path):
+    run = short_runs.quick_run(tmp_path / "run")
+    outside = tmp_path / "outside"
+    if (run.path / name).exists():
+        (run.path / name).rename(outside)
+    else:
+        outside.mkdir()
+    before = sorted(outside.rglob("*"))
+    (run.path / name).symlink_to(outside)
+    with pytest.raises(RunError, match=f"{name} is a link"):
+        resume(run.path, total_steps=5000)
+    assert sorted(outside.rglob("*")) == before

@@ -32,6 +32,8 @@ Attention = Literal["auto", "sdpa", "eager"]
 the fused one where the architecture has it."""
 
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
+_MOST_LAYERS = 1000
+"""Layers of a model that is loaded: a damaged configuration may ask for millions, which take hours to build."""
 HEAD = "score"
 """Name of a reward model's head, a linear map from the hidden state of the last token to the score."""
 
@@ -40,7 +42,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory or of a model on the Hub. Without a padding token it pads with end of sequence.
 
     Raises:
-        ConfigError: there is none, or it has neither of the two tokens.
+        ConfigError: there is none, it has neither of the two tokens, or its model_max_length is no number.
     """
     name = of_run(str(name))
     with loading(name, "tokenizer"):
@@ -49,6 +51,9 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     files = tokenizer.vocab_files_names.values()
     found = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
     require(found, f"{name} holds no tokenizer: there is no tokenizer.json")
+    longest = tokenizer.model_max_length
+    number = isinstance(longest, int | float) and not isinstance(longest, bool)
+    require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")
     return with_padding(tokenizer, f"of {name}")
 
 
@@ -227,6 +232,10 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         where = location(name, "model")
         labels = {"num_labels": 1} if classifier else {}
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
+        layers = getattr(config, "num_hidden_layers", 0)
+        require(
+            layers <= _MOST_LAYERS, f"{name}: config.json has {layers:,} layers; at most {_MOST_LAYERS:,} are built"
+        )
         _zero_dropout(config)
         model, info = auto.from_pretrained(
             name,

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.campaign.directories import change_json, other_kind
 from tests.faults.campaign.sandbox import Sandbox, attack
-from tests.faults.campaign.values import WORDS, damaged, scalar
+from tests.faults.campaign.values import MOST, WORDS, damaged, scalar
 
 FIT = ("--model", "model", "--out", "new", "--epochs", "1", "--quiet", "--max-tokens", "24", "--held-out", "0")
 RUN = (
@@ -144,7 +144,7 @@ def _odd_table(rng: Random, path: Path, canary: str) -> None:
 
 
 def _damage_model(rng: Random, folder: Path, sandbox: Sandbox) -> None:
-    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.is_symlink())
+    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.is_symlink() and p.stat().st_size < MOST)
     path = rng.choice(files)
     kind = rng.randrange(9)
     if kind == 0:

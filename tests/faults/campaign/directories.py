@@ -12,7 +12,7 @@ from random import Random
 from tempfile import mkdtemp
 
 from tests.faults.campaign.sandbox import Sandbox, attack
-from tests.faults.campaign.values import damaged, scalar
+from tests.faults.campaign.values import MOST, damaged, scalar
 
 EPISODES = ("--episodes", "1")
 COMMANDS = (
@@ -100,9 +100,16 @@ def vowels(prompts: list[str], responses: list[str]) -> list[float]:
 
 
 def _damage(rng: Random, run: Path, sandbox: Sandbox) -> None:
-    files = sorted(p for p in run.rglob("*") if p.is_file() and not p.is_symlink() and ".tfevents." not in p.name)
-    folders = sorted(p for p in run.rglob("*") if p.is_dir())
-    path = rng.choice(folders if rng.random() < 0.05 else files)
+    files = sorted(
+        p
+        for p in run.rglob("*")
+        if p.is_file() and not p.is_symlink() and p.stat().st_size < MOST and ".tfevents." not in p.name
+    )
+    folders = sorted(p for p in run.rglob("*") if p.is_dir() and not p.is_symlink())
+    found = folders if rng.random() < 0.05 or not files else files
+    if not found:  # an earlier damage removed them
+        return
+    path = rng.choice(found)
     kind = rng.randrange(9)
     if path.is_dir():
         shutil.rmtree(path)

@@ -43,8 +43,8 @@ class Sandbox:
     def faults(self) -> list[str]:
         """What was touched that nobody asked for."""
         found = ["code was executed"] if self.canary.exists() else []
-        left = {p.relative_to(self.outside): p.read_text() for p in self.outside.rglob("*") if p.is_file()}
-        if left != {Path("precious.txt"): "precious"}:
+        left = {p.relative_to(self.outside): p.read_bytes() for p in self.outside.rglob("*") if p.is_file()}
+        if left != {Path("precious.txt"): b"precious"}:
             found.append("a file outside the working directory was touched")
         return found
 

@@ -16,6 +16,8 @@ WORDS = (
     "linear:0:1e999", "linear:a:b", "linear:", "1;2", "[1,2]", "{}", "{'a': 1}", "key=value", "=",
     "<script>alert(1)</script>", "cuda", "cuda:99",
 )  # fmt: skip
+MOST = 2**26
+"""Bytes of a file that is damaged, which an earlier attack may have replaced by a huge one."""
 
 
 def scalar(rng: Random, canary: str) -> str:

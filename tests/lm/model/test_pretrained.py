@@ -406,3 +406,20 @@ def test_end_of_sequence_of_another_kind(tmp_path, end):
     (folder / "generation_config.json").write_text(json.dumps({**record, "eos_token_id": end}))
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
         load_causal_lm(folder)
+
+
+@pytest.mark.parametrize("longest", [{"a": 1}, "many", True])
+def test_length_of_a_tokenizer_must_be_a_number(longest, tmp_path):
+    path = save_lm(tmp_path / "model")
+    settings = json.loads((path / "tokenizer_config.json").read_text()) | {"model_max_length": longest}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"model_max_length .* must be a number"):
+        load_tokenizer(path)
+
+
+def test_model_of_too_many_layers_is_refused_at_once(tmp_path):
+    path = save_lm(tmp_path / "model")
+    settings = json.loads((path / "config.json").read_text()) | {"n_layer": 2**31}
+    (path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=r"config.json has 2,147,483,648 layers; at most 1,000 are built"):
+        load_causal_lm(path)
