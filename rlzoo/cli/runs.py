@@ -91,7 +91,9 @@ class _Policy(Threads):
 @dataclass(frozen=True, kw_only=True)
 class _Eval(_Policy):
     episodes: int = 100
-    """Number of episodes."""
+    """Number of episodes; for a language model, of responses."""
+    pass_k: int | None = None
+    """Also print pass@1 and pass@k of a language model: the chance that one of k responses to a prompt scores 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +203,15 @@ def eval_command(arguments: list[str]) -> int:
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    summary = evaluate(
-        run, options.episodes, deterministic=options.deterministic, seed=options.seed, checkpoint=step
-    ).summary()
+    found = evaluate(
+        run,
+        options.episodes,
+        deterministic=options.deterministic,
+        seed=options.seed,
+        checkpoint=step,
+        pass_k=options.pass_k,
+    )
+    summary = found.summary()
     show(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
     return 0
 

@@ -1,7 +1,8 @@
 """Advantage and return estimators: pure functions of (N, T) tensors, and their `Buffer -> Buffer` forms.
 
 Time convention: step t observes s_t, takes a_t, receives r_t = `reward[:, t]` and leads to s_{t+1};
-`value[:, t]` is V(s_t), so `value` has T + 1 columns. Masked (forced) steps get 0 and do not affect other steps.
+`value[:, t]` is V(s_t), so `value` has T + 1 columns. Masked (forced) steps get 0 and do not affect other steps: in the
+middle of an episode they take no time, and the next state of a step is that of the next unmasked one.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def gae(
     Termination stops bootstrapping; termination and truncation stop the recursion. A row whose last episode has not
     ended bootstraps from V(s_T), like a truncation.
     """
-    delta = torch.where(mask, reward + gamma * value[:, 1:] * ~terminated - value[:, :-1], 0.0)
-    carry = gamma * gae_lambda * (mask & ~terminated & ~truncated).to(delta.dtype)
-    return _discounted_sum(delta, carry)
+    later = _next_value(value, terminated | truncated, mask)
+    delta = torch.where(mask, reward + gamma * later * ~terminated - value[:, :-1], 0.0)
+    carry = torch.where(mask, gamma * gae_lambda * (~terminated & ~truncated).to(delta.dtype), 1.0)
+    return torch.where(mask, _discounted_sum(delta, carry), 0.0)
 
 
 def monte_carlo(
@@ -55,9 +57,10 @@ def monte_carlo(
     yet: their G is NaN, and the caller must mask them (see `complete_episodes`).
     """
     last = torch.where(truncated & ~terminated, gamma * value[:, 1:], 0.0)
-    carry = gamma * (mask & ~terminated & ~truncated).to(reward.dtype)
+    carry = torch.where(mask, gamma * (~terminated & ~truncated).to(reward.dtype), 1.0)
     returns = _discounted_sum(torch.where(mask, reward + last, 0.0), carry)
-    return torch.where(mask & ~complete_episodes(terminated, truncated, mask), torch.nan, returns)
+    unknown = mask & ~complete_episodes(terminated, truncated, mask)
+    return torch.where(unknown, torch.nan, torch.where(mask, returns, 0.0))
 
 
 def complete_episodes(
@@ -128,6 +131,15 @@ def _grouped(x: Tensor, group: int) -> Tensor:
 def _spread(x: Tensor, mask: Tensor) -> Tensor:
     """(G, group) as (N, T): each row's value on its unmasked steps."""
     return torch.where(mask, x.reshape(-1, 1)[: len(mask)], 0.0)
+
+
+def _next_value(value: Tensor, done: Tensor, mask: Tensor) -> Float[Tensor, "N T"]:
+    """V of the next state: the next unmasked one, or s_{t+1} where an episode ends or the row has no unmasked one."""
+    steps = mask.shape[1]
+    column = torch.arange(1, steps + 1, device=mask.device).expand(mask.shape)
+    unmasked = torch.nn.functional.pad(torch.where(mask, column - 1, steps)[:, 1:], (0, 1), value=steps)
+    following = unmasked.flip(1).cummin(1).values.flip(1)
+    return value.gather(1, torch.where(done | (following == steps), column, following))
 
 
 def _discounted_sum(x: Tensor, carry: Tensor) -> Tensor:

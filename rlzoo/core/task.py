@@ -178,6 +178,14 @@ class Task(abc.ABC):
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         """Plays complete episodes. Training is not affected."""
 
+    def evaluate_passes(self, episodes: int, k: int, *, seed: int) -> Evaluation:
+        """`evaluate`, with pass@1 and pass@k among its further results.
+
+        Raises:
+            ConfigError: the task has no prompts to which it could give several responses.
+        """
+        raise ConfigError(f"pass_k is for language tasks; {env_name(self.setup.env)} is none")
+
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Plays episodes for display.
 

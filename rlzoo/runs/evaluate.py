@@ -31,6 +31,8 @@ def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, 
         line += f", success rate {summary['success_rate']:.3g}"
     if "kl_reference" in summary:
         line += f", KL to the reference {summary['kl_reference']:.3g}"
+    for name in (name for name in summary if name.startswith("pass@")):
+        line += f", {name} {summary[name]:.3g}"
     if "cut_episodes" in summary:
         line += f", {summary['cut_episodes']} of them cut after {ENDLESS:,} steps"
     return line if deterministic is None else f"{line}; deterministic {spread(deterministic)}"
@@ -43,6 +45,7 @@ def evaluate(
     deterministic: bool = False,
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
+    pass_k: int | None = None,
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> Evaluation:
@@ -52,6 +55,8 @@ def evaluate(
         deterministic: take the mode of the policy instead of a sample.
         seed: seed of environments and actions. The same seed gives the same episodes.
         checkpoint: the step of a checkpoint, or "best" for the one with the best evaluation; by default the last one.
+        pass_k: for a language model, also estimate pass@1 and pass@k with this k: the chance that one of k responses to
+            a prompt has a score of 1 or more. Only as many prompts are used as get k responses each.
         model: a model to load the weights into, if the run was trained with a model of your own.
         objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
@@ -59,8 +64,12 @@ def evaluate(
         RunError: there is no such run or checkpoint, or it is damaged.
     """
     _check(episodes, seed)
+    contradiction = "pass_k and deterministic contradict each other: all responses to a prompt would be the same"
+    require(pass_k is None or not deterministic, contradiction)
     task = load_task(run, checkpoint, model, **objects)
     try:
+        if pass_k is not None:
+            return task.evaluate_passes(episodes, pass_k, seed=seed)
         return task.evaluate(episodes, seed=seed, deterministic=deterministic)
     finally:
         task.close()

@@ -28,6 +28,18 @@ TASKS = {
         "rlzoo.lm.tasks.reviews:Reviews",
         "short product reviews with positive sentiment; a complete RLHF pipeline on generated text",
     ),
+    "Arithmetic": Entry(
+        "rlzoo.lm.tasks.arithmetic:Arithmetic",
+        "sums of two numbers; the answer is checked",
+    ),
+    "Countdown": Entry(
+        "rlzoo.lm.tasks.countdown:Countdown",
+        "reach a number from three given ones; the expression is parsed and checked",
+    ),
+    "Calculator": Entry(
+        "rlzoo.lm.tasks.calculator:Calculator",
+        "products with a calculator to ask, in two turns or more; the answer is checked",
+    ),
     "Prompts": Entry(
         "rlzoo.lm.tasks.prompts:Prompts",
         "your own prompts, language model and score: --prompts FILE --model DIR --reward module:function",

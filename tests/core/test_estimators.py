@@ -170,6 +170,31 @@ def test_padding_changes_nothing(steps, padding):
     assert torch.equal(gae(*padded, 0.9, 0.8)[:, length:], torch.zeros_like(pad))
 
 
+@given(experience(), st.integers(0, 2**32), st.sampled_from([-1e6, 3.0]))
+def test_forced_steps_within_an_episode_change_nothing(steps, seed, junk):
+    """They take no time: neither a reward nor a value there counts, and none is discounted for them."""
+    reward, value, terminated, truncated, mask = (x[:1] for x in steps)
+    length, rng, columns = reward.shape[1], np.random.default_rng(seed), []
+    for t in range(length):
+        columns.append(t)
+        if t + 1 < length and not (terminated | truncated)[0, t] and mask[0, t]:
+            columns += [-1] * rng.integers(3)
+    index = torch.tensor(columns)
+    added = index < 0
+
+    def wide(x, fill, *more):
+        return torch.where(
+            torch.tensor([*added, *more]), fill, x[:, torch.tensor([*index.clamp(min=0), *([length] * len(more))])]
+        )
+
+    spread = wide(reward, junk), wide(value, junk, False), *(wide(x, False) for x in (terminated, truncated, mask))
+    for estimate, rest in ((gae, (0.9, 0.8)), (monte_carlo, (0.9,))):
+        found = estimate(*spread, *rest)
+        narrow = estimate(reward, value, terminated, truncated, mask, *rest)
+        torch.testing.assert_close(found[:, ~added], narrow, rtol=0, atol=1e-12, equal_nan=True)
+        assert not found[:, added].any()
+
+
 @given(experience())
 def test_order_of_rows_does_not_matter(steps):
     flipped = [x.flip(0) for x in steps]

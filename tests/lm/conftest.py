@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-QUICK = {f"test_{name}" for name in ("tokens", "shaping", "scores", "data", "pretraining")}
+QUICK = {
+    f"test_{name}"
+    for name in ("tokens", "shaping", "scores", "data", "pretraining", "columns", "pass_at_k", "expressions")
+}
 
 
 def pytest_collection_modifyitems(items):

@@ -22,6 +22,7 @@ from rlzoo.lm.finetune.chat import (
     unicode,
 )
 from rlzoo.lm.finetune.records import Messages, Record, Source, at_place, read, read_records
+from rlzoo.lm.reward.prompt import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,8 +77,12 @@ class Example(NamedTuple):
         return at_place(Record(self.place, {}), row)
 
 
-def read_prompts(source: Source, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "prompts") -> list[str]:
+def read_prompts(
+    source: Source, tokenizer: PreTrainedTokenizerBase | None = None, name: str = "prompts"
+) -> list[Prompt]:
     """Prompts: texts, or "prompt" (or "question") of each record, a text or messages for the chat template.
+
+    The other columns of a record stay with its prompt. A column without a value in a table is None.
 
     Args:
         source: a file (.txt with one prompt in each line, .jsonl, .parquet), the directory of a dataset, a list or a
@@ -88,12 +93,15 @@ def read_prompts(source: Source, tokenizer: PreTrainedTokenizerBase | None = Non
     Raises:
         ConfigError: names the file, the line and what is wrong with it.
     """
-
-    def prompt(values: Values) -> str:
-        given = _content(values, *_PROMPT)
-        return given if isinstance(given, str) else prompt_text(given, _needed(tokenizer))
-
-    return read(source, name, prompt, "prompt", "prompt")
+    records = read_records(source, name, "prompt", "prompt")
+    prompts = [_prompt(record, tokenizer) for record in records]
+    first = prompts[0].columns
+    for record, prompt in zip(records, prompts, strict=True):
+        has = ", ".join(f'"{key}"' for key in prompt.columns) or "none"
+        expected = ", ".join(f'"{key}"' for key in first) or "none"
+        fault = f"{record.place}: columns beside the prompt are {has}, but those of the first one are {expected}"
+        require(prompt.columns.keys() == first.keys(), fault)
+    return prompts
 
 
 def read_texts(source: Source, name: str = "texts") -> list[str]:
@@ -156,6 +164,16 @@ def held_out(keys: Sequence[str], share: float, seed: int) -> list[bool]:
     )
     out = set(random.Random(seed).sample(different, count))
     return [key in out for key in keys]
+
+
+def _prompt(record: Record, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
+    def text(values: Values) -> str:
+        given = _content(values, *_PROMPT)
+        return given if isinstance(given, str) else prompt_text(given, _needed(tokenizer))
+
+    own = next((name for name in _PROMPT if name in record.values), None)
+    columns = {name: x for name, x in record.values.items() if name != own} | dict.fromkeys(record.missing)
+    return Prompt(at_place(record, text), columns)
 
 
 def _example(values: Values) -> tuple[str | Messages | None, str | Messages]:
@@ -248,10 +266,22 @@ def write_lines(folder: Path | str, files: Mapping[str, Sequence[str]]) -> dict[
 
 
 def save_prompts(path: Path, prompts: Sequence[str]) -> None:
-    """Writes prompts as a .jsonl file, which is complete or absent."""
+    """Writes prompts with their columns as a .jsonl file, which is complete or absent.
+
+    Raises:
+        ConfigError: a column cannot be written as JSON.
+    """
+    records = [{"prompt": text, **getattr(text, "columns", {})} for text in prompts]
     scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text("".join(f"{json.dumps({'prompt': text})}\n" for text in prompts), encoding="utf-8")
+    scratch.write_text("".join(f"{_json(number, x)}\n" for number, x in enumerate(records, 1)), encoding="utf-8")
     scratch.rename(path)
+
+
+def _json(number: int, record: Values) -> str:
+    try:
+        return json.dumps(record)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"prompts, entry {number} cannot be saved with the run: {error}") from None
 
 
 def write_command(

@@ -29,6 +29,8 @@ class Record(NamedTuple):
     place: str
     """Such as "pairs.jsonl, line 3"."""
     values: dict[str, Any]
+    missing: tuple[str, ...] = ()
+    """Columns of a table that have no value here."""
 
 
 def read(source: Source, name: str, entry: Callable[[dict[str, Any]], T], text: str, messages: str) -> list[T]:
@@ -186,7 +188,8 @@ def _entries(source: Iterable[Any], name: str, text: str, messages: str) -> Iter
 def _rows(rows: Iterable[Mapping[str, Any]], where: str) -> Iterator[Record]:
     """Rows of a table, in which None stands for a missing value."""
     for number, row in enumerate(rows, 1):
-        yield Record(f"{where}, row {number}", {key: x for key, x in row.items() if x is not None})
+        missing = tuple(key for key, x in row.items() if x is None)
+        yield Record(f"{where}, row {number}", {key: x for key, x in row.items() if x is not None}, missing)
 
 
 def _kind(x: Any) -> str:

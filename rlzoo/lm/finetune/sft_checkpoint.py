@@ -6,12 +6,13 @@ import hashlib
 import importlib.metadata
 import inspect
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlzoo.core.cache import cache_directory
 from rlzoo.core.progress import Progress
@@ -24,7 +25,8 @@ from rlzoo.lm.model import padding, pretrained, saving
 class SFTCheckpoint:
     """A recipe of an SFT checkpoint: a new model that is fine-tuned on texts."""
 
-    texts: Sequence[str]
+    texts: Sequence[str | Mapping[str, str]]
+    """Texts, or records with "prompt" and "completion" (see `read_examples`)."""
     tokenizer: Callable[[], PreTrainedTokenizerBase]
     config: dict[str, Any]
     """Configuration of the model: the content of `config.json`."""
@@ -64,3 +66,14 @@ class SFTCheckpoint:
 def small_gpt2(layers: int, width: int, heads: int, positions: int) -> dict[str, Any]:
     """The configuration of a small GPT-2."""
     return {"model_type": "gpt2", "n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": positions}
+
+
+def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token for each character, `<eos>` and `<pad>`. Any other character is an error."""
+    tokens = [*characters, "<eos>", "<pad>"]
+    letters = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    letters.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=letters, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
+    )

@@ -43,7 +43,7 @@ class TokenActor:
 
     @torch.no_grad()
     def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
-        """`obs` (N, 3), one column of `Rows`, to tokens (N,)."""
+        """`obs` (N, O), one column of `Rows`, to tokens (N,)."""
         self._unread.append(obs)
         if forced.all():
             return np.zeros(len(obs), np.int64)

@@ -23,14 +23,14 @@ from rlzoo.core.models import ActorCritic, Policy, Value
 from rlzoo.lm.model.padding import pad, position_ids
 from rlzoo.lm.model.pretrained import without_dropout
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.model.tokens import Head, TokenDistribution, autocast
+from rlzoo.lm.model.tokens import Head, TokenDistribution, autocast, restricted
 
 _NO_GRAD_TOKENS = 4096
 """Tokens of a micro-batch in forwards without gradient."""
 
 
 class Rows(NamedTuple):
-    """The three parts of an observation (R, T, 3)."""
+    """The first three parts of an observation (R, T, O). Further ones are the bits of the allowed tokens."""
 
     token: Int[Tensor, "R T"]
     attention: Bool[Tensor, "R T"]
@@ -39,8 +39,13 @@ class Rows(NamedTuple):
     """True where the next token is an action, or a target of the pretraining loss."""
 
     @classmethod
-    def of(cls, obs: Int[Tensor, "R T 3"]) -> Rows:
+    def of(cls, obs: Int[Tensor, "R T O"]) -> Rows:
         return cls(obs[..., 0], obs[..., 1].bool(), obs[..., 2].bool())
+
+    @staticmethod
+    def allowed(obs: Int[Tensor, "R T O"]) -> Int[Tensor, "R T W"] | None:
+        """Bits of the allowed tokens (see `words_of`); None if all are allowed."""
+        return obs[..., 3:] if obs.shape[-1] > 3 else None
 
     @classmethod
     def of_texts(cls, texts: Sequence[Sequence[int]], pad_token: int) -> Rows:
@@ -59,7 +64,7 @@ class Rows(NamedTuple):
 
 
 class Trunk(nn.Module):
-    """A transformer without its head: obs (R, T, 3) -> hidden states (R, T, H), 0 at steps that do not act."""
+    """A transformer without its head: obs (R, T, O) -> hidden states (R, T, H), 0 at steps that do not act."""
 
     def __init__(self, base: Any, precision: torch.dtype | None = None, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -72,7 +77,7 @@ class Trunk(nn.Module):
         self._pad = getattr(base.config, "pad_token_id", None)
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
 
-    def forward(self, obs: Int[Tensor, "R T 3"]) -> Float[Tensor, "R T H"]:
+    def forward(self, obs: Int[Tensor, "R T O"]) -> Float[Tensor, "R T H"]:
         rows = max(1, _NO_GRAD_TOKENS // obs.shape[1])
         if torch.is_grad_enabled() or rows >= len(obs):
             return self._states(Rows.of(obs))
@@ -109,8 +114,8 @@ class TokenHead(Policy):
         self.temperature = temperature
         self.precision = precision
 
-    def forward(self, hidden: Tensor, acts: Tensor) -> TokenDistribution:  # type: ignore[override]
-        return TokenDistribution(hidden, acts, self.functional)
+    def forward(self, hidden: Tensor, obs: Tensor) -> TokenDistribution:  # type: ignore[override]
+        return TokenDistribution(hidden, Rows.of(obs).acts, self.functional, Rows.allowed(obs))
 
     def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
         """Logits computed by the module itself, for which acting uses packed weights."""
@@ -137,13 +142,13 @@ class TokenValue(Value):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, features: Tensor) -> Float[Tensor, "R T"]:
-        """Values of hidden states (R, T, H), or of observations (R, T, 3) with a separate transformer."""
+        """Values of hidden states (R, T, H), or of observations (R, T, O) with a separate transformer."""
         hidden = features if self.trunk is None else self.trunk(features)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 
 class LanguageModel(ActorCritic):
-    """Actor and critic over rows of tokens, observed as integers (R, T, 3) (see `Rows`).
+    """Actor and critic over rows of tokens, observed as integers (R, T, O) (see `Rows`).
 
     The actor may be any Hugging Face causal language model whose logits are its output embedding applied to its last
     hidden states, as in GPT-2, Llama and most others.
@@ -221,18 +226,19 @@ class LanguageModel(ActorCritic):
         """Stays in evaluation mode: dropout is off in sampling and in training alike."""
         return super().train(False)
 
-    def forward(self, obs: Int[Tensor, "R T 3"]) -> tuple[TokenDistribution, Float[Tensor, "R T"]]:
+    def forward(self, obs: Int[Tensor, "R T O"]) -> tuple[TokenDistribution, Float[Tensor, "R T"]]:
         """π(·|s) and V(s) at the acting steps of (R, T)."""
-        hidden, acts = self.trunk(obs), Rows.of(obs).acts
-        return self.policy(hidden, acts), self.value(hidden if self.value.trunk is None else obs) * acts
+        hidden = self.trunk(obs)
+        value = self.value(hidden if self.value.trunk is None else obs)
+        return self.policy(hidden, obs), value * Rows.of(obs).acts
 
-    def distribution(self, obs: Int[Tensor, "R T 3"]) -> TokenDistribution:
-        return self.policy(self.trunk(obs), Rows.of(obs).acts)
+    def distribution(self, obs: Int[Tensor, "R T O"]) -> TokenDistribution:
+        return self.policy(self.trunk(obs), obs)
 
-    def value_features(self, obs: Int[Tensor, "R T 3"]) -> Tensor:
+    def value_features(self, obs: Int[Tensor, "R T O"]) -> Tensor:
         return self.trunk(obs) if self.value.trunk is None else obs
 
-    def act(self, obs: Int[Tensor, "N T 3"], memory: Memory | None = None) -> tuple[Categorical, Memory]:
+    def act(self, obs: Int[Tensor, "N T O"], memory: Memory | None = None) -> tuple[Categorical, Memory]:
         """π(·|s) (N,) after T more tokens. T is the length of the prompt at first, and then 1."""
         rows = Rows.of(obs)
         if memory is None:
@@ -240,7 +246,8 @@ class LanguageModel(ActorCritic):
         else:
             memory = Memory(memory.cache, torch.cat([memory.attention, rows.attention], 1))
         out = self.trunk.run(rows.token, memory.attention, use_cache=True, past_key_values=memory.cache)
-        return Categorical(self.policy.logits(out.last_hidden_state[:, -1])), memory
+        logits, allowed = self.policy.logits(out.last_hidden_state[:, -1]), Rows.allowed(obs)
+        return Categorical(logits if allowed is None else restricted(logits, allowed[:, -1])), memory
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -335,9 +342,9 @@ class Reference:
             self._head = TokenHead(head, model.policy.temperature, precision)
 
     @torch.no_grad()
-    def distribution(self, obs: Int[Tensor, "R T 3"]) -> TokenDistribution:
+    def distribution(self, obs: Int[Tensor, "R T O"]) -> TokenDistribution:
         """π_ref(·|s) at the acting steps of (R, T)."""
         if self._adapted is not None:
             with self._adapted.without_adapter():
                 return self._adapted.distribution(obs)
-        return self._head(self._trunk(obs), Rows.of(obs).acts)
+        return self._head(self._trunk(obs), obs)

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzoo.core.distributions import Categorical, Distribution
 
+_NEVER = -1e9
+"""Logit of a token that is not allowed. Its probability is exactly 0, and its products are finite."""
 _CHUNK = 2**24
 """Number of logits that are computed at a time without gradient."""
 
@@ -35,6 +39,20 @@ class Head(NamedTuple):
         return logits if self.bias is None else logits + self.bias / self.temperature
 
 
+def words_of(allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(…, V) flags as the bits of (…, W) integers, W = ⌈V / 64⌉."""
+    words = -(-allowed.shape[-1] // 64)
+    padding = [(0, 0)] * (allowed.ndim - 1) + [(0, 64 * words - allowed.shape[-1])]
+    return np.packbits(np.pad(allowed, padding), axis=-1, bitorder="little").view(np.int64)
+
+
+def restricted(logits: Float[Tensor, "S V"], words: Int[Tensor, "S W"]) -> Float[Tensor, "S V"]:
+    """The logits, but `_NEVER` for tokens whose bit in `words` (see `words_of`) is 0."""
+    octets = words.contiguous().view(torch.uint8).unsqueeze(-1)
+    bits = (octets >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
+    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, _NEVER)
+
+
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
     """Context in which matrix products are computed in `dtype`; None changes nothing."""
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
@@ -51,14 +69,21 @@ class TokenDistribution(Distribution):
     hidden: Float[Tensor, "R T H"]
     acts: Bool[Tensor, "R T"]
     head: Head
+    allowed: Int[Tensor, "R T W"] | None = None
+    """Bits of the allowed tokens (see `words_of`); None if all are allowed."""
 
     @cached_property
     def _steps(self) -> Float[Tensor, "S H"]:
         return self.hidden[self.acts]
 
     @cached_property
+    def _allowed_steps(self) -> Int[Tensor, "S W"] | None:
+        return None if self.allowed is None else self.allowed[self.acts]
+
+    @cached_property
     def _logits(self) -> Float[Tensor, "S V"]:
-        return self.head(self._steps)
+        logits, allowed = self.head(self._steps), self._allowed_steps
+        return logits if allowed is None else restricted(logits, allowed)
 
     @cached_property
     def _log_probs(self) -> Float[Tensor, "S V"]:
@@ -77,8 +102,10 @@ class TokenDistribution(Distribution):
         return out.masked_scatter(self.acts, found)
 
     def _chunk(self, cut: slice) -> TokenDistribution:
-        steps = self._steps[cut].unsqueeze(0)
-        return replace(self, hidden=steps, acts=torch.ones(steps.shape[:2], dtype=torch.bool, device=steps.device))
+        steps, allowed = self._steps[cut].unsqueeze(0), self._allowed_steps
+        allowed = None if allowed is None else allowed[cut].unsqueeze(0)
+        acts = torch.ones(steps.shape[:2], dtype=torch.bool, device=steps.device)
+        return replace(self, hidden=steps, acts=acts, allowed=allowed)
 
     def from_noise(self, noise: Float[Tensor, "R T V"]) -> Int[Tensor, "R T"]:
         chosen = (self._log_probs + noise[self.acts]).argmax(-1)
@@ -107,7 +134,8 @@ class TokenDistribution(Distribution):
         return self._per_step(between, other)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TokenDistribution:
-        return replace(self, hidden=fn(self.hidden), acts=fn(self.acts))
+        allowed = None if self.allowed is None else fn(self.allowed)
+        return replace(self, hidden=fn(self.hidden), acts=fn(self.acts), allowed=allowed)
 
     def detach(self) -> TokenDistribution:
         """Also copies the head, whose weights training changes in place."""

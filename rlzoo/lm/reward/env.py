@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,9 @@ from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.pretrained import encode, max_positions
 from rlzoo.lm.model.shuffled import Shuffled
-from rlzoo.lm.reward.scores import Score, call_scores
+from rlzoo.lm.reward.allowed import AllowedTokens
+from rlzoo.lm.reward.prompt import Prompt, columns_of
+from rlzoo.lm.reward.scores import Score, call_scores, missing_columns
 from rlzoo.lm.reward.shaping import (
     KL_ESTIMATORS,
     FixedKL,
@@ -30,6 +34,7 @@ from rlzoo.lm.reward.shaping import (
     sequence_kl,
     shaped_reward,
 )
+from rlzoo.lm.reward.turns import Conversation, Talk, Turns, encode_reply, spoken
 
 
 class LMEnv(VectorEnv):
@@ -39,25 +44,32 @@ class LMEnv(VectorEnv):
     policy and of the frozen reference. `step` returns reward 0; `score` adds the rewards of complete rows in one batch.
     A stop token or the token limit terminates an episode: the limit is part of the task.
 
-    An observation (N, 3) is one column of `Rows`: the last token, whether it is a token rather than padding, and
-    whether the next token is an action. Prompts are padded on the left, and each of their tokens is a forced step.
-    Rows that have ended are forced until the next `reset`.
+    With `turns`, a stop token ends a turn, and the episode goes on if there is a reply that leaves room for a token of
+    the next turn. The reward of a turn is that of its last token.
+
+    An observation (N, O) is one column of `Rows`: the last token, whether it is a token rather than padding, whether
+    the next token is an action, and the bits of the tokens that it may be if not all are allowed. Prompts are padded on
+    the left. Each of their tokens and of a reply's is a forced step. Rows that have ended are forced until `reset`.
 
     Args:
         model: the policy.
-        prompts: non-empty texts that fit into the model's context.
-        score: `(prompts, responses) -> scores`, one number for each response.
+        prompts: non-empty texts that fit into the model's context; a `Prompt` has columns for the score.
+        score: `(prompts, responses, **columns) -> scores`, one number for each response.
         rows: N, the number of responses in a buffer.
         reference: π_ref; by default a copy of the model.
-        stop_tokens: ids that end a response; by default the tokenizer's end of sequence.
+        max_new_tokens: limit of a response; replies count.
+        stop_tokens: ids that end a response, or a turn; by default the tokenizer's end of sequence.
         responses_per_prompt: consecutive rows that share a prompt; N must be a multiple of it.
         kl_estimator: k1, k2, k3 or full (see `rlzoo.lm.reward.shaping`).
         control: the rule for β.
         treatment: normalisation and clipping of scores, starting from `moments`.
+        turns: the other side of conversations; None for responses of one turn.
+        allowed: the tokens that may come next; None for all.
         seed: seed of the order of prompts.
 
     Raises:
-        ConfigError: a prompt is empty or too long, or no token can end a response.
+        ConfigError: a prompt is empty or too long, or lacks a column that the score takes; or no token can end a
+            response.
     """
 
     def __init__(
@@ -78,6 +90,8 @@ class LMEnv(VectorEnv):
         control: KLController | None = None,
         treatment: ScoreTreatment | None = None,
         moments: Moments | None = None,
+        turns: Turns | None = None,
+        allowed: AllowedTokens | None = None,
         seed: int | np.random.SeedSequence = 0,
     ) -> None:
         self.model = model
@@ -92,6 +106,7 @@ class LMEnv(VectorEnv):
         self.kl_estimator = KL_ESTIMATORS[kl_estimator]
         self.control = control or FixedKL()
         self.treatment = treatment or ScoreTreatment()
+        self.turns, self.allowed = turns, allowed
         self.beta = self.control.beta
         self.moments = moments or Moments()
         self.vocabulary = len(model.policy.functional.weight)
@@ -110,9 +125,15 @@ class LMEnv(VectorEnv):
         """Token ids of each prompt.
 
         Raises:
-            ConfigError: there are no prompts, or one is empty or too long.
+            ConfigError: there are no prompts; one is empty or too long; they lack a column that the score takes.
         """
         require(len(prompts) > 0, f"{name}: there are none")
+        taken = self.turns is not None and "turns" in columns_of(prompts)
+        require(not taken, f"{name}: the column 'turns' has the name of that of conversations; give it another one")
+        sample = self._with_turns(prompts[:1], [[]])
+        for column in missing_columns(self.score_function, sample):
+            have = ", ".join(columns_of(sample)) or "none"
+            raise ConfigError(f"reward {self.score_name} takes a column {column!r} of the {name}; they have {have}")
         encoded = encode(self.tokenizer, prompts)
         for number, (text, ids) in enumerate(zip(prompts, encoded, strict=True), 1):
             require(len(ids) > 0, f"{name}: prompt {number} ({text!r}) is empty")
@@ -139,28 +160,52 @@ class LMEnv(VectorEnv):
         self._column = 0
         self._alive = np.ones(self.num_envs, np.bool_)
         self._lengths = np.zeros(self.num_envs, np.int64)
+        self._talk = Talk([self.prompt_ids[i] for i in self.asked])
         return self._observe(self._prompt[:, 0], self._attention[:, 0])
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
-        """Appends a token to each row: the action, the next token of the prompt, or padding."""
+        """Appends a token to each row: the action, the next token of the prompt or of a reply, or padding."""
         self._column += 1
         none = np.zeros(self.num_envs, np.bool_)
         reward = np.zeros(self.num_envs, np.float32)
         if self._column < self._prompt.shape[1]:
             obs, forced = self._observe(self._prompt[:, self._column], self._attention[:, self._column])
             return obs, reward, none, none, forced
-        acted = self._alive
-        token = np.where(acted, action, self.pad_token)
-        self._lengths += acted
-        ended = acted & (self._stops[token] | (self._lengths == self.max_new_tokens))
-        self._alive = acted & ~ended
-        obs, forced = self._observe(token, acted)
+        alive = self._alive
+        acted = alive & ~self._talk.listens
+        token = self._talk.hear(np.where(acted, action, self.pad_token), alive)
+        self._lengths += alive
+        stopped = acted & self._stops[token]
+        ended = acted & (stopped | (self._lengths == self.max_new_tokens))
+        if self.turns is not None and stopped.any():
+            reward, replied = self._converse(self.turns, np.flatnonzero(stopped))
+            ended &= ~replied
+        self._alive = alive & ~ended
+        obs, forced = self._observe(token, alive)
         return obs, reward, ended, none, forced
 
     def _observe(self, token: Array, attention: Bools) -> tuple[Array, Bools]:
         """The observation of the last column, and which rows do not act next."""
-        acts = self._alive & (self._column >= self._prompt.shape[1] - 1)
-        return np.stack([token, attention, acts], 1).astype(np.int64), ~acts
+        acts = self._alive & ~self._talk.listens & (self._column >= self._prompt.shape[1] - 1)
+        obs = np.stack([token, attention, acts], 1).astype(np.int64)
+        if self.allowed is not None:
+            rows = [row if act else None for row, act in zip(self._talk.rows, acts, strict=True)]
+            obs = np.concatenate([obs, self.allowed(rows, self._column - self._prompt.shape[1] + 1)], 1)
+        return obs, ~acts
+
+    def _converse(self, turns: Turns, rows: Array) -> tuple[Array, Bools]:
+        """The rewards (N,) of the turns that these rows have ended, and which rows (N,) got a reply."""
+        reward, replied = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.bool_)
+        asked = [Conversation(self.prompts[self.asked[i]], self.decode(self._talk.turns(i))) for i in rows]
+        for i, conversation, answer in zip(rows, asked, turns.answers(asked, rows.tolist()), strict=True):
+            reward[i] = answer.reward
+            if answer.text is None or len(conversation.turns) // 2 + 1 == turns.max_turns:
+                continue
+            reply = encode_reply(self.tokenizer, answer.text, f"reply {turns.name}, row {i}")
+            if self._lengths[i] + len(reply) < self.max_new_tokens:
+                self._talk.reply(i, reply)
+                replied[i] = True
+        return reward, replied
 
     @torch.no_grad()
     def score(self, experience: Experience) -> Experience:
@@ -186,8 +231,13 @@ class LMEnv(VectorEnv):
             "ended": float(ended.float().mean()),
         }
         lengths = buffer.mask.sum(1).tolist()
-        episodes = [Episode(x, n) for x, n in zip(raw.tolist(), lengths, strict=True)]
-        reward = shaped_reward(kl, score.to(kl.dtype), self.beta, buffer.mask)
+        reward, returns = shaped_reward(kl, score.to(kl.dtype), self.beta, buffer.mask), raw
+        if self.turns is not None:
+            given = torch.where(buffer.mask, buffer.reward, 0.0)
+            reward, returns = reward + given, raw + given.sum(1)
+            metrics["turns"] = float(np.mean([len(turns) // 2 + 1 for turns in self.said(buffer)]))
+            metrics["turn_reward"] = float(given.sum(1).mean())
+        episodes = [Episode(x, n) for x, n in zip(returns.tolist(), lengths, strict=True)]
         self.beta = self.control.update(self.beta, float(total.mean()), len(total))
         return Experience(buffer.replace(reward=reward, group_size=self.responses_per_prompt), episodes, metrics)
 
@@ -204,9 +254,25 @@ class LMEnv(VectorEnv):
         return (torch.isin(buffer.action, stop) & buffer.terminated).any(1)
 
     def texts(self, buffer: Buffer) -> tuple[list[str], list[str]]:
-        """The prompts of the last reset and the responses, as text."""
-        responses = [row[keep].tolist() for row, keep in zip(buffer.action, buffer.mask, strict=True)]
-        return [self.prompts[i] for i in self.asked], self.decode(responses)
+        """The prompts of the last reset and the responses, as text. A response has all turns, with the replies.
+
+        The prompts of conversations have a further column `turns` (see `Conversation.turns`).
+        """
+        prompts = [self.prompts[i] for i in self.asked]
+        responses = self.decode([[token for _, token in row] for row in spoken(buffer)])
+        return self._with_turns(prompts, self.said(buffer)), responses
+
+    def said(self, buffer: Buffer) -> list[list[str]]:
+        """The turns of each row (see `Conversation.turns`)."""
+        rows = [[[token for _, token in turn] for _, turn in groupby(row, itemgetter(0))] for row in spoken(buffer)]
+        return [self.decode(turns) for turns in rows]
+
+    def _with_turns(self, prompts: Sequence[str], turns: Sequence[list[str]]) -> list[str]:
+        """The prompts, which have a further column `turns` if there is a reply."""
+        if self.turns is None:
+            return list(prompts)
+        rows = zip(prompts, turns, strict=True)
+        return [Prompt(text, {**getattr(text, "columns", {}), "turns": said}) for text, said in rows]
 
     def decode(self, responses: list[list[int]]) -> list[str]:
         """Responses as text, without the special token that ended them. Other special tokens are kept."""

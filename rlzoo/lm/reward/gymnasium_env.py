@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from rlzoo.core.env import Array
+from rlzoo.core.errors import require
 from rlzoo.lm.model.language_model import Rows
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.scores import call_score
@@ -23,13 +24,19 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
     Observations are `tokens` (C,), padded on the right, and their `attention_mask` (C,). The rewards are those that
     `LMEnv.score` computes for whole buffers, but running moments of scores are not updated.
 
+    If not all tokens are allowed, `info["action_mask"]` (V,) says which are.
+
     Args:
         env: its prompts, rewards and models are used; it is not stepped.
+
+    Raises:
+        ConfigError: its episodes are conversations.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self, env: LMEnv) -> None:
+        require(env.turns is None, "ResponseEnv gives one response to a prompt: leave out turns")
         self.env = env
         self._length = env.max_prompt_tokens + env.max_new_tokens
         self.observation_space: spaces.Dict = spaces.Dict(  # type: ignore[assignment]
@@ -46,7 +53,7 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
         self._prompt, self._tokens = self.env.prompts[i], list(self.env.prompt_ids[i])
         self._response: list[int] = []
         self._done = False
-        return self._observe(), {"prompt": self._prompt}
+        return self._observe(), {"prompt": self._prompt, **self._mask()}
 
     @torch.no_grad()
     def step(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
@@ -66,6 +73,8 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
             score, _ = env.treatment(raw, torch.tensor([stopped]), env.moments)
             reward += float(score)
             info |= {"response": text, "score": float(raw)}
+        else:
+            info |= self._mask()
         return self._observe(), reward, self._done, False, info
 
     def _kl(self, action: int) -> float:
@@ -74,8 +83,17 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
         acts = torch.zeros_like(token).bool()
         acts[:, -1] = True
         obs, taken = Rows(token, torch.ones_like(acts), acts).obs, torch.full_like(token, action)
+        if self.env.allowed is not None:
+            obs = self.env.allowed.observed(obs)
         logp = self.env.model.distribution(obs).log_prob(taken)
         return float(self.env.kl(obs, taken, logp)[0, -1])
+
+    def _mask(self) -> dict[str, Array]:
+        """The tokens that may come next, as Gymnasium's `action_mask`; nothing if all may."""
+        allowed = self.env.allowed
+        if allowed is None:
+            return {}
+        return {"action_mask": allowed.mask([self._tokens], len(self._response))[0].astype(np.int8)}
 
     def _observe(self) -> Obs:
         tokens = np.full(self._length, self.env.pad_token, np.int64)

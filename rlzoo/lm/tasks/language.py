@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,7 +34,9 @@ from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
 from rlzoo.lm.model.saving import save
+from rlzoo.lm.reward.allowed import AllowedTokens, load_allowed
 from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import (
     Score,
@@ -41,10 +44,13 @@ from rlzoo.lm.reward.scores import (
     call_score,
     call_scores,
     check_score,
+    columns_for,
     load_score,
+    missing_columns,
     score_name,
 )
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
+from rlzoo.lm.reward.turns import Reply, Turns, load_reply
 from rlzoo.lm.tasks.settings import Language
 
 START, ACTOR = "start", "actor"
@@ -95,6 +101,10 @@ class LanguageTask(Task):
         """Score of the task; None if it has none."""
         return None
 
+    def own_reply(self) -> Reply | None:
+        """What the task says to the model when it has ended a turn; None for responses of one turn."""
+        return None
+
     def own_sft(self) -> SFTCheckpoint | None:
         """Recipe of the task's SFT checkpoint; None if it has none."""
         return None
@@ -125,6 +135,8 @@ class LanguageTask(Task):
             settings.critic != "reward-model" or settings.reward_model is not None,
             "critic: to start from the reward model, reward must be the directory of one",
         )
+        one_turn = cls.own_reply is LanguageTask.own_reply and settings.reply is None
+        require(not one_turn or settings.max_turns is None, "max_turns is for conversations: it needs reply")
         fault = 'must be a directory, a Hub name or a loaded one, such as {}="gpt2", got {}'
         for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
             x = getattr(settings, name)
@@ -185,6 +197,20 @@ class LanguageTask(Task):
             return check_score(score_name(spec), spec)
         return RewardModel.load(spec, device=self.setup.device) if Path(spec).is_dir() else load_score(spec)
 
+    def _find_turns(self) -> Turns | None:
+        spec, most = self.settings.reply, self.settings.max_turns
+        if spec is not None:
+            return Turns(load_reply(spec), score_name(spec), most)
+        own = self.own_reply()
+        return None if own is None else Turns(own, env_name(self.setup.env), most)
+
+    def _find_allowed(self) -> AllowedTokens | None:
+        spec = self.settings.allowed_tokens
+        if spec is None:
+            return None
+        vocabulary = len(self.model.policy.functional.weight)
+        return AllowedTokens(load_allowed(spec), score_name(spec), vocabulary)
+
     def _given(self, model: ActorCritic) -> LanguageModel:
         if not isinstance(model, LanguageModel):
             raise ConfigError(f"model: {self.setup.env} needs a LanguageModel, got a {type(model).__name__}")
@@ -231,16 +257,18 @@ class LanguageTask(Task):
             kl_estimator=settings.kl_estimator,
             control=control,
             treatment=ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty),
+            turns=self._find_turns(),
+            allowed=self._find_allowed(),
             seed=stream(self.setup.seed, "env", 0),
         )
 
     def _find_eval_prompts(self) -> list[str]:
         if prompts := self._read_prompts("eval_prompts"):
             self.env.encode(prompts, "eval_prompts")
-            return prompts
+            return list(prompts)
         return self.env.prompts if self.settings.prompts is not None else list(self.own_eval_prompts())
 
-    def _read_prompts(self, name: str) -> list[str]:
+    def _read_prompts(self, name: str) -> Sequence[str]:
         """The prompts of a setting; of the run's own copy if they were given as an object; none if not set."""
         given, folder = getattr(self.settings, name), self.setup.folder
         if given is None:
@@ -278,8 +306,8 @@ class LanguageTask(Task):
         generator: torch.Generator | None,
         deterministic: bool = False,
         on_token: Callable[[], None] = lambda: None,
-    ) -> tuple[Buffer, list[str]]:
-        """One response to each prompt, as a buffer without rewards, and as text.
+    ) -> tuple[Buffer, list[str], list[str]]:
+        """One response to each prompt, as a buffer whose rewards are those of turns, and `LMEnv.texts` of it.
 
         Args:
             on_token: called before each token of all responses.
@@ -291,14 +319,15 @@ class LanguageTask(Task):
             return act(obs, forced, starts)
 
         buffer = Collector(env, whole_episodes=True).collect(actor).buffer
-        return buffer.map(lambda x: x.to(self.setup.device)), env.texts(buffer)[1]
+        return buffer.map(lambda x: x.to(self.setup.device)), *env.texts(buffer)
 
     def _moments_of_reference(self) -> Moments:
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
         prompts = list(itertools.islice(itertools.cycle(self.env.prompts), _CALIBRATION))
         batches = [prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS)]
-        scores = [call_score(self.score, self.score_name, some, self.respond(some, generator)[1]) for some in batches]
+        texts = (self.respond(some, generator)[1:] for some in batches)
+        scores = [call_score(self.score, self.score_name, *some) for some in texts]
         return Moments.of(torch.cat(scores))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
@@ -306,29 +335,43 @@ class LanguageTask(Task):
 
         If the task has its own score but is trained on another one, `true_score` is the mean of its own.
         """
-        samples, parts = self._sample(episodes, seed, deterministic)
+        return self._evaluate(self.eval_texts, episodes, seed, deterministic)
+
+    def evaluate_passes(self, episodes: int, k: int, *, seed: int) -> Evaluation:
+        """`evaluate` on as many prompts as get at least k responses each, with pass@1 and pass@k (`pass_at_k`)."""
+        require(1 <= k <= episodes, f"pass_k must be in [1, {episodes}], the number of responses; got {k}")
+        asked = self.eval_texts[: episodes // k]
+        found = self._evaluate(asked, episodes, seed, deterministic=False)
+        scores = [found.returns[i :: len(asked)].tolist() for i in range(len(asked))]
+        passes = {f"pass@{n}": mean_pass_at_k(scores, n) for n in sorted({1, k})}
+        return replace(found, further={**passes, **found.further})
+
+    def _evaluate(self, asked: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
+        samples, parts = self._sample(asked, episodes, seed, deterministic)
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
             "ended": float(np.mean([x.ended for x in samples])),
             **{f"score_{name}": float(np.mean(scores)) for name, scores in parts.items()},
             "samples": [x._asdict() for x in samples[: self.settings.log_samples]],
         }
-        own = self.own_score()
-        if own is not None and self.settings.reward is not None:
-            true = own([x.prompt for x in samples], [x.response for x in samples])
+        own, prompts = self.own_score(), [x.prompt for x in samples]
+        if own is not None and self.settings.reward is not None and not missing_columns(own, prompts):
+            true = own(prompts, [x.response for x in samples], **columns_for(own, prompts))
             further = {"true_score": float(np.mean(true)), **further}
         returns, lengths = np.array([x.score for x in samples]), np.array([x.length for x in samples])
         return Evaluation(returns, lengths, deterministic, seed, further)
 
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
         """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
-        return self._sample(responses, seed, deterministic)[0]
+        return self._sample(self.eval_texts, responses, seed, deterministic)[0]
 
     @torch.no_grad()
-    def _sample(self, responses: int, seed: int, deterministic: bool) -> tuple[list[Sample], dict[str, list[float]]]:
-        """`sample`, and the scores of each response by name, if there are several."""
+    def _sample(
+        self, asked: Sequence[str], responses: int, seed: int, deterministic: bool
+    ) -> tuple[list[Sample], dict[str, list[float]]]:
+        """Samples responses to the prompts in turn, and the scores of each by name, if there are several."""
         generator = torch.Generator(self.setup.device).manual_seed(seed)
-        texts = list(itertools.islice(itertools.cycle(self.eval_texts), responses))
+        texts = list(itertools.islice(itertools.cycle(asked), responses))
         samples: list[Sample] = []
 
         def on_token() -> None:
@@ -336,20 +379,20 @@ class LanguageTask(Task):
 
         parts: dict[str, list[float]] = {}
         for some in (texts[i : i + _ROWS] for i in range(0, responses, _ROWS)):
-            buffer, said = self.respond(some, generator, deterministic, on_token)
+            buffer, prompts, said = self.respond(some, generator, deterministic, on_token)
             on_token()
-            score, several = call_scores(self.score, self.score_name, some, said)
+            score, several = call_scores(self.score, self.score_name, prompts, said)
             for name, scores in several.items():
                 parts.setdefault(name, []).extend(scores.tolist())
             obs = buffer.obs[:, :-1]
             kl = self.model.distribution(obs).kl(self.env.reference.distribution(obs))
             columns = (
-                score.tolist(),
+                (score + buffer.reward.sum(1).to(score)).tolist(),
                 sequence_kl(kl, buffer.mask).tolist(),
                 buffer.mask.sum(1).tolist(),
                 self.env.ended(buffer).tolist(),
             )
-            samples += [Sample(*x) for x in zip(some, said, *columns, strict=True)]
+            samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
         return samples, parts
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
@@ -395,6 +438,7 @@ class Sample(NamedTuple):
     prompt: str
     response: str
     score: float
+    """With the rewards of turns."""
     kl: float
     """KL(π ‖ π_ref) in nats, exact over the vocabulary at each token and summed over the response."""
     length: int

@@ -12,7 +12,7 @@ import string
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import shortest_path
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -31,8 +30,9 @@ from rlzoo.core.fields import Count
 from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.data import write_command, write_lines
 from rlzoo.lm.finetune.sft import SFTSettings
-from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, small_gpt2
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
 from rlzoo.lm.model.language_model import LanguageModel, Rows
+from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
 from rlzoo.lm.tasks.settings import Language
@@ -43,7 +43,6 @@ MAX_NODES = 10
 WALKS = 1000
 PAIRS = 5000
 GOAL = 0
-END, PAD = "<eos>", "<pad>"
 _LETTERS = string.ascii_lowercase
 
 
@@ -125,13 +124,7 @@ class WalkGraph:
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """A tokenizer with one token for each node, `<eos>` and `<pad>`. Any other letter is an error."""
-        tokens = [*_LETTERS[: len(self.adjacency)], END, PAD]
-        letters = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
-        letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-        letters.decoder = decoders.Fuse()
-        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=letters, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
-        )
+        return character_tokenizer(_LETTERS[: len(self.adjacency)])
 
     def _optimality(self, walk: str) -> float:
         nodes = [_LETTERS[: len(self.adjacency)].find(letter) for letter in walk[:MAX_NODES]]
@@ -201,15 +194,19 @@ class RandomWalks(LanguageTask):
         further = {name: x for name, x in sampled.further.items() if name != "true_score"}
         prompts = self.graph.prompts
         if deterministic:
-            returns = np.array(self.graph.optimality(prompts, self.respond(prompts, None, deterministic=True)[1]))
+            returns = np.array(self.graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
         else:
-            returns = expected_optimality(self.model, self.tokenizer, self.graph, prompts).numpy()
+            returns = expected_optimality(self.model, self.tokenizer, self.graph, prompts, self.env.allowed).numpy()
         return replace(sampled, returns=returns, further={"exact": True, "score": sampled.mean_return, **further})
 
 
 @torch.no_grad()
 def expected_optimality(
-    model: LanguageModel, tokenizer: PreTrainedTokenizerBase, graph: WalkGraph, prompts: Sequence[str]
+    model: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    graph: WalkGraph,
+    prompts: Sequence[str],
+    allowed: AllowedTokens | None = None,
 ) -> Float[Tensor, "N"]:
     """E[optimality] of the policy from each start: Σ π(walk | start)·optimality(walk) over all walks to the goal.
 
@@ -218,10 +215,21 @@ def expected_optimality(
     solutions = graph.solutions()
     device = next(model.parameters()).device
     rows = Rows.of_texts(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id))
-    logp = model.distribution(rows.obs.to(device)).log_prob(rows.action.to(device)).double().sum(1).cpu()
+    obs = rows.obs if allowed is None else allowed.observed(rows.obs)
+    logp = model.distribution(obs.to(device)).log_prob(rows.action.to(device)).double().sum(1).cpu()
     optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))
     start = torch.tensor([prompts.index(w[0]) for w in solutions])
     return torch.zeros(len(prompts), dtype=torch.float64).index_add(0, start, logp.exp() * optimality.double())
+
+
+@cache
+def _standard_graph() -> WalkGraph:
+    return WalkGraph.make()
+
+
+def legal_moves(tokens: list[int]) -> list[int]:
+    """The nodes that an edge leads to from the last one: `--allowed-tokens rlzoo.lm.tasks.random_walks:legal_moves`."""
+    return np.flatnonzero(_standard_graph().adjacency[tokens[-1]]).tolist()
 
 
 def nodes_to_goal(adjacency: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -45,6 +45,7 @@ class Language(TaskSettings):
     }
     advanced: ClassVar[tuple[str, ...]] = (
         *("beta_horizon", "kl_estimator", "score_clip", "score_normalization", "max_prompt_tokens", "critic"),
+        "allowed_tokens",
         *("ptx", "ptx_coef", "ptx_rows", "attention", "gradient_checkpointing", "log_samples"),
     )
 
@@ -76,13 +77,20 @@ class Language(TaskSettings):
     missing_eos_penalty: NonNegative = 0.0
     """Subtracted from the score of a response that reaches the token limit without a stop token."""
     max_new_tokens: Count = 32
-    """Largest number of tokens in a response; reaching it ends the response."""
+    """Largest number of tokens in a response, replies included; reaching it ends the response."""
     max_prompt_tokens: Count | None = None
     """Largest number of tokens in a prompt; a longer one is an error. none for what fits into the model's context."""
     responses_per_prompt: Count = 1
     """Responses to each prompt in a buffer; responses_per_batch must be a multiple of it."""
     stop_tokens: tuple[str, ...] = ()
-    """Tokens that end a response; empty for the tokenizer's end of sequence."""
+    """Tokens that end a response or a turn; empty for the tokenizer's end of sequence."""
+    reply: Text | None = None
+    """What is said to the model when it has ended a turn: module:function; none for the task's own, or for responses of
+    one turn."""
+    max_turns: Count | None = None
+    """The model's turns after which a conversation ends; none for any number."""
+    allowed_tokens: Text | None = None
+    """Function of a row's tokens to the tokens that may come next: module:function; none for all tokens."""
     temperature: Positive = 1.0
     """Divides the logits of policy and reference, in sampling and in log-probabilities alike."""
     critic: Literal["head", "actor", "reward-model"] = "head"

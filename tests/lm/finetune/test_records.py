@@ -65,7 +65,7 @@ def test_dataset_and_its_directories(tmp_path):
 
 
 def test_lists():
-    assert read_prompts(["a", {"prompt": "b", "id": 3}]) == ["a", "b"]
+    assert read_prompts(["a", {"prompt": "b"}]) == ["a", "b"]
     assert read_pairs([Pair("p", "c", "r", 1.0), {"prompt": "q", "chosen": "d", "rejected": "s"}]) == [
         Pair("p", "c", "r", 1.0),
         Pair("q", "d", "s"),

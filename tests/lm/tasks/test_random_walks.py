@@ -12,8 +12,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv, stop_ids
-from rlzoo.lm.tasks.random_walks import WalkGraph, expected_optimality, nodes_to_goal
+from rlzoo.lm.tasks.random_walks import WalkGraph, expected_optimality, legal_moves, nodes_to_goal
 
 GRAPH = WalkGraph.make()
 LETTERS = "abcdefghijklmnopqrstu"
@@ -343,3 +344,27 @@ def test_walks_of_the_benchmark_are_events_that_exclude_each_other():
     direct = torch.tensor([length == 2 for length in walks.shortest[1:]])
     assert (short[direct] > 1 / 23).all()  # the chance of the one step there
     assert (short[~direct] < 1 / 23).all()
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_with_only_legal_moves_every_walk_is_valid_from_the_start(spread):
+    model, tokenizer = make_policy(GRAPH, spread=spread), GRAPH.tokenizer()
+    allowed = AllowedTokens(legal_moves, "legal_moves", len(tokenizer))
+    stops = stop_ids(tokenizer, ["a"])
+    starts = GRAPH.prompts * 50
+    settings = {"max_new_tokens": 9, "stop_tokens": stops}
+
+    def walks(allowed):
+        env = LMEnv(model, tokenizer, GRAPH.prompts, GRAPH.optimality, allowed=allowed, **settings).over(starts)
+        return [start + walk for start, walk in zip(*env.texts(collect(env)), strict=True)]
+
+    def valid(walk):
+        nodes = [LETTERS.find(letter) for letter in walk]
+        return min(nodes) >= 0 and all(GRAPH.adjacency[i, j] for i, j in itertools.pairwise(nodes))
+
+    assert all(map(valid, walks(allowed)))
+    assert not all(map(valid, walks(None)))
+    exact = expected_optimality(model, tokenizer, GRAPH, GRAPH.prompts, allowed)
+    sampled = torch.tensor(GRAPH.optimality(starts, [walk[1:] for walk in walks(allowed)])).view(50, 20)
+    error = sampled.mean(1).std() / 50**0.5
+    assert abs(float(sampled.mean() - exact.mean())) < 4 * error + 1e-3

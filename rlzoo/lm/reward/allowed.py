@@ -1,0 +1,89 @@
+"""Which tokens may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from rlzoo.core.env import Array, Bools
+from rlzoo.core.errors import EnvError, described, require
+from rlzoo.lm.model.language_model import Rows
+from rlzoo.lm.model.tokens import words_of
+from rlzoo.lm.reward.functions import brief, load_function, place
+
+Allowed = Callable[[list[int]], Iterable[int]]
+"""A function of a row's tokens, prompt included, to the ids of the tokens that may come next."""
+
+
+class AllowedTokens:
+    """The tokens that may come next, as bits (see `words_of`).
+
+    Args:
+        function: called with the tokens of each row before each of its actions. It must depend on them alone.
+        name: of the function, for messages.
+        vocabulary: V, the number of tokens.
+    """
+
+    def __init__(self, function: Allowed, name: str, vocabulary: int) -> None:
+        self.function, self.name, self.vocabulary = function, name, vocabulary
+
+    def __call__(self, rows: Sequence[list[int] | None], step: int) -> Array:
+        """`mask` as bits (N, W)."""
+        return words_of(self.mask(rows, step))
+
+    def mask(self, rows: Sequence[list[int] | None], step: int) -> Bools:
+        """Which tokens may come next in each row (N, V); none in a row that is None.
+
+        Args:
+            rows: tokens of each row.
+            step: number of the step, for messages.
+
+        Raises:
+            EnvError: the function raised, or did not return at least one token. The message names the row and the step.
+        """
+        allowed = np.zeros((len(rows), self.vocabulary), np.bool_)
+        for i, row in enumerate(rows):
+            if row is not None:
+                allowed[i, self._tokens(row, f"allowed_tokens {self.name}, row {i}, step {step}")] = True
+        return allowed
+
+    def observed(self, obs: Int[Tensor, "R T 3"]) -> Int[Tensor, "R T O"]:
+        """Observations of complete rows (see `Rows`), with the bits of the tokens allowed at each acting step."""
+        token, attention, acts = Rows.of(obs)
+        columns = []
+        for t in range(obs.shape[1]):
+            seen = zip(token[:, : t + 1], attention[:, : t + 1], acts[:, t], strict=True)
+            rows = [ids[keep].tolist() if act else None for ids, keep, act in seen]
+            columns.append(torch.from_numpy(self(rows, t)))
+        return torch.cat([obs, torch.stack(columns, 1)], -1)
+
+    def _tokens(self, row: list[int], where: str) -> list[int]:
+        try:
+            given: Any = self.function(list(row))
+            found: list[Any] = [given] if isinstance(given, (str, bytes)) else list(given)
+        except (Exception, SystemExit) as error:
+            raise EnvError(f"{where}: {described(error)}{place(error, self.function)}") from error
+        if not found:
+            raise EnvError(f"{where}: no token is allowed after {row[-8:]}")
+        wrong = [x for x in found if not isinstance(x, (int, np.integer)) or not 0 <= x < self.vocabulary]
+        if wrong:
+            raise EnvError(f"{where}: {brief(wrong[0])} is no token; tokens are 0 to {self.vocabulary - 1}")
+        return found
+
+
+def load_allowed(spec: Any) -> Allowed:
+    """A function of tokens to allowed tokens: itself, or `module:function`.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if isinstance(spec, str):
+        return load_function("allowed_tokens", spec)
+    example = 'such as allowed_tokens=legal or allowed_tokens="module:function"'
+    require(callable(spec), f"allowed_tokens must be a function, {example}; got {brief(spec)}")
+    return spec

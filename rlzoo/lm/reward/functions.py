@@ -1,0 +1,123 @@
+"""Functions of users: loading them by name, and errors that point at their code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import reprlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlzoo.core.errors import ConfigError, described, no_such, require
+from rlzoo.core.files import check_regular
+
+
+def load_function(kind: str, spec: str, other: str | None = None) -> Callable[..., Any]:
+    """The function named `module:function` or `path/file.py:function`.
+
+    A module may be in the current directory. A file may import the modules in its own directory.
+
+    Args:
+        kind: what the function is, for messages: "reward".
+        other: what `spec` may be instead, for messages.
+
+    Raises:
+        ConfigError: there is no such module, file or function (the nearest name is suggested), or importing it fails.
+    """
+    source, _, name = spec.rpartition(":")
+    forms = "module:function nor file.py:function"
+    require(bool(source and name), f"{kind} {spec!r} is neither {f'{other} nor {forms}' if other else forms}")
+    found = _import_file(kind, spec, Path(source)) if source.endswith(".py") else _import_module(kind, spec, source)
+    if not hasattr(found, name):
+        functions = [key for key, x in vars(found).items() if callable(x)]
+        raise ConfigError(f"{kind} {spec!r}: {no_such('function', name, functions)}")
+    function = getattr(found, name)
+    require(callable(function), f"{kind} {spec!r}: {name} is not a function but of type {type(function).__name__}")
+    return function
+
+
+def _import_module(kind: str, spec: str, name: str) -> ModuleType:
+    with _importable(Path.cwd()):
+        try:
+            return importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing is not None and f"{name}.".startswith(f"{missing}."):
+                fault = no_such("module", missing, _modules_beside(missing))
+            else:
+                fault = f"importing {name} raised {described(error)}{place(error)}"
+            raise ConfigError(f"{kind} {spec!r}: {fault}") from error
+
+
+def _import_file(kind: str, spec: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        known = [str(other) for other in path.parent.glob("*.py")]
+        raise ConfigError(f"{kind} {spec!r}: {no_such('file', str(path), known)}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ConfigError(f"{kind} {spec!r}: {path} cannot be read: {error.strerror}") from error
+    path = path.resolve()
+    # A prefix, because its own name could be that of another module.
+    name = f"_{kind}_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    with _importable(path.parent):
+        try:
+            found.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[name]
+            raise ConfigError(f"{kind} {spec!r}: {described(error)}{place(error)}") from error
+    return module
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Context in which modules in `folder` can be imported, before all others."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+def _modules_beside(name: str) -> list[str]:
+    """Full names of the modules in the package of `name`; without a package, of all top-level modules."""
+    package = name.rpartition(".")[0]
+    if not package:
+        return [module.name for module in pkgutil.iter_modules()]
+    path = getattr(sys.modules.get(package), "__path__", [])
+    return [module.name for module in pkgutil.iter_modules(path, f"{package}.")]
+
+
+_CALLERS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("functions", "scores", "turns", "allowed")}
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def place(error: BaseException, function: Any = None) -> str:
+    """' (file:line)' of the last line of user code in the traceback, or of the function; '' if unknown."""
+    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
+        return f" ({error.filename}:{error.lineno})"
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [(file, line) for file, line in places if file not in _CALLERS and not file.startswith("<")]
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        places.insert(0, (code.co_filename, code.co_firstlineno))
+    own = [(file, line) for file, line in places if not file.startswith(_LIBRARIES)]
+    return " ({}:{})".format(*(own or places)[-1]) if places else ""
+
+
+def brief(x: Any) -> str:
+    """A short form of an object, for messages."""
+    return " ".join(reprlib.repr(x).split())

@@ -1,0 +1,165 @@
+"""Conversations: what the environment says between the turns of a model."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.env import Array, Bools
+from rlzoo.core.errors import EnvError, described, require
+from rlzoo.lm.reward.functions import brief, load_function, place
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Conversation(NamedTuple):
+    """A conversation whose last turn is the model's."""
+
+    prompt: str
+    turns: list[str]
+    """The model's turns and the replies to them: the first, third, … and last are the model's. A turn has no special
+    token at its end."""
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The other columns of the prompt's record."""
+        return getattr(self.prompt, "columns", {})
+
+
+class Answer(NamedTuple):
+    """What a conversation gets for its last turn."""
+
+    text: str | None
+    """The next turn; None ends the conversation."""
+    reward: float = 0.0
+    """Reward of the turn that the model has just ended."""
+
+
+Reply = Callable[[list[Conversation]], Sequence[Any]]
+"""A function of conversations that returns a text or None for each, or a pair of that and a reward (see `Answer`)."""
+
+
+class Turns:
+    """The other side of conversations.
+
+    Args:
+        reply: called with the conversations that have just ended a turn.
+        name: of the function, for messages.
+        max_turns: the model's turns after which a conversation ends; None for any number.
+    """
+
+    def __init__(self, reply: Reply, name: str = "reply", max_turns: int | None = None) -> None:
+        self.reply, self.name, self.max_turns = reply, name, max_turns
+
+    def answers(self, conversations: list[Conversation], rows: Sequence[int]) -> list[Answer]:
+        """The answer to each conversation.
+
+        Args:
+            rows: number of each conversation, for messages.
+
+        Raises:
+            EnvError: the function raised, or did not return what it must. The message names the row.
+        """
+        try:
+            found = self.reply(conversations)
+        except (Exception, SystemExit) as error:
+            raise EnvError(f"{self._of(rows)}: {described(error)}{place(error, self.reply)}") from error
+        count = len(conversations)
+        if isinstance(found, (str, bytes)) or not isinstance(found, Sequence) or len(found) != count:
+            given = f"{len(found)}" if isinstance(found, (list, tuple)) else brief(found)
+            raise EnvError(
+                f"{self._of(rows)}: must return {count} texts or None, one for each conversation; got {given}"
+            )
+        return [self._answer(x, row) for x, row in zip(found, rows, strict=True)]
+
+    def _answer(self, given: Any, row: int) -> Answer:
+        answer = Answer(*given) if isinstance(given, tuple) and len(given) == 2 else Answer(given)
+        if not (answer.text is None or isinstance(answer.text, str)):
+            raise EnvError(f"{self._of([row])}: returned {brief(given)}, which is neither a text nor None")
+        number = isinstance(answer.reward, (int, float)) and math.isfinite(answer.reward)
+        if not number:
+            raise EnvError(f"{self._of([row])}: the reward {brief(answer.reward)} is not a finite number")
+        return answer
+
+    def _of(self, rows: Sequence[int]) -> str:
+        return f"reply {self.name}, row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:8]))}"
+
+
+class Talk:
+    """The tokens of N rows since a reset, and those of replies that are still to come.
+
+    Args:
+        prompts: tokens of each row's prompt.
+    """
+
+    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
+        self.rows = [list(prompt) for prompt in prompts]
+        """The tokens of each row, without padding."""
+        self._starts = [[len(row)] for row in self.rows]
+        self._replies: list[deque[int]] = [deque() for _ in self.rows]
+
+    @property
+    def listens(self) -> Bools:
+        """The rows (N,) whose next token is that of a reply."""
+        return np.array([len(reply) > 0 for reply in self._replies])
+
+    def hear(self, token: Array, alive: Bools) -> Array:
+        """Appends a token to each row that is alive: that of its reply, or its own. Returns the tokens (N,)."""
+        for i in np.flatnonzero(self.listens):
+            token[i] = self._replies[i].popleft()
+        for i in np.flatnonzero(alive):
+            self.rows[i].append(int(token[i]))
+        return token
+
+    def reply(self, i: int, tokens: Sequence[int]) -> None:
+        """Gives row i a reply, which begins with its next token."""
+        here = len(self.rows[i])
+        self._starts[i] += [here, here + len(tokens)]
+        self._replies[i].extend(tokens)
+
+    def turns(self, i: int) -> list[list[int]]:
+        """Tokens of the turns and replies of row i."""
+        return [self.rows[i][start:end] for start, end in pairwise([*self._starts[i], len(self.rows[i])])]
+
+
+def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
+    """The tokens of each row after its prompt, and whether the model said them."""
+    steps = buffer.mask.shape[1]
+    token, attention = buffer.obs[:, 1 : steps + 1, 0], buffer.obs[:, 1 : steps + 1, 1].bool()
+    keep = attention & (buffer.mask.cumsum(1) > 0)
+    rows = zip(buffer.mask, token, keep, strict=True)
+    return [list(zip(mask[kept].tolist(), ids[kept].tolist(), strict=True)) for mask, ids, kept in rows]
+
+
+def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> list[int]:
+    """The tokens of a reply, without special tokens around it.
+
+    Raises:
+        EnvError: the tokenizer has no tokens for it.
+    """
+    try:
+        found = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception as error:  # tokenizers raise Exception itself
+        raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {described(error)}") from error
+    if not found:
+        raise EnvError(f"{name}: {brief(text)} has no tokens; None ends a conversation")
+    return found
+
+
+def load_reply(spec: Any) -> Reply:
+    """A reply function: itself, or `module:function`.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if isinstance(spec, str):
+        return load_function("reply", spec)
+    require(callable(spec), f'reply must be a function or "module:function", such as reply=answer; got {brief(spec)}')
+    return spec

@@ -1,0 +1,107 @@
+"""Products that are too hard to guess, and a calculator to ask: conversations of two turns or more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar
+
+from rlzoo.core.fields import Count
+from rlzoo.core.task import TaskSettings
+from rlzoo.lm.finetune.sft import SFTSettings
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
+from rlzoo.lm.reward.expressions import value_of
+from rlzoo.lm.reward.prompt import Prompt
+from rlzoo.lm.reward.scores import Score
+from rlzoo.lm.reward.turns import Conversation, Reply
+from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.settings import Language
+
+FACTORS = range(32, 100)
+"""The factors, whose products have four digits."""
+PRODUCTS, HELD_OUT = 2000, 250
+"""Products in all, and those that are kept for evaluations."""
+CALLS, SLIPS = 0.7, 0.4
+"""Of the texts for SFT: the share that asks the calculator, and the share of these that asks for another product."""
+
+
+def products() -> list[Prompt]:
+    """Distinct products such as "47*86:", with the column `answer`."""
+    factors = Random("products").sample([(a, b) for a in FACTORS for b in FACTORS], PRODUCTS)
+    return [Prompt(f"{a}*{b}:", {"answer": str(a * b)}) for a, b in factors]
+
+
+def calculate(conversations: list[Conversation]) -> list[str | None]:
+    """What the calculator says to "47*86=": "4042;", or "?;" if it cannot read that. Any other turn is the last one."""
+    return [_calculated(conversation.turns[-1]) for conversation in conversations]
+
+
+def noise(conversations: list[Conversation]) -> list[str | None]:
+    """A broken calculator, which says a random number."""
+    broken = [Random(f"{x.prompt} {x.turns}").randint(1024, 9801) for x in conversations]
+    return [
+        f"{number};" if x.turns[-1].endswith("=") else None for x, number in zip(conversations, broken, strict=True)
+    ]
+
+
+def is_answer(prompts: list[str], responses: list[str], answer: list[str], turns: list[list[str]]) -> list[float]:
+    """1 for a conversation whose last turn is the answer and nothing else, 0 for any other."""
+    return [float(said[-1] == right) for said, right in zip(turns, answer, strict=True)]
+
+
+def texts(prompts: Sequence[Prompt], n: int, seed: int) -> list[dict[str, str]]:
+    """`n` products with a conversation: a call and its result, a call for another product, or a guess."""
+    rng = Random(f"texts {seed}")
+    found = []
+    for prompt in (rng.choice(prompts) for _ in range(n)):
+        a, b = map(int, prompt[:-1].split("*"))
+        if rng.random() < CALLS:
+            if rng.random() < SLIPS:
+                a, b = rng.choice([(a, rng.choice(FACTORS)), (rng.choice(FACTORS), b)])
+            completion = f"{a}*{b}={a * b};{a * b}"
+        else:
+            completion = str(rng.randint(1024, 9801))
+        found.append({"prompt": str(prompt), "completion": completion})
+    return found
+
+
+@dataclass(frozen=True)
+class CalculatorSettings(Language):
+    """The settings of `Language`, with limits for a call, its result and an answer."""
+
+    max_new_tokens: Count = 24
+    """Largest number of tokens in a response, replies included; reaching it ends the response."""
+    stop_tokens: tuple[str, ...] = ("=", "<eos>")
+    """Tokens that end a response or a turn; empty for the tokenizer's end of sequence."""
+
+
+class Calculator(LanguageTask):
+    """Products of two numbers. The SFT checkpoint guesses, or asks the calculator, often for another product."""
+
+    Settings: ClassVar[type[TaskSettings]] = CalculatorSettings
+
+    def own_prompts(self) -> Sequence[str]:
+        return products()[HELD_OUT:]
+
+    def own_eval_prompts(self) -> Sequence[str]:
+        return products()[:HELD_OUT]
+
+    def own_score(self) -> Score:
+        return is_answer
+
+    def own_reply(self) -> Reply:
+        return calculate
+
+    def own_sft(self) -> SFTCheckpoint:
+        config = small_gpt2(layers=2, width=64, heads=4, positions=32)
+        fit = SFTSettings(epochs=6, batch_size=64, learning_rate=2e-3, held_out=0.05)
+        examples = texts(products()[HELD_OUT:], 8000, seed=0)
+        return SFTCheckpoint(examples, lambda: character_tokenizer("0123456789*=:;?"), config, fit)
+
+
+def _calculated(turn: str) -> str | None:
+    if not turn.endswith("="):
+        return None
+    value = value_of(turn[:-1])
+    return "?;" if value is None else f"{value};"

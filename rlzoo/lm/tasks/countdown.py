@@ -1,0 +1,103 @@
+"""Countdown: reach a number from given ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar
+
+from rlzoo.core.fields import Count
+from rlzoo.core.task import TaskSettings
+from rlzoo.lm.finetune.sft import SFTSettings
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
+from rlzoo.lm.reward.expressions import tokens_of, value_of
+from rlzoo.lm.reward.prompt import Prompt
+from rlzoo.lm.reward.scores import Score
+from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.settings import Language
+
+NUMBERS = 3
+"""Numbers of a puzzle, each from 1 to 9."""
+PUZZLES, HELD_OUT = 2000, 250
+"""Puzzles in all, and those that are kept for evaluations."""
+RIGHT = 0.5
+"""Share of right expressions among the texts for SFT."""
+
+
+def puzzles() -> list[Prompt]:
+    """Distinct puzzles such as "3 7 2>8=", with the columns `numbers` and `target`. + and - are enough."""
+    rng = Random("puzzles")
+    found: dict[str, Prompt] = {}
+    while len(found) < PUZZLES:
+        numbers = [rng.randint(1, 9) for _ in range(NUMBERS)]
+        target = value_of(_expression(numbers, rng))
+        if target is not None and target > 0:
+            text = f"{' '.join(map(str, numbers))}>{target}="
+            found[text] = Prompt(text, {"numbers": numbers, "target": int(target)})
+    return list(found.values())
+
+
+def reaches(prompts: list[str], responses: list[str], numbers: list[list[int]], target: list[int]) -> list[float]:
+    """1 for an expression that is equal to the target and uses no number more often than it is given, else 0.
+
+    An expression has whole numbers, +, -, *, / and brackets (see `value_of`).
+    """
+    rows = zip(responses, numbers, target, strict=True)
+    return [float(_uses_only(response, given) and value_of(response) == goal) for response, given, goal in rows]
+
+
+def texts(prompts: Sequence[Prompt], n: int, seed: int) -> list[dict[str, str]]:
+    """`n` puzzles with a sum or difference of their numbers: a solution, or any."""
+    rng = Random(f"texts {seed}")
+    found = []
+    for prompt in (rng.choice(prompts) for _ in range(n)):
+        numbers, target = prompt.columns["numbers"], prompt.columns["target"]
+        expression = _expression(numbers, rng)
+        solved = rng.random() < RIGHT
+        while solved and value_of(expression) != target:
+            expression = _expression(numbers, rng)
+        found.append({"prompt": str(prompt), "completion": expression})
+    return found
+
+
+@dataclass(frozen=True)
+class CountdownSettings(Language):
+    """The settings of `Language`, with a token limit for expressions."""
+
+    max_new_tokens: Count = 8
+    """Largest number of tokens in a response; reaching it ends the response."""
+
+
+class Countdown(LanguageTask):
+    """Expressions that reach a number. The SFT checkpoint has seen more wrong expressions than right ones."""
+
+    Settings: ClassVar[type[TaskSettings]] = CountdownSettings
+
+    def own_prompts(self) -> Sequence[str]:
+        return puzzles()[HELD_OUT:]
+
+    def own_eval_prompts(self) -> Sequence[str]:
+        return puzzles()[:HELD_OUT]
+
+    def own_score(self) -> Score:
+        return reaches
+
+    def own_sft(self) -> SFTCheckpoint:
+        config = small_gpt2(layers=2, width=64, heads=4, positions=24)
+        fit = SFTSettings(epochs=8, batch_size=64, learning_rate=2e-3, held_out=0.05)
+        return SFTCheckpoint(
+            texts(puzzles()[HELD_OUT:], 8000, seed=0), lambda: character_tokenizer("0123456789 +-*/()>="), config, fit
+        )
+
+
+def _expression(numbers: Sequence[int], rng: Random) -> str:
+    """The numbers in random order, with + or - between each two."""
+    first, *rest = rng.sample(numbers, len(numbers))
+    return f"{first}" + "".join(f"{rng.choice('+-')}{x}" for x in rest)
+
+
+def _uses_only(expression: str, numbers: Sequence[int]) -> bool:
+    used = Counter(token for token in tokens_of(expression) or () if token.isdecimal())
+    return used <= Counter(map(str, numbers))

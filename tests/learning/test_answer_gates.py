@@ -1,0 +1,27 @@
+"""The tasks whose answers are checked are learned: accuracy on held-out prompts after part of a preset's run.
+
+The bounds lie 0.1 or more below what seed 1 reached at those steps; the test's seed is another one.
+"""
+
+import pytest
+
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.defaults import with_preset
+from rlzoo.runs.loop import Trainer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "task", "steps", "start", "bound"),
+    [
+        ("ppo-clip", "Arithmetic", 20_000, 0.28, 0.5),
+        ("ppo-clip", "Calculator", 25_000, 0.22, 0.7),
+    ],
+)
+def test_accuracy_rises(algorithm, task, steps, start, bound):
+    settings, _ = with_preset(algorithm, task, {"seed": 100})
+    trainer = Trainer(make_config(algorithm, task, **settings))
+    assert trainer.task.evaluate(250, seed=0).mean_return == pytest.approx(start, abs=0.12)
+    while trainer.step < steps:
+        trainer.iterate()
+    assert trainer.task.evaluate(250, seed=0).mean_return > bound

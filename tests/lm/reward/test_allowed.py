@@ -1,0 +1,191 @@
+"""Only allowed tokens: in samples, log-probabilities, entropy, KL and mode, of the actor and of the reference."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lm_builders import collect, experience, make_env, make_model, make_rows, move
+from scipy.stats import chi2
+
+import rlzoo
+from rlzoo.algorithms import ALGORITHMS
+from rlzoo.core.collector import Collector, evaluate
+from rlzoo.core.distributions import Categorical
+from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.lm.model.acting import TokenActor
+from rlzoo.lm.model.tokens import Head, TokenDistribution, restricted, words_of
+from rlzoo.lm.reward.allowed import AllowedTokens, load_allowed
+from rlzoo.lm.reward.gymnasium_env import ResponseEnv
+from rlzoo.runs.loop import Trainer
+
+V = tiny.PAD + 1
+
+
+def next_letters(tokens):
+    """The three tokens after the last one, and end of sequence."""
+    return [*((tokens[-1] + k) % 52 for k in (1, 2, 3)), tiny.EOS]
+
+
+def only(function=next_letters):
+    return AllowedTokens(function, "near", V)
+
+
+@given(st.integers(1, 200), st.data())
+def test_bits_hold_the_flags(vocabulary, data):
+    flags = np.array(
+        data.draw(st.lists(st.lists(st.booleans(), min_size=vocabulary, max_size=vocabulary), min_size=1, max_size=3))
+    )
+    words = words_of(flags)
+    assert words.shape == (len(flags), -(-vocabulary // 64))
+    found = restricted(torch.zeros(flags.shape), torch.from_numpy(words))
+    assert ((found == 0).numpy() == flags).all()
+
+
+def test_a_distribution_over_allowed_tokens_is_a_categorical_over_them():
+    generator = torch.Generator().manual_seed(0)
+    flags = torch.tensor([[1, 0, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1, 1]]).bool()
+    words = torch.from_numpy(words_of(flags.numpy()))[None]
+    acts = torch.ones(1, 3, dtype=torch.bool)
+
+    def make():
+        hidden = torch.randn(1, 3, 4, generator=generator, dtype=torch.float64).requires_grad_()
+        weight = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+        return TokenDistribution(hidden, acts, Head(weight, None, 0.7, None), words)
+
+    x, y = make(), make()
+    for i, allowed in enumerate(flags):
+        mine, theirs = (Categorical((d.hidden[0, i] @ d.head.weight.t() / 0.7)[allowed]) for d in (x, y))
+        ids = allowed.nonzero().squeeze(1)
+        for k, a in enumerate(ids):
+            found = x.log_prob(torch.full((1, 3), int(a)))[0, i]
+            torch.testing.assert_close(found, mine.log_prob(torch.tensor(k)), rtol=0, atol=1e-12)
+        torch.testing.assert_close(x.entropy()[0, i], mine.entropy(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(x.kl(y)[0, i], mine.kl(theirs), rtol=0, atol=1e-12)
+        assert x.mode[0, i] == ids[mine.mode]
+    for result in (x.entropy().sum(), x.kl(y).sum(), x.log_prob(torch.tensor([[0, 6, 3]])).sum()):
+        (slope,) = torch.autograd.grad(result, x.hidden, retain_graph=True)
+        assert slope.isfinite().all()
+    draws = torch.stack([x.sample(generator)[0] for _ in range(200)])
+    assert flags[torch.arange(3), draws].all()
+
+
+def test_actor_reference_and_training_see_the_same_tokens():
+    env = make_env(make_model(), allowed=only(), kl_estimator="full")
+    move(env.model)
+    found = experience(env)
+    buffer = found.buffer
+    tokens = [
+        row[row_attention.bool()].tolist()
+        for row, row_attention in zip(buffer.obs[..., 0], buffer.obs[..., 1], strict=True)
+    ]
+    for i, ids in enumerate(env.prompt_ids[j] for j in env.asked):
+        for k in range(len(ids), len(tokens[i])):
+            assert tokens[i][k] in next_letters(tokens[i][:k])
+    logp = buffer.logp[buffer.mask]
+    assert (logp > -20).all()
+    with torch.no_grad():
+        policy, reference = (x.distribution(buffer.obs[:, :-1]) for x in (env.model, env.reference))
+    for x in (policy, reference):
+        assert ((x._log_probs.exp() > 0).sum(-1) == 4).all()
+    assert (policy.entropy() <= np.log(4) + 1e-6).all()
+    assert 0 < found.metrics["kl_reference"] < 20
+
+
+def test_sampled_frequencies_are_the_probabilities():
+    env = make_env(make_model(), ["ab"] * 400, rows=400, max_new_tokens=1, allowed=only()).over(["ab"] * 400)
+    buffer = collect(env)
+    logp = evaluate(env.model, buffer).logp[:, -1]
+    taken = buffer.action[:, -1]
+    statistic = 0.0
+    policy = env.model.distribution(buffer.obs[:1, :-1])
+    for token in next_letters([1]):
+        p = float(policy.log_prob(torch.full((1, 2), token))[0, -1].detach().exp())
+        statistic += (int((taken == token).sum()) - 400 * p) ** 2 / (400 * p)
+        if (taken == token).any():
+            assert float(logp[taken == token][0].exp()) == pytest.approx(p, abs=1e-5)
+    assert statistic < chi2.ppf(0.999, 3)
+
+
+def test_mode_is_the_best_allowed_token():
+    env = make_env(make_model(), allowed=only()).over(["ab", "cdefg"])
+    buffer = Collector(env, whole_episodes=True).collect(TokenActor(env.model, deterministic=True)).buffer
+    with torch.no_grad():
+        mode = env.model.distribution(buffer.obs[:, :-1]).mode
+    assert torch.equal(mode[buffer.mask], buffer.action[buffer.mask])
+
+
+def test_whole_rows_get_the_bits_that_they_got_step_by_step():
+    env = make_env(make_model(), allowed=only())
+    buffer = collect(env)
+    assert torch.equal(
+        env.allowed.observed(buffer.obs[..., :3])[buffer.obs[..., 2].bool()], buffer.obs[buffer.obs[..., 2].bool()]
+    )
+    rows = make_rows([(2, 3), (1, 4)])
+    assert env.allowed.observed(rows.obs).shape[-1] == 4
+
+
+def test_gymnasiums_environment_tells_what_is_allowed_and_rewards_the_same():
+    env = make_env(make_model(), ["ab"], rows=1, allowed=only(), stop_tokens={tiny.EOS})
+    move(env.model)
+    buffer = experience(env).buffer
+    single = ResponseEnv(env)
+    _, info = single.reset(seed=0)
+    for action, expected in zip(buffer.action[buffer.mask].tolist(), buffer.reward[buffer.mask].tolist(), strict=True):
+        assert info["action_mask"].sum() == 4
+        assert info["action_mask"][action]
+        _, reward, done, _, info = single.step(action)
+        assert reward == pytest.approx(expected, abs=1e-4)
+    assert done
+    assert "action_mask" not in info
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    tiny.save_lm(folder / "model")
+    (folder / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
+    return folder
+
+
+def one(prompts, responses):
+    return [float(len(x)) for x in responses]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_keeps_to_allowed_tokens(algorithm, data):
+    config = rlzoo.make_config(
+        algorithm, "Prompts", model=str(data / "model"), prompts=str(data / "prompts.txt"), reward=f"{__file__}:one",
+        allowed_tokens=f"{__file__}:next_letters", responses_per_batch=8, max_new_tokens=5,
+    )  # fmt: skip
+    trainer = Trainer(config)
+    for _ in range(2):
+        metrics = trainer.iterate().metrics
+        assert np.isfinite(list(metrics.values())).all()
+    assert 0 < metrics["entropy"] <= np.log(4)
+    assert abs(metrics["kl_reference"]) < 50
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda tokens: [], r"no token is allowed after \[0, 1\]"),
+        (lambda tokens: [1, V], rf"{V} is no token; tokens are 0 to {V - 1}"),
+        (lambda tokens: [0.5], r"0.5 is no token"),
+        (lambda tokens: "ab", r"'ab' is no token"),
+        (lambda tokens: 3, r"TypeError: 'int' object is not iterable"),
+        (lambda tokens: tokens[99], r"IndexError: list index out of range \(.*test_allowed.py:\d+\)"),
+    ],
+)
+def test_a_step_without_an_allowed_token_is_named(function, message):
+    env = make_env(make_model(), ["ab"], rows=1, allowed=only(function))
+    with pytest.raises(EnvError, match=f"^allowed_tokens near, row 0, step 0: {message}"):
+        collect(env)
+
+
+def test_what_is_no_function():
+    with pytest.raises(ConfigError, match="allowed_tokens must be a function, such as allowed_tokens=legal or"):
+        load_allowed([1, 2])
+    with pytest.raises(ConfigError, match="allowed_tokens 'legal' is neither module:function nor"):
+        load_allowed("legal")

@@ -1,0 +1,114 @@
+"""Columns of the prompts' records: reading them, and the scores that take them."""
+
+import json
+import pickle
+
+import pytest
+from tiny import make_tokenizer
+
+from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.lm.finetune.data import read_prompts, save_prompts
+from rlzoo.lm.reward.prompt import Prompt, columns_of
+from rlzoo.lm.reward.scores import WeightedSum, call_score, call_scores, check_score, missing_columns
+
+ROWS = [Prompt("1+1", {"answer": "2", "level": 1}), Prompt("2+2", {"answer": "4", "level": 3})]
+
+
+def lines(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def right(prompts, responses, answer):
+    return [float(x == y) for x, y in zip(responses, answer, strict=True)]
+
+
+def test_other_columns_stay_with_their_prompt(tmp_path):
+    path = lines(
+        tmp_path / "p.jsonl",
+        {"prompt": "1+1", "answer": "2", "level": 1},
+        {"question": "2+2", "answer": "4", "level": 3},
+    )
+    found = read_prompts(path)
+    assert found == ["1+1", "2+2"]
+    assert columns_of(found) == {"answer": ["2", "4"], "level": [1, 3]}
+    assert columns_of(found[1:]) == {"answer": ["4"], "level": [3]}
+    assert columns_of(["plain"]) == {} == columns_of([])
+    assert pickle.loads(pickle.dumps(found[1])).columns == found[1].columns
+
+
+def test_columns_of_rendered_messages(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}!{% endfor %}"
+    path = lines(tmp_path / "p.jsonl", {"prompt": [{"role": "user", "content": "ab"}], "answer": "c"})
+    (prompt,) = read_prompts(path, tokenizer)
+    assert (prompt, prompt.columns) == ("ab!", {"answer": "c"})
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match=r"p.jsonl, line 1: the tokenizer has no chat template"):
+        read_prompts(path, tokenizer)
+
+
+def test_missing_values_of_a_table_are_none(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"prompt": ["a", "b"], "answer": ["x", None]}).to_parquet(tmp_path / "p.parquet")
+    assert columns_of(read_prompts(tmp_path / "p.parquet")) == {"answer": ["x", None]}
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"answer": "4"}, 'line 2: no "prompt" or "question"; it has "answer"'),
+        ({"prompt": "2+2"}, 'line 2: columns beside the prompt are none, but those of the first one are "answer"'),
+        ({"prompt": "2+2", "anwser": "4"}, 'line 2: columns beside the prompt are "anwser", but .* are "answer"'),
+    ],
+)
+def test_wrong_lines(tmp_path, second, message):
+    with pytest.raises(ConfigError, match=f"p.jsonl, {message}"):
+        read_prompts(lines(tmp_path / "p.jsonl", {"prompt": "1+1", "answer": "2"}, second))
+
+
+def test_saved_prompts_keep_their_columns(tmp_path):
+    save_prompts(tmp_path / "p.jsonl", ROWS)
+    assert columns_of(read_prompts(tmp_path / "p.jsonl")) == columns_of(ROWS)
+    with pytest.raises(ConfigError, match=r"prompts, entry 1 cannot be saved with the run: .*set is not JSON"):
+        save_prompts(tmp_path / "q.jsonl", [Prompt("a", {"answer": {1}})])
+
+
+def test_scores_take_the_columns_that_they_name():
+    seen = {}
+
+    def every(prompts, responses, **columns):
+        seen.update(columns)
+        return [0.0] * len(responses)
+
+    def some(prompts, responses, level, other=None):
+        seen.update(level=level, other=other)
+        return level
+
+    assert call_score(right, "right", ROWS, ["2", "5"]).tolist() == [1, 0]
+    assert call_score(right, "right", ROWS[::-1], ["2", "4"]).tolist() == [0, 0]
+    call_score(every, "every", ROWS, ["", ""])
+    assert seen == {"answer": ["2", "4"], "level": [1, 3]}
+    assert call_score(some, "some", ROWS, ["", ""]).tolist() == [1, 3]
+    assert seen["other"] is None
+    assert call_score(lambda prompts, responses: [7, 8], "none", ROWS, ["", ""]).tolist() == [7, 8]
+    total, parts = call_scores(WeightedSum({"right": (right, 2.0), "some": (some, 1.0)}), "sum", ROWS, ["2", "4"])
+    assert (total.tolist(), parts["right"].tolist()) == ([3, 5], [1, 1])
+
+
+def test_columns_that_a_score_needs():
+    assert missing_columns(right, ROWS) == []
+    assert missing_columns(right, ["1+1"]) == ["answer"]
+    assert missing_columns(WeightedSum({"right": (right, 1.0)}), ["1+1"]) == ["answer"]
+    assert missing_columns(lambda prompts, responses, answer=None, **columns: [], ["1+1"]) == []
+    assert check_score("right", right) is right
+    with pytest.raises(ConfigError, match=r"cannot be called with \(prompts, responses\)"):
+        check_score("one", lambda responses: [])
+
+
+def test_column_with_the_name_of_an_argument():
+    def score(prompts, responses, **columns):
+        return [0.0]
+
+    with pytest.raises(EnvError, match="multiple values for argument 'responses'"):
+        call_score(score, "score", [Prompt("a", {"responses": "b"})], ["c"])
