@@ -218,7 +218,7 @@ print("not reached")
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "rlzoo: interrupted\n")
 
 
-HANGING = '''
+HANGING = """
 import pathlib, time
 
 def reply(conversations):
@@ -230,7 +230,7 @@ def reply(conversations):
 
 def length(prompts, responses):
     return [len(x) / 10 for x in responses]
-'''
+"""
 
 
 @pytest.mark.slow
@@ -239,8 +239,8 @@ def test_a_reply_that_hangs_is_interrupted_and_the_run_goes_on_once_it_answers(t
     (tmp_path / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
     (tmp_path / "slow.py").write_text(HANGING)
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "rlzoo", "train", "ppo-clip", "Prompts", "--prompts", str(tmp_path / "prompts.txt")]
-    command += ["--model", str(tmp_path / "model"), "--reward", f"{tmp_path}/slow.py:length"]
+    command = [sys.executable, "-m", "rlzoo", "train", "ppo-clip", "Prompts", "--model", str(tmp_path / "model")]
+    command += ["--prompts", str(tmp_path / "prompts.txt"), "--reward", f"{tmp_path}/slow.py:length"]
     command += ["--reply", f"{tmp_path}/slow.py:reply", "--max-new-tokens", "9", "--stop-tokens", *"abcdefghij"]
     command += ["--responses-per-batch", "8", "--minibatch-responses", "4", "--epochs", "1", "--total-steps", "300"]
     command += ["--eval-interval", "100", "--eval-episodes", "2", "--final-eval-episodes", "2", "--quiet"]
