@@ -259,7 +259,7 @@ def list_command(arguments: list[str]) -> int:
     show("algorithms")
     show(_algorithms())
     show("\nenvironments with presets")
-    show("\n".join(f"  {env:26} {' '.join(algorithms)}" for env, algorithms in presets.items()))
+    show("\n".join(f"  {env:30} {' '.join(algorithms)}" for env, algorithms in presets.items()))
     show("\nenvironments with a built-in vectorised version")
     show("  " + " ".join(builtin))
     show("\nEvery other Gymnasium environment works too: give its id, or module:Id.")

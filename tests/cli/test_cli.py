@@ -223,10 +223,10 @@ def test_list_of_language_tasks(monkeypatch, capsys):
     controls, rest = page.split("language tasks\n", 1)
     tasks, suites = rest.split("suites for rlzoo benchmark\n")
     assert {"classic", "smoke"} <= {*suites.split()}
-    assert "  CartPole-v1                npg trpo\n" in controls
+    assert "  CartPole-v1                    npg trpo\n" in controls
     assert "Reviews" not in controls
     assert [line.split()[0] for line in tasks.splitlines() if line.startswith("  ") and line[2] != " "] == [
-        *("RandomWalks", "Reviews", "Prompts"),
+        *("RandomWalks", "Reviews", "Arithmetic", "Countdown", "Calculator", "Prompts"),
         "gentle",
     ]
     assert "presets: ppo-clip\n" in tasks
@@ -300,7 +300,7 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
     ]
     assert "--learning-rate" in pages["--help"]
     assert "--vf-coef" not in pages["--help"]
-    assert "--help-all shows 11 more settings." in pages["--help"]
+    assert "--help-all shows 12 more settings." in pages["--help"]
     assert "--vf-coef" in pages["--help-all"]
     for command in ("sft", "reward-model"):
         assert main([command, "--help"]) == 0
