@@ -248,9 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=["speed", "recurrent", "threshold", "environments"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds of all tables but `threshold`")
-    parser.add_argument(
-        "--steps", type=int, default=50_000, help="steps of each run of `speed` and `recurrent`"
-    )
+    parser.add_argument("--steps", type=int, default=50_000, help="steps of each run of `speed` and `recurrent`")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of `threshold`")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch threads of every contestant")
     options = parser.parse_args()

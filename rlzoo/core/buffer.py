@@ -141,6 +141,18 @@ class Buffer:
             if has_steps[start : start + rows].any():
                 yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
 
+    def sample(self, fraction: float, rng: np.random.Generator | None) -> Buffer:
+        """A random part of the rows that have an unmasked step, in order: ⌊fraction · number⌋ of them, at least one.
+
+        A fraction of 1 is the buffer itself, and draws nothing.
+        """
+        if fraction == 1 or rng is None:
+            return self
+        rows = self.mask.any(1).nonzero().squeeze(1)
+        chosen = np.sort(rng.permutation(len(rows))[: max(1, int(fraction * len(rows)))])
+        chosen_rows = rows[torch.from_numpy(chosen).to(rows.device)]
+        return self.map(lambda x: x[chosen_rows])
+
     def parts(self, steps: int | None) -> Iterator[Buffer]:
         """The rows in order, as micro-batches of at most `steps` steps (at least one row); None gives one part.
 

@@ -25,7 +25,7 @@ from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.screen import printable
 from rlzoo.core.streams import stream, torch_generator
-from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
+from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
 from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune.data import read_prompts, read_texts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss
@@ -117,6 +117,7 @@ class LanguageTask(Task):
         require(
             rows % each == 0, f"responses_per_batch must be a multiple of responses_per_prompt = {each}, got {rows}"
         )
+        check_fisher_fraction(setup, rows, "responses_per_batch")
         require(
             not (settings.attention == "sdpa" and setup.second_order),
             f"attention: {algorithm} needs second derivatives, which fused attention (sdpa) does not have; use eager",
