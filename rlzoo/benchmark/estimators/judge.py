@@ -58,11 +58,13 @@ class Estimate:
     @property
     def verdict(self) -> str:
         """By enumeration where there is one, else by the probabilities."""
-        if self.exact_bias is not None and self.exact_cosine is not None:
-            equal, straight = self.exact_bias < _ROUNDING, abs(1 - self.exact_cosine) < _ROUNDING
-        else:
-            equal, straight = self.bias_p > _SIGNIFICANT, self.cosine_p > _SIGNIFICANT
-        return "unbiased" if equal else "unbiased up to its length" if straight else "biased"
+        if self.exact_bias is None or self.exact_cosine is None:
+            if self.bias_p > _SIGNIFICANT:
+                return "no bias found"
+            return "biased" if self.cosine_p < _SIGNIFICANT else "biased in length"
+        if self.exact_bias < _ROUNDING:
+            return "unbiased"
+        return "biased" if abs(1 - self.exact_cosine) > _ROUNDING else "biased in length"
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Judge:
 
     @cached_property
     def value(self) -> Float[Tensor, "R L"]:
-        """The expected sum of later rewards under π_old at each of L = T + 1 steps, for rewards with k1; 0 after the end."""
+        """Exact V of π_old at each of L = T + 1 steps, for rewards with k1; 0 after the end."""
         reward = shaped_reward(self.buffer.logp - self.reference_logp, self.task.score, self.beta, self.task.mask)
         later = reward.flip(1).cumsum(1).flip(1)
         weight = torch.where(self.task.mask, self.probability.unsqueeze(1), 0.0)

@@ -23,7 +23,7 @@ from rlzoo.runs.files import write_atomically
 from rlzoo.runs.publish.markup import template
 
 _HEAD = ("along g", "enumerated", "cosine", "distance", "p", "noise", "is")
-_FIGURES = {"kl": "KL to the reference", "baselines": "Baselines", "whitening": "Whitening"}
+_FIGURES = ("kl", "baselines", "whitening")
 
 
 def write_report(study: Study, out: Path) -> Path:
@@ -101,11 +101,11 @@ def _fisher(responses: int | None) -> str:
 def draw(study: Study) -> dict[str, str]:
     """SVG text of the figures by name."""
     found = {}
-    for name, title in _FIGURES.items():
+    for name in _FIGURES:
         section = study.sections[name]
         found[name] = figures.grid(
             [
-                partial(figures.intervals, rows=_rows(section, _scale), title=f"{title}: length", level=1,
+                partial(figures.intervals, rows=_rows(section, _scale), title="Length", level=1,
                         xlabel="mean along the gradient"),
                 partial(figures.intervals, rows=_rows(section, _angle), title="Direction", level=0,
                         xlabel="degrees off the gradient"),

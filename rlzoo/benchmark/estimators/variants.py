@@ -122,12 +122,12 @@ def token_kl(
 
 KL = tuple(
     Variant(
-        f"{name}, in the {where}",
-        reward_kl=name if where != "loss" else None,
-        loss_kl=name if where != "reward" else None,
-        setting=f"kl_estimator={name}" if where == "reward" else "–",
+        f"{name}, in {where}",
+        reward_kl=name if where != "the loss" else None,
+        loss_kl=name if where != "the reward" else None,
+        setting=f"kl_estimator={name}" if where == "the reward" else "–",
     )
-    for where in ("reward", "loss", "reward and the loss")
+    for where in ("the reward", "the loss", "both")
     for name in KL_ESTIMATORS
 )
 BASELINES = (
