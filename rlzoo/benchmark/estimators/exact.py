@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from torch import Tensor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic
 from rlzoo.lm.finetune.sft_checkpoint import small_gpt2
-from rlzoo.lm.model.language_model import LanguageModel, Reference, Rows
+from rlzoo.lm.model.language_model import LanguageModel, Rows
 from rlzoo.lm.model.pretrained import new_causal_lm
 from rlzoo.lm.tasks.random_walks import GOAL, WalkGraph, nodes_to_goal
 from rlzoo.optim.natural_gradient import FlatPolicy
@@ -47,6 +48,12 @@ class Weighted(Buffer):
         return self.step_weight
 
 
+def weighted(buffer: Buffer, step_weight: Float[Tensor, "N T"]) -> Weighted:
+    """`buffer` with other weights."""
+    fields = {field.name: getattr(buffer, field.name) for field in dataclasses.fields(Buffer)}
+    return Weighted(**fields, step_weight=step_weight)
+
+
 @dataclass(frozen=True)
 class Enumeration:
     """R responses, all that there are, to prompts of which each is equally probable. T steps, S states.
@@ -60,8 +67,6 @@ class Enumeration:
     action: Int[Tensor, "R T"]
     prompt: Int[Tensor, "R"]
     score: Float[Tensor, "R"]
-    ended: Bool[Tensor, "R"]
-    """Whether the response ends with a stop token rather than at the limit."""
     state: Int[Tensor, "R T"]
     """Index of the state at each step; 0 after the end."""
     vocabulary: int
@@ -85,7 +90,6 @@ class Enumeration:
             action=whole.action[:, :max_new_tokens],
             prompt=torch.arange(len(prompts)).repeat_interleave(len(every)),
             score=score,
-            ended=torch.tensor([text[-1] == stop for text in texts]),
             state=state,
             vocabulary=vocabulary,
         )
@@ -138,12 +142,7 @@ class Enumeration:
             return_=zeros,
         )
 
-    def expectation(self, buffer: Buffer, probability: Float[Tensor, "R"]) -> Weighted:
-        """`buffer`, of all responses, with means that are expectations of sums over a response."""
-        fields = {name: getattr(buffer, name) for name in buffer.__dataclass_fields__}
-        return Weighted(**fields, step_weight=torch.where(self.mask, probability.unsqueeze(1), 0.0))
-
-    def logp(self, model: ActorCritic | Reference, obs: Tensor | None = None) -> Float[Tensor, "R T"]:
+    def logp(self, model: ActorCritic, obs: Tensor | None = None) -> Float[Tensor, "R T"]:
         """log π of each token of each response, 0 after the end."""
         found = model.distribution(self.rows.obs if obs is None else obs).log_prob(self.action)
         return torch.where(self.mask, found, 0.0)
@@ -156,22 +155,12 @@ class Enumeration:
         """J = E[score] − β·KL(π ‖ π_ref), the KL of whole responses."""
         return self.probability(logp) @ (self.score - beta * (logp - reference).sum(1))
 
-    def score_function(
-        self, logp: Float[Tensor, "R T"], reference: Float[Tensor, "R T"], beta: float
-    ) -> Float[Tensor, ""]:
-        """A scalar whose gradient is Σ_y π(y)·(score(y) − β·log(π(y)/π_ref(y)))·∇log π(y), which is that of J.
-
-        The KL adds −β·E[∇log π] = 0.
-        """
-        reward = self.score - beta * (logp - reference).sum(1)
-        return (self.probability(logp) * reward).detach() @ logp.sum(1)
-
 
 def small_walks() -> tuple[WalkGraph, Enumeration]:
-    """RandomWalks on four nodes with responses of at most four tokens: 3 prompts with 781 responses each.
+    """Walks on a graph of four nodes in at most four tokens: 3 prompts with 781 responses each.
 
-    The vocabulary is that of RandomWalks: the nodes, `<eos>` and `<pad>`, which are tokens like others. A response ends
-    at the goal or at the limit. Its score is the optimality of the walk.
+    The vocabulary is the nodes, `<eos>` and `<pad>`, which are tokens like the others. A response ends at the goal or
+    at the limit. Its score is the optimality of the walk.
     """
     letters = "abcd"
     adjacency = np.array([[b in _EDGES.get(a, "a") for b in letters] for a in letters])

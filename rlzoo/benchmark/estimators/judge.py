@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlzoo.benchmark.estimators.exact import Enumeration
+from rlzoo.benchmark.estimators.exact import Enumeration, weighted
 from rlzoo.benchmark.estimators.tabular import Table
 from rlzoo.benchmark.estimators.variants import Variant
 from rlzoo.core.buffer import Buffer
@@ -157,8 +157,7 @@ class Judge:
             share = 1 - 1 / GROUP if isinstance(variant.estimator, GroupMean) else 1.0
             advantage = share * (returns - mean[self.task.prompt])
             batch = batch.replace(advantage=torch.where(batch.mask, advantage.unsqueeze(1), 0.0))
-        weight = batch.weight * (len(self.probability) * self.probability).unsqueeze(1)
-        batch = batch.replace(step_weight=weight)
+        batch = weighted(batch, batch.weight * (len(self.probability) * self.probability).unsqueeze(1))
         loss = variant.loss(model, reference, batch, self.beta, np.random.default_rng(0))
         return self.new.gradient(-torch.autograd.grad(loss, model.logits)[0])
 

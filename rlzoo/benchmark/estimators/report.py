@@ -15,7 +15,7 @@ from rlzoo.benchmark import figures
 from rlzoo.benchmark.estimators import natural
 from rlzoo.benchmark.estimators.exact import BETA
 from rlzoo.benchmark.estimators.judge import GROUP, GROUPS, Estimate
-from rlzoo.benchmark.estimators.study import LEARNING_RATE, MINIBATCH, Study
+from rlzoo.benchmark.estimators.study import CHECK, LEARNING_RATE, MINIBATCH, Study
 from rlzoo.benchmark.estimators.variants import Variant
 from rlzoo.benchmark.formatting import NOTHING, fixed, number
 from rlzoo.benchmark.statistics import Interval
@@ -67,7 +67,8 @@ def to_markdown(study: Study) -> str:
          for ahead, found in study.stale.items()],
     )  # fmt: skip
     return template("rlzoo.benchmark.estimators", "report.md.jinja").render(
-        study=study, tables=tables, fixed=fixed, number=number, beta=BETA, group=GROUP, minibatch=MINIBATCH,
+        study=study, more=CHECK * study.batches, tables=tables, fixed=fixed, number=number,
+        beta=BETA, group=GROUP, minibatch=MINIBATCH,
         learning_rate=LEARNING_RATE, damping=natural.DAMPING, cg_iters=natural.CG_ITERS, rows=3 * GROUPS * GROUP,
     )  # fmt: skip
 
@@ -169,6 +170,7 @@ def _record(study: Study) -> dict[str, Any]:
     return {
         "batches": study.batches,
         "seed": study.seed,
+        "check": dataclasses.asdict(study.check),
         "policy": dataclasses.asdict(study.facts),
         "sections": {name: named(found) for name, found in study.sections.items()},
         "kl": {name: {"mean": mean, "std": std} for name, mean, std in study.kl},

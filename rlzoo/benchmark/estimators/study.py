@@ -27,6 +27,7 @@ STALENESS = (0, 1, 2, 4, 8, 16, 32)
 MINIBATCH = 12
 """Responses of each of these minibatches."""
 LEARNING_RATE = 1e-3
+CHECK = 10
 _ASCENT = 6
 """Steps of exact gradient ascent from the reference to the policy."""
 
@@ -49,6 +50,8 @@ class Study:
     facts: Facts
     responses: int
     parameters: int
+    check: Estimate
+    """k1 in the reward over `CHECK` times as many other batches."""
     sections: dict[str, list[tuple[Variant, Estimate]]]
     stale: dict[int, list[tuple[Variant, Estimate]]]
     """By the number of minibatches that the policy is ahead."""
@@ -81,6 +84,7 @@ def run(batches: int, seed: int, progress: Progress) -> Study:
         done += 1
         progress.advance(done / total, name)
 
+    check = judge.measure(variants.KL[0], judge.draw(CHECK * batches, rng(seed, 4)), rng(seed, 1))
     sections: dict[str, list[tuple[Variant, Estimate]]] = {}
     for name, group in groups.items():
         sections[name] = []
@@ -102,7 +106,7 @@ def run(batches: int, seed: int, progress: Progress) -> Study:
             advance(f"{variant.name}, {ahead} minibatches later")
     return Study(
         batches=batches, seed=seed, facts=facts(judge), responses=len(task.score), parameters=table.jacobian.shape[1],
-        sections=sections, kl=kl_values(judge), stale=stale, moved=moved, natural=steps,
+        check=check, sections=sections, kl=kl_values(judge), stale=stale, moved=moved, natural=steps,
     )  # fmt: skip
 
 

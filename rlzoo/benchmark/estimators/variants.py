@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlzoo.algorithms.ppo_clip import PPOClip
 from rlzoo.algorithms.reinforce import Reinforce
-from rlzoo.benchmark.estimators.exact import Weighted
+from rlzoo.benchmark.estimators.exact import weighted
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator, GroupMean, GroupNorm, LeaveOneOut, MonteCarlo
 from rlzoo.core.models import ActorCritic
@@ -87,8 +87,7 @@ class Variant:
             return buffer
         mask = buffer.mask.to(buffer.reward.dtype)
         per_row = mask / mask.sum(1, keepdim=True) if self.length == "response" else mask
-        fields = {name: getattr(buffer, name) for name in buffer.__dataclass_fields__}
-        return Weighted(**fields, step_weight=per_row / len(mask))
+        return weighted(buffer, per_row / len(mask))
 
     def rewards(
         self, model: ActorCritic, reference: ActorCritic, buffer: Buffer, score: Float[Tensor, "N"], beta: float

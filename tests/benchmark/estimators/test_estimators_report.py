@@ -18,7 +18,8 @@ def made(**changes):
     both = [(variants.BASELINES[0], EXACT), (variants.BASELINES[3], TURNED)]
     ratios = [(variant, EXACT) for variant in variants.STALE]
     given = {
-        "batches": 100, "seed": 3, "facts": Facts(0.7, 0.4, 2.5, 0.8), "responses": 2343, "parameters": 976,
+        "batches": 100, "seed": 3, "check": EXACT, "facts": Facts(0.7, 0.4, 2.5, 0.8),
+        "responses": 2343, "parameters": 976,
         "sections": dict.fromkeys(("kl", "baselines", "lengths", "whitening"), both),
         "stale": {0: ratios, 4: ratios}, "moved": {0: 0.0, 4: 0.02}, "kl": [("k2", 0.36, 0.29)],
         "natural": [(None, TURNED), (12, TURNED)],
@@ -32,6 +33,7 @@ def test_the_report_has_the_numbers():
     assert f"| none | 1.010 ± 0.020 | 1.0000 | 1.0000 | 0.0000 | 0.4 | 0.35 | unbiased | {setting} |" in page
     measured = "| 0.500 ± 0.020 | – | 0.900 | 0.600 | 0.0001 | 0.45 | biased | estimator=group-norm |"
     assert f"group mean and std (GRPO) {measured}" in page
+    assert "Over 1\u202f000 other batches its mean along g is 1.0100 ± 0.0200, and p = 0.40" in page
     assert "| k2 | 0.3600 | −10.0 % | 0.2900 |" in page
     assert "rlzoo benchmark estimators --batches 100 --seed 3" in page
 

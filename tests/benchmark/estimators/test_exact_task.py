@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlzoo.benchmark.estimators import natural
-from rlzoo.benchmark.estimators.exact import BETA, GOAL, Enumeration, responses
+from rlzoo.benchmark.estimators.exact import BETA, GOAL, Enumeration, responses, weighted
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.streams import stream, torch_generator
 from rlzoo.lm.model.acting import TokenActor
@@ -21,6 +21,16 @@ from rlzoo.optim.objective import mean_kl
 
 def flat(gradients):
     return torch.cat([g.reshape(-1) for g in gradients])
+
+
+def ends_at_the_goal(task):
+    return task.action[task.last] == GOAL
+
+
+def score_function(task, logp, reference, beta):
+    """A scalar whose gradient is Σ_y π(y)·(score(y) − β·log(π(y)/π_ref(y)))·∇log π(y): the KL adds E[∇log π] = 0."""
+    reward = task.score - beta * (logp - reference).sum(1)
+    return (task.probability(logp) * reward).detach() @ logp.sum(1)
 
 
 def test_responses_by_hand():
@@ -37,10 +47,10 @@ def test_there_are_2343_responses_to_three_prompts_and_each_once(task):
 
 
 def test_a_response_ends_at_the_goal_or_at_the_limit(task):
-    last = task.action[task.last]
-    assert torch.equal(last == GOAL, task.ended)
-    assert int((~task.ended).sum()) == 3 * 625
-    assert (task.length[~task.ended] == 4).all()
+    ended = ends_at_the_goal(task)
+    assert int((~ended).sum()) == 3 * 625
+    assert (task.length[~ended] == 4).all()
+    assert int(task.last.sum()) == len(ended)
     assert not (task.action[task.mask & ~task.last] == GOAL).any()
     assert torch.equal(task.buffer(task.state).terminated, task.last)
 
@@ -58,17 +68,17 @@ def test_probabilities_add_up_to_1_for_each_prompt(task, policies):
         p = task.probability(task.logp(policies[1]))
     for prompt in range(3):
         assert float(p[task.prompt == prompt].sum()) == pytest.approx(1 / 3, abs=1e-12)
-    assert 0.01 < float(p[~task.ended].sum()) < 0.9  # both kinds of response matter
+    assert 0.01 < float(p[~ends_at_the_goal(task)].sum()) < 0.9  # both kinds of response matter
 
 
 def test_score_function_sum_equals_autograd_of_the_exact_objective(task, policies):
     reference, model = policies
     ref = task.logp(reference.model(), task.state).detach()
     exact = flat(torch.autograd.grad(task.objective(task.logp(model), ref, BETA), model.policy_parameters()))
-    summed = flat(torch.autograd.grad(task.score_function(task.logp(model), ref, BETA), model.policy_parameters()))
+    summed = flat(torch.autograd.grad(score_function(task, task.logp(model), ref, BETA), model.policy_parameters()))
     torch.testing.assert_close(summed, exact, rtol=0, atol=1e-8)
     assert exact.norm() > 0.1
-    biased = flat(torch.autograd.grad(task.score_function(task.logp(model), ref, 0.0), model.policy_parameters()))
+    biased = flat(torch.autograd.grad(score_function(task, task.logp(model), ref, 0.0), model.policy_parameters()))
     assert (biased - exact).norm() > 0.1 * exact.norm()
 
 
@@ -116,7 +126,7 @@ def test_exact_fisher_is_the_mean_outer_product_and_equals_the_product_of_the_pa
     fisher = natural.exact_fisher(judge)
     torch.testing.assert_close(fisher, outer, rtol=0, atol=1e-9)
 
-    batch = task.expectation(task.buffer(task.rows.obs), judge.probability)
+    batch = weighted(task.buffer(task.rows.obs), task.mask * judge.probability.unsqueeze(1))
     batch = batch.replace(old=model.distribution(batch.obs).detach())
     policy = FlatPolicy(model)
     product = fisher_vector_product(policy.expectation(mean_kl, batch), policy.theta)
