@@ -50,7 +50,8 @@ class _Start:
     track: Literal["wandb", "mlflow"] | None = None
     """Also log to Weights & Biases or MLflow."""
     estimator: str | None = None
-    """gae, monte-carlo, leave-one-out (rloo), group-norm (grpo) or module:Class; none for the algorithm's own."""
+    """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo) or module:Class; none for the
+    algorithm's own."""
     network: str | None = None
     """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()
