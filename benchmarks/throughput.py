@@ -80,6 +80,8 @@ def make_sb3(algorithm: str, seed: int = 0) -> Any:
     from stable_baselines3.common.vec_env import VecNormalize
     from torch import nn
 
+    from rlzoo.control import no_velocity  # noqa: F401 - registers CartPoleNoVel-v1
+
     if algorithm == "recurrent-ppo":
         env = VecNormalize(make_vec_env("CartPoleNoVel-v1", 8, seed=seed), gamma=0.98)
         networks = {"net_arch": {"pi": [64], "vf": [64]}, "lstm_hidden_size": 64, "activation_fn": nn.ReLU}
