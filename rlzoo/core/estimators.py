@@ -217,55 +217,51 @@ class MonteCarlo(Estimator):
 
 
 @dataclass(frozen=True)
-class LeaveOneOut(Estimator):
+class _Grouped(Estimator):
+    """Advantages from the returns of rows that start in the same state, by `advantage`."""
+
+    gamma: UnitInterval = 1.0
+    """Discount factor, in [0, 1]."""
+
+    whole_episodes: ClassVar[bool] = True
+    grouped: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        """Advantages (N, T) of groups of `group` rows."""
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        filled = MonteCarlo(self.gamma)(buffer)
+        group = buffer.group_size or buffer.num_rows
+        return filled.replace(advantage=self.advantage(filled.reward, filled.mask, group))
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(_Grouped):
     """`leave_one_out` over groups of `buffer.group_size` rows. Needs rows of complete episodes.
 
     The critic's target is the Monte-Carlo return. The advantage does not use the critic, so it does not bootstrap at a
     truncation.
     """
 
-    gamma: UnitInterval = 1.0
-    """Discount factor, in [0, 1]."""
-
-    whole_episodes: ClassVar[bool] = True
-    grouped: ClassVar[bool] = True
-
-    def __call__(self, buffer: Buffer) -> Buffer:
-        filled = MonteCarlo(self.gamma)(buffer)
-        group = buffer.group_size or buffer.num_rows
-        return filled.replace(advantage=leave_one_out(filled.reward, filled.mask, group, self.gamma))
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        return leave_one_out(reward, mask, group, self.gamma)
 
 
 @dataclass(frozen=True)
-class GroupMean(Estimator):
+class GroupMean(_Grouped):
     """`group_mean` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
 
-    gamma: UnitInterval = 1.0
-    """Discount factor, in [0, 1]."""
-
-    whole_episodes: ClassVar[bool] = True
-    grouped: ClassVar[bool] = True
-
-    def __call__(self, buffer: Buffer) -> Buffer:
-        filled = MonteCarlo(self.gamma)(buffer)
-        group = buffer.group_size or buffer.num_rows
-        return filled.replace(advantage=group_mean(filled.reward, filled.mask, group, self.gamma))
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        return group_mean(reward, mask, group, self.gamma)
 
 
 @dataclass(frozen=True)
-class GroupNorm(Estimator):
+class GroupNorm(_Grouped):
     """`group_norm` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
 
-    gamma: UnitInterval = 1.0
-    """Discount factor, in [0, 1]."""
-
-    whole_episodes: ClassVar[bool] = True
-    grouped: ClassVar[bool] = True
-
-    def __call__(self, buffer: Buffer) -> Buffer:
-        filled = MonteCarlo(self.gamma)(buffer)
-        group = buffer.group_size or buffer.num_rows
-        return filled.replace(advantage=group_norm(filled.reward, filled.mask, group, self.gamma))
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        return group_norm(reward, mask, group, self.gamma)
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {
