@@ -12,10 +12,12 @@ from typing import Self
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 IMPOSSIBLE = -1e9
 """Logit of an illegal category: its probability is exactly 0, and p·log p and every gradient stay finite."""
+_BLOCK = 512
+"""Categories whose probabilities are summed first when sampling from many."""
 
 
 class Distribution(abc.ABC):
@@ -110,10 +112,25 @@ class Categorical(Distribution):
     @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Samples by inversion: one uniform number for each sample, instead of a Gumbel for each category."""
-        cumulative = self.logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-        threshold = torch.empty_like(cumulative[..., :1]).uniform_(generator=generator) * cumulative[..., -1:]
-        last = cumulative[..., -1:].nextafter(cumulative.new_zeros(()))  # rounding may give the sum itself
-        return torch.searchsorted(cumulative, threshold.minimum(last), right=True).squeeze(-1)
+        uniform = torch.empty(self.logits.shape[:-1], dtype=torch.float64, device=self.logits.device)
+        return self.quantile(uniform.uniform_(generator=generator))
+
+    def quantile(self, uniform: Float[Tensor, "*batch"]) -> Tensor:
+        """The category where the cumulative probability passes `uniform`, float64 in [0, 1).
+
+        Of many categories, first the block of categories is found, then the category in it.
+        """
+        probs = self.logits.softmax(-1)
+        if probs.shape[-1] <= 2 * _BLOCK:
+            cumulative = probs.cumsum(-1, dtype=torch.float64)
+            return _first_above(cumulative, uniform.unsqueeze(-1) * cumulative[..., -1:]).squeeze(-1)
+        blocks = nn.functional.pad(probs, (0, -probs.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+        cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+        threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
+        block = _first_above(cumulative, threshold)
+        before = nn.functional.pad(cumulative, (1, 0)).gather(-1, block)
+        inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, _BLOCK)).squeeze(-2)
+        return (block * _BLOCK + _first_above(inside.cumsum(-1, dtype=torch.float64), threshold - before)).squeeze(-1)
 
     @property
     def mode(self) -> Tensor:
@@ -133,6 +150,12 @@ class Categorical(Distribution):
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Categorical:
         return Categorical(fn(self.logits))
+
+
+def _first_above(cumulative: Float[Tensor, "*batch K"], threshold: Float[Tensor, "*batch 1"]) -> Tensor:
+    """Index (..., 1) of the first cumulative probability above the threshold, and at most the last that grows."""
+    last = cumulative[..., -1:].nextafter(cumulative.new_zeros(()))  # rounding may give the sum itself
+    return torch.searchsorted(cumulative, threshold.minimum(last), right=True)
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedTokenizerBase
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic, Policy, Value
+from rlzoo.lm.model.attention import new_cache, use_fastest_attention
 from rlzoo.lm.model.padding import pad, position_ids
 from rlzoo.lm.model.pretrained import without_dropout
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.model.tokens import Head, TokenDistribution, autocast, restricted
+from rlzoo.lm.model.tokens import TokenDistribution
+from rlzoo.lm.model.vocabulary import Head, autocast, restricted
 
 _NO_GRAD_TOKENS = 4096
 """Tokens of a micro-batch in forwards without gradient."""
@@ -182,6 +184,7 @@ class LanguageModel(ActorCritic):
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
             _fuse_gelu(transformer)
+            use_fastest_attention(transformer)
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)
@@ -242,7 +245,7 @@ class LanguageModel(ActorCritic):
         """π(·|s) (N,) after T more tokens. T is the length of the prompt at first, and then 1."""
         rows = Rows.of(obs)
         if memory is None:
-            memory = Memory(DynamicCache(), rows.attention)
+            memory = Memory(new_cache(self.trunk.base), rows.attention)
         else:
             memory = Memory(memory.cache, torch.cat([memory.attention, rows.attention], 1))
         out = self.trunk.run(rows.token, memory.attention, use_cache=True, past_key_values=memory.cache)
@@ -316,7 +319,7 @@ def _fuse_gelu(model: nn.Module) -> None:
 class Memory(NamedTuple):
     """The key-value cache, and which of its columns are tokens."""
 
-    cache: DynamicCache
+    cache: Cache
     attention: Bool[Tensor, "N C"]
 
 

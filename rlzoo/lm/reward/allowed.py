@@ -13,7 +13,7 @@ from torch import Tensor
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.errors import EnvError, described
 from rlzoo.lm.model.language_model import Rows
-from rlzoo.lm.model.tokens import words_of
+from rlzoo.lm.model.vocabulary import words_of
 from rlzoo.lm.reward.functions import brief, place
 
 Allowed = Callable[[list[int]], Iterable[int]]

@@ -73,14 +73,10 @@ class FastAdam:
                     flat = torch.cat([grad.reshape(-1) for grad in tape.gradients(total, parameters)])
                     g = flat if g is None else g.add_(flat)
                     continue
-            if g is None:
-                self._grad = torch.zeros_like(self.adam.theta) if self._grad is None else self._grad.zero_()
-                g = self._grad
-            for p, view in zip(parameters, unflatten(g, parameters), strict=True):
-                p.grad = view  # backward adds to it in place
-            torch.autograd.backward(total, inputs=parameters)
-            for p in parameters:
-                p.grad = None
+            if self._grad is None:
+                self._grad = torch.empty_like(self.adam.theta)
+            _backward(total, parameters, self._grad, first=g is None)
+            g = self._grad
         assert g is not None
         return g
 
@@ -143,6 +139,30 @@ class FastAdam:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.adam.load_state_dict(state)
+
+
+def _backward(total: Tensor, parameters: Sequence[nn.Parameter], g: Tensor, first: bool) -> None:
+    """Writes the gradient of `total` into `g` (P,), or adds it if it is not the first. Each part is moved when ready."""
+    views = dict(zip(parameters, unflatten(g, parameters), strict=True))
+    missing = dict.fromkeys(parameters) if first else {}
+
+    def move(p: Tensor) -> None:
+        assert isinstance(p, nn.Parameter) and p.grad is not None
+        if p in missing:
+            views[p].copy_(p.grad)
+            del missing[p]
+        else:
+            views[p].add_(p.grad)
+        p.grad = None
+
+    hooks = [p.register_post_accumulate_grad_hook(move) for p in parameters]
+    try:
+        torch.autograd.backward(total, inputs=list(parameters))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for p in missing:
+        views[p].zero_()
 
 
 class _LossView(nn.Module):

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rlzoo.core.distributions import Categorical
-from rlzoo.lm.model import tokens
-from rlzoo.lm.model.tokens import Head, TokenDistribution
+from rlzoo.lm.model import vocabulary
+from rlzoo.lm.model.tokens import TokenDistribution
+from rlzoo.lm.model.vocabulary import Head
 
 R, T, H, V = 3, 5, 4, 7
 ACTS = torch.tensor([[0, 1, 1, 1, 0], [1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()

@@ -15,7 +15,8 @@ from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.model.acting import TokenActor
-from rlzoo.lm.model.tokens import Head, TokenDistribution, restricted, words_of
+from rlzoo.lm.model.tokens import TokenDistribution
+from rlzoo.lm.model.vocabulary import Head, restricted, words_of
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv

@@ -1,0 +1,189 @@
+"""The output embedding, and sums over a large vocabulary, a block of its tokens at a time.
+
+The logits of GPT-2 at 512 steps take 100 MB. In blocks they stay in the processor's cache, and the weights are cast to
+a lower precision block by block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlzoo.core.distributions import IMPOSSIBLE
+
+_BLOCK = {"cpu": 2**20, "other": 2**25}
+"""Number of logits in a block, by kind of device."""
+
+
+class Head(NamedTuple):
+    """logits = (hidden · weightᵀ + bias) / temperature."""
+
+    weight: Float[Tensor, "V H"]
+    bias: Float[Tensor, "V"] | None
+    temperature: float
+    autocast: torch.dtype | None
+    """Precision of the product; None for that of the weights."""
+
+    def __call__(self, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
+        """Logits of all tokens. Computed as (V, S), which is faster on a CPU for few rows and many columns."""
+        with autocast(hidden.device, self.autocast):
+            logits = (self.weight @ (hidden / self.temperature if self.temperature != 1 else hidden).t()).t()
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits if self.bias is None else logits + self.bias / self.temperature
+
+
+class Steps(NamedTuple):
+    """S steps at which a token is chosen. The methods are not differentiable."""
+
+    hidden: Float[Tensor, "S H"]
+    head: Head
+    allowed: Int[Tensor, "S W"] | None
+    """Bits of the allowed tokens (see `words_of`); None if all are allowed."""
+
+    def blocks(self) -> list[slice]:
+        """The vocabulary in blocks of tokens, each a multiple of 64."""
+        size = _BLOCK["cpu" if self.hidden.device.type == "cpu" else "other"] // max(len(self.hidden), 1)
+        size = max(512, size // 64 * 64)
+        return [slice(start, start + size) for start in range(0, len(self.head.weight), size)]
+
+    def inputs(self) -> Float[Tensor, "S H"]:
+        """hidden / temperature in the precision of the product."""
+        hidden = self.hidden if self.head.temperature == 1 else self.hidden / self.head.temperature
+        return hidden.to(self.precision)
+
+    @property
+    def precision(self) -> torch.dtype:
+        return self.head.autocast or self.head.weight.dtype
+
+    def products(self) -> Iterator[tuple[slice, Float[Tensor, "S C"]]]:
+        """Each block, and its inputs · weightᵀ."""
+        inputs = self.inputs()
+        for block in self.blocks():
+            yield block, inputs @ self.head.weight[block].to(self.precision).t()
+
+    def finish(self, product: Float[Tensor, "S C"], block: slice) -> Float[Tensor, "S C"]:
+        """The logits that belong to a product, in single precision at least."""
+        logits = product if product.dtype == torch.float64 else product.float()
+        if self.head.bias is not None:
+            logits = logits + self.head.bias[block] / self.head.temperature
+        if self.allowed is not None:
+            logits = restricted(logits, self.allowed[:, block.start // 64 : -(-block.stop // 64)])
+        return logits
+
+    def logits(self) -> Iterator[Float[Tensor, "S C"]]:
+        """The logits of each block."""
+        return (self.finish(product, block) for block, product in self.products())
+
+
+class LogProb(torch.autograd.Function):
+    """log π(a) at each step. The gradient of a step's logits is g·(1[a] − π)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Float[Tensor, "S H"],
+        weight: Float[Tensor, "V H"],
+        bias: Float[Tensor, "V"] | None,
+        steps: Steps,
+        action: Int[Tensor, "S"],
+        keep: bool,
+    ) -> Float[Tensor, "S"]:
+        """`hidden`, `weight` and `bias` are those of `steps`, named for autograd. `keep` keeps what backward needs."""
+        kept, totals = [], []
+        taken = action.new_zeros(action.shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+        for block, product in steps.products():
+            logits = steps.finish(product, block)
+            totals.append(logits.logsumexp(-1))
+            inside, index = _inside(action, block)
+            taken = torch.where(inside, logits.gather(-1, index).squeeze(-1), taken)
+            if keep:
+                kept.append(product)
+        log_z = torch.stack(totals).logsumexp(0)
+        ctx.steps, ctx.action, ctx.kept, ctx.log_z = steps, action, kept, log_z
+        return taken - log_z
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Float[Tensor, "S"]) -> tuple[Tensor | None, ...]:
+        steps, grad = ctx.steps, grad.unsqueeze(-1)
+        head, precision, inputs = steps.head, steps.precision, steps.inputs()
+        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
+        d_hidden = torch.zeros_like(steps.hidden) if of_hidden else None
+        d_weight = torch.empty_like(head.weight) if of_weight else None
+        d_bias = torch.empty_like(head.bias) if of_bias else None
+        for block, product in zip(steps.blocks(), ctx.kept, strict=True):
+            probs = (steps.finish(product, block) - ctx.log_z.unsqueeze(-1)).exp_()
+            inside, index = _inside(ctx.action, block)
+            d_logits = probs.mul_(-grad).scatter_add_(-1, index, grad * inside.unsqueeze(-1))
+            if d_bias is not None:
+                d_bias[block] = d_logits.sum(0) / head.temperature
+            d_product = d_logits.to(precision)
+            if d_hidden is not None:
+                d_hidden += d_product @ head.weight[block].to(precision)
+            if d_weight is not None:
+                d_weight[block] = d_product.t() @ inputs
+        if d_hidden is not None and head.temperature != 1:
+            d_hidden /= head.temperature
+        return d_hidden, d_weight, d_bias, None, None, None
+
+
+def _inside(action: Int[Tensor, "S"], block: slice) -> tuple[Bool[Tensor, "S"], Int[Tensor, "S 1"]]:
+    """Whether each action is in the block, and its column there (0 if it is not)."""
+    inside = (action >= block.start) & (action < block.stop)
+    return inside, torch.where(inside, action - block.start, 0).unsqueeze(-1)
+
+
+def mode(steps: Steps) -> Int[Tensor, "S"]:
+    """The most probable token, the first if there are several."""
+    best = [logits.max(-1) for logits in steps.logits()]
+    winner = torch.stack([x.values for x in best]).argmax(0)
+    starts = torch.tensor([block.start for block in steps.blocks()], device=winner.device)
+    return torch.stack([x.indices for x in best]).gather(0, winner.unsqueeze(0)).squeeze(0) + starts[winner]
+
+
+def entropy(steps: Steps) -> Float[Tensor, "S"]:
+    """−Σ_a π(a)·log π(a), not differentiable."""
+    totals, means = [], []
+    for logits in steps.logits():
+        totals.append(logits.logsumexp(-1))
+        means.append(((logits - totals[-1].unsqueeze(-1)).exp_() * logits).sum(-1))
+    log_z = torch.stack(totals)
+    return log_z.logsumexp(0) - (log_z.softmax(0) * torch.stack(means)).sum(0)
+
+
+def kl(steps: Steps, other: Steps) -> Float[Tensor, "S"]:
+    """Σ_a π(a)·(log π(a) − log π_other(a)), not differentiable."""
+    totals, others, means = [], [], []
+    for mine, theirs in zip(steps.logits(), other.logits(), strict=True):
+        totals.append(mine.logsumexp(-1))
+        others.append(theirs.logsumexp(-1))
+        means.append(((mine - totals[-1].unsqueeze(-1)).exp_() * (mine - theirs)).sum(-1))
+    log_z = torch.stack(totals)
+    difference = (log_z.softmax(0) * torch.stack(means)).sum(0)
+    return difference - log_z.logsumexp(0) + torch.stack(others).logsumexp(0)
+
+
+def words_of(allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(…, V) flags as the bits of (…, W) integers, W = ⌈V / 64⌉."""
+    words = -(-allowed.shape[-1] // 64)
+    padding = [(0, 0)] * (allowed.ndim - 1) + [(0, 64 * words - allowed.shape[-1])]
+    return np.packbits(np.pad(allowed, padding), axis=-1, bitorder="little").view(np.int64)
+
+
+def restricted(logits: Float[Tensor, "S V"], words: Int[Tensor, "S W"]) -> Float[Tensor, "S V"]:
+    """The logits, but `IMPOSSIBLE` for tokens whose bit in `words` (see `words_of`) is 0."""
+    octets = words.contiguous().view(torch.uint8).unsqueeze(-1)
+    bits = (octets >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
+    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, IMPOSSIBLE)
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
+    """Context in which matrix products are computed in `dtype`; None changes nothing."""
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
