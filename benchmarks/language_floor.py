@@ -65,7 +65,9 @@ def packed(token: list[Product]) -> Callable[[], None]:
     return work
 
 
-def attentions(config: GPT2Config, rows: int, tokens: int, dtype: torch.dtype) -> Iterator[tuple[Callable, list[Tensor]]]:
+def attentions(
+    config: GPT2Config, rows: int, tokens: int, dtype: torch.dtype
+) -> Iterator[tuple[Callable, list[Tensor]]]:
     """The kinds of causal attention, each with its inputs (rows, heads, tokens, size)."""
     shape = rows, config.n_head, tokens, config.n_embd // config.n_head
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for _ in range(3)]

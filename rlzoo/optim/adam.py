@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import NonFiniteError
@@ -60,7 +61,7 @@ class Adam:
             g += torch.cat([x.reshape(-1) for x in grads])
         norm = clip_norm(g, max_grad_norm, loss.__qualname__)
         self.step(self.theta, self.m, self.v, g, *self.bias_corrected(learning_rate))
-        self.count += 1
+        self.stepped()
         return norm
 
     def step(self, theta: Vector, m: Vector, v: Vector, g: Vector, step_size: float, eps: float) -> None:
@@ -68,6 +69,11 @@ class Adam:
         m.lerp_(g, 1 - self.betas[0])  # m ← β₁m + (1 − β₁)g
         v.mul_(self.betas[1]).addcmul_(g, g, value=1 - self.betas[1])  # v ← β₂v + (1 − β₂)g²
         theta.addcdiv_(m, v.sqrt().add_(eps), value=-step_size)  # θ ← θ − η·m̂/(√v̂ + ε)
+
+    def stepped(self) -> None:
+        """Counts a step, and marks the parameters as changed, which a change of θ does not."""
+        self.count += 1
+        increment_version(self.parameters)
 
     def bias_corrected(self, learning_rate: float) -> tuple[float, float]:
         """Step size and ε of the next step, which include the bias corrections of both moments."""

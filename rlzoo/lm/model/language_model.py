@@ -78,6 +78,7 @@ class Trunk(nn.Module):
             enable({"use_reentrant": False})
         self._pad = getattr(base.config, "pad_token_id", None)
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+        self._casts: dict[str, tuple[int, Tensor]] = {}
 
     def forward(self, obs: Int[Tensor, "R T O"]) -> Float[Tensor, "R T H"]:
         rows = max(1, _NO_GRAD_TOKENS // obs.shape[1])
@@ -104,7 +105,37 @@ class Trunk(nn.Module):
         if mask is None and self._pad is not None and bool((token == self._pad).any()):
             mask = attention.long()  # Hugging Face warns without one
         with autocast(token.device, self.precision):
-            return self.base(input_ids=token, attention_mask=mask, **more)
+            given, casts = {"input_ids": token, "attention_mask": mask, **more}, self._cast_weights()
+            return torch.func.functional_call(self.base, casts, kwargs=given) if casts else self.base(**given)
+
+    def _cast_weights(self) -> dict[str, Tensor]:
+        """The weights of linear layers in the precision of products, cast once for each change of them.
+
+        None of them if parameters are replaced, or used again in the backward pass: then each forward casts.
+        """
+        if self.precision is None or self.gradient_checkpointing:
+            return {}
+        linear = {name: m for name, m in self.base.named_modules() if isinstance(m, (nn.Linear, Conv1D))}
+        weights = {f"{name}.weight": m.weight for name, m in linear.items()}
+        if not all(isinstance(weight, nn.Parameter) for weight in weights.values()):
+            return {}
+        for name, weight in weights.items():
+            if self._casts.get(name, (-1,))[0] != weight._version:
+                self._casts[name] = weight._version, weight.detach().to(self.precision)
+        return {name: _Cast.apply(weight, self._casts[name][1]) for name, weight in weights.items()}  # type: ignore[no-untyped-call]
+
+
+class _Cast(torch.autograd.Function):
+    """A weight in lower precision, given its cast."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, cast: Tensor) -> Tensor:
+        ctx.dtype = weight.dtype
+        return cast.view_as(cast)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.to(ctx.dtype), None
 
 
 class TokenHead(Policy):

@@ -59,7 +59,7 @@ class FastAdam:
             parts = adam.theta, adam.m, adam.v, g
             theta, m, v, grad = parts if whole else (x[start : start + _BLOCK] for x in parts)
             adam.step(theta, m, v, grad, step_size, eps)
-        adam.count += 1
+        adam.stepped()
         return norm
 
     def _gradient(self, terms: Sequence[Term], model: ActorCritic) -> Tensor:
@@ -106,7 +106,7 @@ class FastAdam:
         clip_norm(norm.reshape(1), None, loss.__qualname__)
         adam.theta.copy_(theta)
         adam.m, adam.v = m, v
-        adam.count += 1
+        adam.stepped()
         return float(norm)
 
     def _pure_step(
