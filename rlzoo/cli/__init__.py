@@ -17,6 +17,7 @@ from rlzoo.core.errors import (
     EnvError,
     Interrupted,
     NonFiniteError,
+    ProcessError,
     RunError,
     TrainingError,
     UnknownEnv,
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except (TrainingError, NonFiniteError) as error:
+    except (TrainingError, NonFiniteError, ProcessError) as error:
         return _complain(str(error), 1)
     except MemoryError as error:
         return _complain(f"there is not enough memory: {error}", 1)
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(line: str, code: int) -> int:
-    complain(line)
+    if line:
+        complain(line)
     return code
 
 

@@ -126,6 +126,7 @@ def train_command(arguments: list[str]) -> int:
     known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
     algorithm, env = (*names, *known[len(names) :])
     with importing(threads_for(command)):
+        from rlzoo.core import processes
         from rlzoo.runs.configuration.config import assemble
         from rlzoo.runs.configuration.defaults import from_config, starting_from
         from rlzoo.runs.train import configured, train
@@ -155,18 +156,19 @@ def train_command(arguments: list[str]) -> int:
         return train_seeds_command(config, lines, command)
     if command.seed:
         settings["seed"] = command.seed[0]
-    run = train(
-        algorithm,
-        env,
-        config=command.config,
-        out=command.out,
-        overwrite=command.overwrite,
-        preset=preset,
-        progress=display(command),
-        track=command.track,
-        **settings,
-    )
-    return _report(run, command)
+    with processes.joined():
+        run = train(
+            algorithm,
+            env,
+            config=command.config,
+            out=command.out,
+            overwrite=command.overwrite,
+            preset=preset,
+            progress=display(command),
+            track=command.track,
+            **settings,
+        )
+        return _report(run, command) if processes.rank() == 0 else 0
 
 
 def _check_names(names: list[str]) -> None:
@@ -188,11 +190,12 @@ def resume_command(arguments: list[str]) -> int:
         return resume_seeds_command(options)
     require(options.jobs is None, f"--jobs is for the runs of several seeds; {options.run} does not hold any")
     with importing(threads_for(options, options.run)):
+        from rlzoo.core import processes
         from rlzoo.runs.train import resume
 
-    shown = display(options)
-    run = resume(options.run, options.total_steps, checkpoint=options.checkpoint, progress=shown)
-    return _report(run, options)
+    with processes.joined():
+        run = resume(options.run, options.total_steps, checkpoint=options.checkpoint, progress=display(options))
+        return _report(run, options) if processes.rank() == 0 else 0
 
 
 def eval_command(arguments: list[str]) -> int:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.models import ActorCritic, Term, unflatten
@@ -65,14 +66,18 @@ class _TermView(nn.Module):
 
 
 class FlatFunction:
-    """A scalar function of θ with derivatives: sign·Σ terms. Only one term is in memory at a time."""
+    """A scalar function of θ with derivatives: sign·Σ terms, over the terms of all processes.
+
+    Only one term is in memory at a time.
+    """
 
     def __init__(self, policy: FlatPolicy, name: str, terms: Sequence[Term], sign: int = 1) -> None:
         self.policy, self.name, self.terms, self.sign = policy, name, terms, sign
 
     @torch.no_grad()
     def __call__(self, theta: Vector) -> float:
-        return self.sign * sum(float(self.policy(theta, term)) for term in self.terms)
+        own = sum(float(self.policy(theta, term)) for term in self.terms)
+        return self.sign * processes.total(own)
 
     def gradient(self, theta: Vector) -> Vector:
         """∇f(θ).
@@ -84,6 +89,7 @@ class FlatFunction:
         g = torch.zeros_like(theta)
         for term in self.terms:
             g += torch.autograd.grad(self.policy(theta, term), theta)[0]
+        g = processes.sum_(g)
         if not bool(torch.isfinite(g).all()):
             raise NonFiniteError(f"gradient of the {self.name} is not finite")
         return self.sign * g
@@ -103,11 +109,12 @@ class FlatFunction:
 
         def product(v: Vector) -> Vector:
             if kept is not None:
-                return self.sign * torch.autograd.grad(kept, theta, v, retain_graph=True)[0] + damping * v
-            total = damping * v
+                total = self.sign * torch.autograd.grad(kept, theta, v, retain_graph=True)[0]
+                return processes.sum_(total) + damping * v
+            total = torch.zeros_like(v)
             for term in self.terms:
                 total += self.sign * torch.autograd.grad(first_backward(term), theta, v)[0]
-            return total
+            return processes.sum_(total) + damping * v
 
         return product
 

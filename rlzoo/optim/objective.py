@@ -1,7 +1,7 @@
 """Objectives as sums of terms, and the one place where a model's auxiliary losses join them.
 
 A term is a part of a loss that fits into memory by itself. Gradients, Fisher products and line searches go through
-terms, so that micro-batches and auxiliary losses work the same for every algorithm.
+terms, so that micro-batches, auxiliary losses and several processes work the same for every algorithm.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ Loss = Callable[..., Tensor]
 def objective_terms(
     loss: Loss, model: ActorCritic, batch: Buffer, *scalars: float, auxiliary: bool = True
 ) -> list[Term]:
-    """`loss(model, batch, *scalars)` as one term for each micro-batch, and the terms of the model's auxiliary loss."""
+    """`loss(model, batch, *scalars)` as one term for each micro-batch, and the terms of the model's auxiliary loss.
+
+    Of several processes, each has its own terms. The objective is the sum of all.
+    """
     parts = batch.parts(model.part_steps)
     terms: list[Term] = [lambda model, part=part: loss(model, part, *scalars) for part in parts]  # type: ignore[misc]
-    return terms + (model.auxiliary.draw(batch.num_rows) if auxiliary and model.auxiliary else [])
+    return terms + (model.auxiliary.draw(batch.whole_rows) if auxiliary and model.auxiliary else [])
 
 
 def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:
