@@ -110,8 +110,13 @@ class Categorical(Distribution):
     @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Samples by inversion: one uniform number for each sample, instead of a Gumbel for each category."""
+        uniform = torch.empty(self.logits.shape[:-1], dtype=torch.float64, device=self.logits.device)
+        return self.quantile(uniform.uniform_(generator=generator))
+
+    def quantile(self, uniform: Float[Tensor, "*batch"]) -> Tensor:
+        """The category where the cumulative probability passes `uniform`, float64 in [0, 1)."""
         cumulative = self.logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-        threshold = torch.empty_like(cumulative[..., :1]).uniform_(generator=generator) * cumulative[..., -1:]
+        threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
         last = cumulative[..., -1:].nextafter(cumulative.new_zeros(()))  # rounding may give the sum itself
         return torch.searchsorted(cumulative, threshold.minimum(last), right=True).squeeze(-1)
 
