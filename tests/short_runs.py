@@ -3,7 +3,9 @@
 import json
 import os
 import signal
+import socket
 import time
+import traceback
 
 from rlzoo.runs.train import train
 
@@ -75,3 +77,28 @@ def in_child(work, kill_after=None):
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
+
+
+def in_processes(count, work):
+    """Runs `work` in forked processes that are one group, as torchrun's are; returns their exit codes.
+
+    A process that a signal killed has the negative number of the signal.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = []
+    for rank in range(count):
+        pid = os.fork()
+        if pid == 0:
+            here = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({name: str(x) for name, x in here.items()})
+            code = 1
+            try:
+                code = work() or 0
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

@@ -140,7 +140,7 @@ class Buffer:
         """
         if processes.size() == 1:
             return self
-        empty = dict.fromkeys(("obs", "action", "terminated", "truncated", "logp", "value", "return_"), _ABSENT)
+        empty = dict.fromkeys(("obs", "action", "logp", "value", "return_"), _ABSENT)
         own, whole = processes.rows(self.num_rows), self.replace(**empty, old=None)
         return self.map(lambda x: x[own]).replace(part_of=(whole, own), shared=True)
 

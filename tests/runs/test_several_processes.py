@@ -1,0 +1,78 @@
+"""Two processes with half the rows each are one process with all of them."""
+
+import os
+import subprocess
+import sys
+
+import itertools
+
+import numpy as np
+import pytest
+import short_runs
+import torch
+
+from rlzoo.runs.evaluate import load_model
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume, train
+
+COMMON = {"preset": False, "eval_interval": 10**6, "checkpoint_interval": 10**6, "final_eval_episodes": 10}
+CONTROL = {
+    "env": "CartPole-v1",
+    "total_steps": 10**5,
+    "num_envs": 16,
+    "num_steps": 16,
+    "hidden": (16, 16),
+    "normalize_obs": True,
+    "normalize_reward": True,
+    **COMMON,
+}
+PPO = {**CONTROL, "algorithm": "ppo-clip", "epochs": 3, "minibatch_size": 48}
+# More iterations of conjugate gradient without damping would amplify the rounding of single precision.
+TRPO = {**CONTROL, "algorithm": "trpo", "vf_epochs": 2, "vf_minibatch_size": "all", "cg_iters": 4, "cg_damping": 0.1}
+WALKS = {"env": "RandomWalks", "total_steps": 10**5, "responses_per_batch": 16, "eval_episodes": 4, **COMMON}
+WALKS_PPO = {**WALKS, "algorithm": "ppo-clip", "epochs": 2, "minibatch_responses": 5}
+WALKS_TRPO = {**WALKS, "algorithm": "trpo", "vf_epochs": 2, "vf_minibatch_responses": 5, "cg_iters": 4}
+
+
+def after(iterations):
+    """A callback that ends a run after so many iterations."""
+    left = itertools.count(iterations - 1, -1)
+    return lambda *_: next(left) == 0
+
+
+def trained(path, count, settings, iterations=10):
+    """A run in `path` by `count` processes."""
+
+    def work():
+        train(**settings, out=path, on_iteration=after(iterations))
+
+    assert short_runs.in_processes(count, work) == [0] * count
+    return Run(path)
+
+
+def assert_same(one, two):
+    """Metrics to 1e-5, evaluations, and the greedy policy."""
+    records = one.metrics(), two.metrics()
+    assert len(records[0]) == 10
+    for a, b in zip(*records, strict=True):
+        for record in (a, b):
+            del record["seconds"], record["steps_per_second"]
+        assert b == pytest.approx(a, rel=1e-5, abs=1e-5)
+    for a, b in zip(one.evaluations(), two.evaluations(), strict=True):
+        assert b["mean_return"] == pytest.approx(a["mean_return"], abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [PPO, TRPO], ids=["ppo-clip", "trpo"])
+def test_two_processes_are_one_on_cartpole(settings, tmp_path):
+    one, two = (trained(tmp_path / str(count), count, settings) for count in (1, 2))
+    assert_same(one, two)
+    obs = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 2000, 4)).astype(np.float32))
+    first, second = (load_model(run).distribution(obs).mode for run in (one, two))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [WALKS_PPO, WALKS_TRPO], ids=["ppo-clip", "trpo"])
+def test_two_processes_are_one_on_random_walks(settings, tmp_path):
+    one, two = (trained(tmp_path / str(count), count, settings) for count in (1, 2))
+    assert_same(one, two)
