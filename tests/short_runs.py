@@ -7,6 +7,8 @@ import socket
 import time
 import traceback
 
+from torch.distributed import TCPStore
+
 from rlzoo.runs.train import train
 
 QUICK = {
@@ -79,10 +81,10 @@ def in_child(work, kill_after=None):
     return os.waitpid(pid, 0)[1]
 
 
-def in_processes(count, work):
+def in_processes(count, work, kill_after=None):
     """Runs `work` in forked processes that are one group, as torchrun's are; returns their exit codes.
 
-    A process that a signal killed has the negative number of the signal.
+    All may be killed after some seconds. A process that a signal killed has the negative number of the signal.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -92,6 +94,7 @@ def in_processes(count, work):
         pid = os.fork()
         if pid == 0:
             here = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            here["TORCHELASTIC_USE_AGENT_STORE"] = True
             os.environ.update({name: str(x) for name, x in here.items()})
             code = 1
             try:
@@ -101,4 +104,11 @@ def in_processes(count, work):
             finally:
                 os._exit(code)
         pids.append(pid)
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # as in torchrun's own process
+    if kill_after is not None:
+        time.sleep(kill_after)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    del store
+    return codes

@@ -109,9 +109,12 @@ def _said_by_first(error: Exception) -> bool:
             _blame(f"process {_group.rank} has stopped: {text}")
         if _group.rank == 0:
             _group.store.set("failure", text)
-        else:
-            _group.store.wait(["failure"], datetime.timedelta(seconds=_INQUIRY))
-            return text in _group.store.get("failure").decode()
+            return False
+        end = time.monotonic() + _INQUIRY
+        while time.monotonic() < end:
+            if _group.store.check(["failure"]):
+                return text in _group.store.get("failure").decode()
+            time.sleep(0.05)
     return False
 
 
@@ -171,7 +174,7 @@ def _culprit(error: RuntimeError) -> str:
     """Which process is gone, in the words of the first one that found out."""
     assert _group is not None
     end = time.monotonic() + _INQUIRY
-    with contextlib.suppress(RuntimeError):
+    try:
         while time.monotonic() < end:
             if _group.store.check(["culprit"]):
                 return str(_group.store.get("culprit").decode())
@@ -180,6 +183,8 @@ def _culprit(error: RuntimeError) -> str:
                 if known and _is_dead(*json.loads(_group.store.get(f"process{number}"))):
                     return _blame(f"process {number} has died")
             time.sleep(0.05)
+    except RuntimeError:
+        return "process 0 or torchrun has died"
     return f"another process has gone: {str(error).strip().splitlines()[0]}"
 
 

@@ -76,3 +76,29 @@ def test_two_processes_are_one_on_cartpole(settings, tmp_path):
 def test_two_processes_are_one_on_random_walks(settings, tmp_path):
     one, two = (trained(tmp_path / str(count), count, settings) for count in (1, 2))
     assert_same(one, two)
+
+
+def test_resumed_with_another_number_of_processes(tmp_path):
+    whole = trained(tmp_path / "whole", 1, PPO)
+    path = tmp_path / "parts"
+    trained(path, 2, PPO, 3)
+    for count in (1, 2):
+        codes = short_runs.in_processes(count, lambda: resume_for(path, 3 if count == 1 else 4))
+        assert codes == [0] * count
+    assert_same(whole, Run(path))
+
+
+def resume_for(path, iterations):
+    """Continues a run that its callback has ended."""
+    steps = Run(path).read_config().total_steps
+    resume(path, total_steps=steps + 1, on_iteration=after(iterations))
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
+def test_copies_of_gymnasium_are_divided(env, tmp_path):
+    """With one action for each step they would be the same, whatever seeds the copies got."""
+    settings = {**PPO, "env": env, "vectorized": False, "num_envs": 4}
+    one, two = (trained(tmp_path / str(count), count, settings, 2) for count in (1, 2))
+    for a, b in zip(one.metrics(), two.metrics(), strict=True):
+        assert (b["step"], b["mean_return"]) == (a["step"], a["mean_return"])
+        assert b["entropy"] == pytest.approx(a["entropy"], abs=1e-5)
