@@ -58,7 +58,7 @@ def assert_same(one, two):
         for record in (a, b):
             del record["seconds"], record["steps_per_second"]
         assert b == pytest.approx(a, rel=1e-5, abs=1e-5)
-    for a, b in zip(one.evaluations(), two.evaluations(), strict=True):
+    for a, b in zip(one.evaluations()[-2:], two.evaluations()[-2:], strict=True):
         assert b["mean_return"] == pytest.approx(a["mean_return"], abs=1e-5)
 
 
