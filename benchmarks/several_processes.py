@@ -2,8 +2,8 @@
 
     python benchmarks/several_processes.py [--processes 2] [--turns 3] [--out FILE] ALGORITHM ENV [--option value ...]
 
-Each process has one thread. The time of an iteration is the median over the iterations of all turns but the first two of
-each run, and the efficiency is the time of one process divided by K times that of K processes. Evaluations are not
+Each process has one thread. The time of an iteration is the median over the iterations of all turns but the first two
+of each run, and the efficiency is the time of one process divided by K times that of K processes. Evaluations are not
 counted.
 """
 

@@ -123,14 +123,24 @@ def train_command(arguments: list[str]) -> int:
     several = len(command.seed) > 1
     require(several or command.jobs is None, "--jobs is for several seeds: --seed 1 2 3")
     require(not (several and command.track), "--track is for one seed: start a run for each")
-    known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
-    algorithm, env = (*names, *known[len(names) :])
     with importing(threads_for(command)):
         from rlzoo.core import processes
-        from rlzoo.runs.configuration.config import assemble
-        from rlzoo.runs.configuration.defaults import from_config, starting_from
-        from rlzoo.runs.train import configured, train
+        from rlzoo.runs import train  # noqa: F401 - imports PyTorch
 
+    with processes.joined():
+        require(not (several and processes.size() > 1), "several seeds: start them without torchrun")
+        return _train(names, rest, command)
+
+
+def _train(names: list[str], rest: list[str], command: _Train) -> int:
+    """`rlzoo train` with the names that come first, and the other arguments."""
+    from rlzoo.core import processes
+    from rlzoo.runs.configuration.config import assemble
+    from rlzoo.runs.configuration.defaults import from_config, starting_from
+    from rlzoo.runs.train import configured, train
+
+    known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
+    algorithm, env = (*names, *known[len(names) :])
     preset = command.preset or not command.no_preset
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
     settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
@@ -151,24 +161,23 @@ def train_command(arguments: list[str]) -> int:
         )
     _, given = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
     settings |= given
-    if several:
+    if len(command.seed) > 1:
         config, lines = configured(algorithm, env, command.config, preset, settings)
         return train_seeds_command(config, lines, command)
     if command.seed:
         settings["seed"] = command.seed[0]
-    with processes.joined():
-        run = train(
-            algorithm,
-            env,
-            config=command.config,
-            out=command.out,
-            overwrite=command.overwrite,
-            preset=preset,
-            progress=display(command),
-            track=command.track,
-            **settings,
-        )
-        return _report(run, command) if processes.rank() == 0 else 0
+    run = train(
+        algorithm,
+        env,
+        config=command.config,
+        out=command.out,
+        overwrite=command.overwrite,
+        preset=preset,
+        progress=display(command),
+        track=command.track,
+        **settings,
+    )
+    return _report(run, command) if processes.rank() == 0 else 0
 
 
 def _check_names(names: list[str]) -> None:

@@ -83,12 +83,9 @@ class Trainer:
         """Whether the run has reached its number of steps."""
         return self.step >= self.config.total_steps
 
+    @processes.together("iterate")
     def iterate(self) -> Iteration:
         """One iteration: a buffer of experience, and the algorithm's update on it."""
-        with processes.together("iterate"):
-            return self._iterate()
-
-    def _iterate(self) -> Iteration:
         model, env = self.model, self.task.env
         experience = self.task.collector.collect(self.task.actor())
         buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
@@ -102,10 +99,10 @@ class Trainer:
         self.step += buffer.num_steps
         return Iteration(self.step, metrics, episodes, frozenset(environment))
 
+    @processes.together("checkpoint")
     def checkpoint(self) -> Checkpoint:
         """Everything that the rest of the run depends on."""
-        with processes.together("checkpoint"):
-            state = {"step": self.step, "algorithm": self.state.state_dict(), "task": self.task.state_dict()}
+        state = {"step": self.step, "algorithm": self.state.state_dict(), "task": self.task.state_dict()}
         return Checkpoint(self.model.state_dict(), state)
 
     def restore(self, checkpoint: Checkpoint) -> None:

@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 import short_runs
 
+from rlzoo.cli import main
 from rlzoo.core import processes
 from rlzoo.core.errors import ConfigError, EnvError, ProcessError, RunError
 from rlzoo.runs.loop import Trainer
@@ -116,6 +117,20 @@ def test_processes_with_different_settings(tmp_path):
     (_, first), (_, second) = messages(2, work, tmp_path / "said")
     assert first == "num_steps is 26 in process 1, 25 in process 0: start all alike"
     assert second == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--seed", "1", "2"], "several seeds: start them without torchrun"),
+        (["--num-enws", "4"], "no option '--num-enws'; did you mean '--num-envs'?"),
+    ],
+)
+def test_wrong_use_is_told_once(arguments, line, tmp_path, capfd):
+    out = str(tmp_path / "runs")
+    codes = short_runs.in_processes(2, lambda: main(["train", "ppo-clip", "CartPole-v1", *arguments, "--out", out]))
+    assert codes == [2, 1]
+    assert capfd.readouterr().err == f"rlzoo: {line}\n"
 
 
 def test_compile_is_for_one_process(tmp_path):

@@ -1,9 +1,5 @@
 """Two processes with half the rows each are one process with all of them."""
 
-import os
-import subprocess
-import sys
-
 import itertools
 
 import numpy as np
@@ -82,9 +78,8 @@ def test_resumed_with_another_number_of_processes(tmp_path):
     whole = trained(tmp_path / "whole", 1, PPO)
     path = tmp_path / "parts"
     trained(path, 2, PPO, 3)
-    for count in (1, 2):
-        codes = short_runs.in_processes(count, lambda: resume_for(path, 3 if count == 1 else 4))
-        assert codes == [0] * count
+    assert short_runs.in_processes(1, lambda: resume_for(path, 3)) == [0]
+    assert short_runs.in_processes(4, lambda: resume_for(path, 4)) == [0] * 4
     assert_same(whole, Run(path))
 
 

@@ -44,7 +44,7 @@ class PretrainingLoss:
         self._order = Shuffled(len(self.texts), np.random.default_rng(seed))
 
     def draw(self, rows: int) -> list[Term]:
-        """The loss on the next texts, one term for each micro-batch. Of several processes, each has its share of them."""
+        """The loss on the next texts, one term for each micro-batch. Each process has its share of the texts."""
         chosen = [self.texts[next(self._order)] for _ in range(self.rows or rows)]
         batch = Rows.of_texts(chosen, self.pad_token)
         obs, action, weight = batch.obs, batch.action, self.coef / int(batch.acts.sum())
