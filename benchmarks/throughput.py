@@ -2,11 +2,13 @@
 
     pip install -e '.[peers]'
     python benchmarks/throughput.py speed        # same settings, one after the other, several rounds
+    python benchmarks/throughput.py recurrent    # the same for policies with an LSTM
     python benchmarks/throughput.py threshold    # from command to first evaluation of at least 475
     python benchmarks/throughput.py environments # steps per second of the vectorised environments
 
 Contestants take turns, each in a process of its own, so that a slow minute of the machine hits all alike.
-Settings are those of rl-baselines3-zoo for CartPole-v1. Both libraries run with `--threads` PyTorch threads.
+Settings are those of rl-baselines3-zoo for CartPole-v1 and CartPoleNoVel-v1. Both libraries run with `--threads`
+PyTorch threads.
 """
 
 from __future__ import annotations
@@ -24,12 +26,20 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 TRAINING_CONTESTANTS = {
-    "PPO, rlzoo": ("rlzoo", "ppo-clip", False),
-    "PPO, rlzoo --compile": ("rlzoo", "ppo-clip", True),
-    "PPO, Stable-Baselines3": ("sb3", "ppo", False),
-    "TRPO, rlzoo": ("rlzoo", "trpo", False),
-    "TRPO, sb3-contrib": ("sb3", "trpo", False),
+    "speed": {
+        "PPO, rlzoo": ("rlzoo", "ppo-clip", False),
+        "PPO, rlzoo --compile": ("rlzoo", "ppo-clip", True),
+        "PPO, Stable-Baselines3": ("sb3", "ppo", False),
+        "TRPO, rlzoo": ("rlzoo", "trpo", False),
+        "TRPO, sb3-contrib": ("sb3", "trpo", False),
+    },
+    "recurrent": {
+        "Recurrent PPO, rlzoo": ("rlzoo", "recurrent-ppo", False),
+        "Recurrent PPO, rlzoo --compile": ("rlzoo", "recurrent-ppo", True),
+        "Recurrent PPO, sb3-contrib": ("sb3", "recurrent-ppo", False),
+    },
 }
+"""By table; the last of those with the same first word is the peer."""
 RLZOO_SETTINGS: dict[str, dict[str, Any]] = {
     "ppo-clip": {
         "num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
@@ -42,6 +52,9 @@ RLZOO_SETTINGS: dict[str, dict[str, Any]] = {
         "vf_epochs": 20, "vf_minibatch_size": 512, "activation": "tanh", "hidden": (64, 64),
     },
 }  # fmt: skip
+RLZOO_SETTINGS["recurrent-ppo"] = RLZOO_SETTINGS["ppo-clip"] | {
+    "network": "lstm", "hidden": (64,), "activation": "relu", "normalize_obs": True, "normalize_reward": True,
+}  # fmt: skip
 
 
 def train_rlzoo(algorithm: str, steps: int, compiled: bool) -> float:
@@ -49,7 +62,8 @@ def train_rlzoo(algorithm: str, steps: int, compiled: bool) -> float:
     from rlzoo import Trainer, make_config
 
     settings = {**RLZOO_SETTINGS[algorithm], "total_steps": steps, "compile": compiled}
-    trainer = Trainer(make_config(algorithm, "CartPole-v1", **settings))
+    name, env = ("ppo-clip", "CartPoleNoVel-v1") if algorithm == "recurrent-ppo" else (algorithm, "CartPole-v1")
+    trainer = Trainer(make_config(name, env, **settings))
     if compiled:
         Trainer(trainer.config).iterate()  # compiles, where the cache is empty
     start = time.perf_counter()
@@ -60,10 +74,22 @@ def train_rlzoo(algorithm: str, steps: int, compiled: bool) -> float:
 
 def make_sb3(algorithm: str, seed: int = 0) -> Any:
     """The peer's model at the zoo's settings; its other settings are its defaults."""
-    from sb3_contrib import TRPO
+    from sb3_contrib import TRPO, RecurrentPPO
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+    from torch import nn
 
+    from rlzoo.control import no_velocity  # noqa: F401 - registers CartPoleNoVel-v1
+
+    if algorithm == "recurrent-ppo":
+        env = VecNormalize(make_vec_env("CartPoleNoVel-v1", 8, seed=seed), gamma=0.98)
+        networks = {"net_arch": {"pi": [64], "vf": [64]}, "lstm_hidden_size": 64, "activation_fn": nn.ReLU}
+        return RecurrentPPO(
+            "MlpLstmPolicy", env, n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8, ent_coef=0.0,
+            learning_rate=lambda left: 1e-3 * left, clip_range=lambda left: 0.2 * left, seed=seed, device="cpu",
+            policy_kwargs=networks | {"ortho_init": False, "enable_critic_lstm": True},
+        )  # fmt: skip
     if algorithm == "ppo":
         env = make_vec_env("CartPole-v1", 8, seed=seed)
         return PPO(
@@ -116,21 +142,23 @@ def child(*words: object) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
 
 
-def speed(rounds: int, steps: int, threads: int) -> str:
-    rates: dict[str, list[float]] = {name: [] for name in TRAINING_CONTESTANTS}
+def speed(table: str, rounds: int, steps: int, threads: int) -> str:
+    contestants = TRAINING_CONTESTANTS[table]
+    rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
-        for name, (library, algorithm, compiled) in TRAINING_CONTESTANTS.items():
+        for name, (library, algorithm, compiled) in contestants.items():
             rates[name].append(float(child("speed", library, algorithm, steps, int(compiled), threads)))
-            print(f"{name:26} {rates[name][-1]:10,.0f} steps/s", flush=True)
+            print(f"{name:30} {rates[name][-1]:10,.0f} steps/s", flush=True)
     lines = ["| contestant | steps/s (median) | ratio to the peer (median of rounds; min – max) |", "|---|---|---|"]
     for name, values in rates.items():
-        peer = rates["PPO, Stable-Baselines3" if name.startswith("PPO") else "TRPO, sb3-contrib"]
+        peer = next(rates[other] for other in reversed(contestants) if other.split(",")[0] == name.split(",")[0])
         ratios = [mine / theirs for mine, theirs in zip(values, peer, strict=True)]
         lines.append(
             f"| {name} | {statistics.median(values):,.0f} | "
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f}) |"
         )
-    title = f"CartPole-v1, {steps:,} steps, {rounds} rounds, {threads} PyTorch thread(s) each"
+    env = "CartPoleNoVel-v1" if table == "recurrent" else "CartPole-v1"
+    title = f"{env}, {steps:,} steps, {rounds} rounds, {threads} PyTorch thread(s) each"
     return "\n".join([f"### Training speed\n\n{title}.\n", *lines, ""])
 
 
@@ -220,15 +248,15 @@ def main() -> None:
         run_child(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["speed", "threshold", "environments"])
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of `speed` and `environments`")
-    parser.add_argument("--steps", type=int, default=50_000, help="environment steps of each run of `speed`")
+    parser.add_argument("table", choices=["speed", "recurrent", "threshold", "environments"])
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all tables but `threshold`")
+    parser.add_argument("--steps", type=int, default=50_000, help="steps of each run of `speed` and `recurrent`")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of `threshold`")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch threads of every contestant")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    if options.table == "speed":
-        text = speed(options.rounds, options.steps, options.threads)
+    if options.table in TRAINING_CONTESTANTS:
+        text = speed(options.table, options.rounds, options.steps, options.threads)
     elif options.table == "threshold":
         text = threshold(options.seeds, options.threads)
     else:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         UnknownEnv,
         UnsupportedSpace,
     )
-    from rlzoo.core.estimators import GAE, Estimator, GroupNorm, LeaveOneOut, MonteCarlo
+    from rlzoo.core.estimators import GAE, Estimator, GroupMean, GroupNorm, LeaveOneOut, MonteCarlo
     from rlzoo.core.evaluation import Evaluation
     from rlzoo.core.models import ActorCritic, Policy, Value
     from rlzoo.core.recurrent import Cell, Recurrent
@@ -75,6 +75,7 @@ __all__ = [
     "Estimator",
     "Evaluation",
     "Experience",
+    "GroupMean",
     "GroupNorm",
     "Interrupted",
     "Iteration",
@@ -131,7 +132,7 @@ _MODULES = {
     "core.distributions": "Categorical DiagGaussian Distribution MultiCategorical Product",
     "core.env": "Episode Experience VectorEnv",
     "core.errors": "ConfigError EnvError Interrupted NonFiniteError RunError TrainingError UnknownEnv UnsupportedSpace",
-    "core.estimators": "GAE Estimator GroupNorm LeaveOneOut MonteCarlo",
+    "core.estimators": "GAE Estimator GroupMean GroupNorm LeaveOneOut MonteCarlo",
     "core.evaluation": "Evaluation",
     "core.models": "ActorCritic Policy Value",
     "core.recurrent": "Cell Recurrent",

@@ -28,6 +28,8 @@ class State:
     """Shuffles minibatches."""
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
+    fisher_rng: np.random.Generator | None = None
+    """Chooses the rows of Fisher products; None if all are taken."""
     progress: float = 0.0
     """Share of the training steps already taken, in [0, 1). The training loop sets it."""
 
@@ -40,10 +42,13 @@ class State:
             "rng": self.rng.bit_generator.state,
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "scalars": dict(self.scalars),
+            **({} if self.fisher_rng is None else {"fisher_rng": self.fisher_rng.bit_generator.state}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
+        if self.fisher_rng is not None:
+            self.fisher_rng.bit_generator.state = state["fisher_rng"]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.scalars = {name: float(state["scalars"][name]) for name in self.scalars | state["scalars"]}

@@ -11,7 +11,7 @@ import torch
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
+from rlzoo.core.fields import Count, Fraction, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import (
@@ -34,7 +34,7 @@ class NPG(Algorithm):
 
     name: ClassVar[str] = "npg"
     second_order: ClassVar[bool] = True
-    advanced: ClassVar[tuple[str, ...]] = ("normalize_advantage", "vf_epochs", "vf_minibatch_size")
+    advanced: ClassVar[tuple[str, ...]] = ("fisher_fraction", "normalize_advantage", "vf_epochs", "vf_minibatch_size")
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: PositiveSchedule = 0.01
@@ -43,6 +43,8 @@ class NPG(Algorithm):
     """Conjugate-gradient iterations; each needs one Fisher-vector product."""
     cg_damping: NonNegative = 0.01
     """Multiple of the identity added to F when solving for x."""
+    fisher_fraction: Fraction = 1.0
+    """Share of the rows that Fisher products average over, drawn for each update."""
     normalize_advantage: bool = True
     """Whiten the advantages over the buffer."""
     vf_learning_rate: PositiveSchedule = 1e-3
@@ -53,7 +55,8 @@ class NPG(Algorithm):
     """Steps in a minibatch when fitting the value."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
-        return State(rng, {"value": Adam(model.value_parameters())})
+        fisher_rng = rng.spawn(1)[0] if self.fisher_fraction < 1 else None
+        return State(rng, {"value": Adam(model.value_parameters())}, fisher_rng=fisher_rng)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
@@ -65,7 +68,8 @@ class NPG(Algorithm):
         theta = policy.theta
 
         g = policy.objective(surrogate, batch).gradient(theta)
-        fisher = fisher_vector_product(policy.expectation(mean_kl, batch), theta)
+        part = batch.sample(self.fisher_fraction, state.fisher_rng)
+        fisher = fisher_vector_product(policy.expectation(mean_kl, part), theta)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
         step, scale, fx = trust_region_step(fisher, x, state.at(self.max_kl))
         policy.assign(theta + step)

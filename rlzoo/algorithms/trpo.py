@@ -12,7 +12,15 @@ from torch import Tensor
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeInt, OpenUnitInterval, PositiveSchedule
+from rlzoo.core.fields import (
+    Count,
+    Fraction,
+    MinibatchSize,
+    NonNegative,
+    NonNegativeInt,
+    OpenUnitInterval,
+    PositiveSchedule,
+)
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import (
@@ -37,7 +45,7 @@ class TRPO(Algorithm):
     name: ClassVar[str] = "trpo"
     second_order: ClassVar[bool] = True
     advanced: ClassVar[tuple[str, ...]] = (
-        *("backtrack_coef", "backtrack_iters"),
+        *("backtrack_coef", "backtrack_iters", "fisher_fraction"),
         *("normalize_advantage", "vf_epochs", "vf_minibatch_size"),
     )
 
@@ -52,6 +60,8 @@ class TRPO(Algorithm):
     """Factor by which the line search shortens the step, in (0, 1)."""
     backtrack_iters: Count = 10
     """Step lengths that the line search tries."""
+    fisher_fraction: Fraction = 1.0
+    """Share of the rows that Fisher products average over, drawn for each update."""
     normalize_advantage: bool = True
     """Whiten the advantages over the buffer."""
     vf_learning_rate: PositiveSchedule = 1e-3
@@ -62,7 +72,8 @@ class TRPO(Algorithm):
     """Steps in a minibatch when fitting the value."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
-        return State(rng, {"value": Adam(model.value_parameters())})
+        fisher_rng = rng.spawn(1)[0] if self.fisher_fraction < 1 else None
+        return State(rng, {"value": Adam(model.value_parameters())}, fisher_rng=fisher_rng)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
@@ -76,7 +87,8 @@ class TRPO(Algorithm):
         kl = policy.expectation(mean_kl, batch)
 
         g = objective.gradient(theta)
-        fisher = fisher_vector_product(kl, theta)
+        part = batch.sample(self.fisher_fraction, state.fisher_rng)
+        fisher = fisher_vector_product(policy.expectation(mean_kl, part), theta)
         x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
         step, _, fx = trust_region_step(fisher, x, max_kl)
 

@@ -29,8 +29,8 @@ Styles = Mapping[str, dict[str, Any]]
 _COLOURS = {
     "reinforce": "#595959", "npg": "#E69F00", "trpo": "#009E73", "ppo-penalty": "#56B4E9", "ppo-clip": "#D55E00",
 }  # fmt: skip
-_PALETTE = ("#0072B2", "#CC79A7", *_COLOURS.values())
-_LINES = ("solid", "dashed", "dashdot", "dotted", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+PALETTE = ("#0072B2", "#CC79A7", *_COLOURS.values())
+LINES = ("solid", "dashed", "dashdot", "dotted", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 _LEVEL: dict[str, Any] = {"color": "#666666", "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
 _STYLE = {
     "font.size": 8.5,
@@ -59,13 +59,13 @@ def styles(algorithms: Iterable[Algorithm]) -> dict[str, dict[str, Any]]:
     labels = {x.name: x.label for x in algorithms}
     families = {x.name: labels[x.counterpart or x.name] for x in algorithms}
     first = {label: (0, colour) for label, colour in _COLOURS.items() if label in families.values()}
-    free = (x for line in itertools.count() for colour in _PALETTE if (x := (line, colour)) not in first.values())
+    free = (x for line in itertools.count() for colour in PALETTE if (x := (line, colour)) not in first.values())
     first |= {label: next(free) for label in dict.fromkeys(families.values()) if label not in first}
     members, found = Counter[str](), {}
     for name, family in families.items():
         line, colour = first[family]
         line += members[family]
-        found[name] = {"color": colour, "linestyle": _LINES[line and 1 + (line - 1) % (len(_LINES) - 1)]}
+        found[name] = {"color": colour, "linestyle": LINES[line and 1 + (line - 1) % (len(LINES) - 1)]}
         members[family] += 1
     return found
 

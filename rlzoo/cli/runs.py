@@ -50,7 +50,8 @@ class _Start:
     track: Literal["wandb", "mlflow"] | None = None
     """Also log to Weights & Biases or MLflow."""
     estimator: str | None = None
-    """gae, monte-carlo, leave-one-out (rloo), group-norm (grpo) or module:Class; none for the algorithm's own."""
+    """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo) or module:Class; none for the
+    algorithm's own."""
     network: str | None = None
     """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()
@@ -271,7 +272,7 @@ def list_command(arguments: list[str]) -> int:
     show("algorithms")
     show(_algorithms())
     show("\nenvironments with presets")
-    show("\n".join(f"  {env:26} {' '.join(algorithms)}" for env, algorithms in presets.items()))
+    show("\n".join(f"  {env:30} {' '.join(algorithms)}" for env, algorithms in presets.items()))
     show("\nenvironments with a built-in vectorised version")
     show("  " + " ".join(builtin))
     show("\nEvery other Gymnasium environment works too: give its id, or module:Id.")

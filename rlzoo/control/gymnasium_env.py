@@ -166,11 +166,7 @@ class GymnasiumEnv(VectorEnv):
     def _masks(self, info: dict[str, Any], done: Bools) -> Array:
         """(N, K) legal actions. After an episode's end every action is legal, since it will be ignored."""
         masks = np.ones((self.num_envs, self.legal), np.bool_)
-        told = (
-            info.get("_action_mask", np.ones(self.num_envs, np.bool_))
-            if "action_mask" in info
-            else np.zeros(self.num_envs, np.bool_)
-        )
+        told = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.num_envs)
         for i in np.flatnonzero(~done):
             if not told[i]:
                 raise self._error(f"copy {i} gave no action mask, and did before")

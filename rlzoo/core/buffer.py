@@ -97,9 +97,9 @@ class Buffer:
         return self.mask.shape[0]
 
     @property
-    def whole_rows(self) -> int:
-        """Number of rows; of a share, in all processes."""
-        return self.part_of[0].num_rows if self.shared and self.part_of is not None else self.num_rows
+    def whole(self) -> Buffer:
+        """Of a share, the rows of all processes (see `share`); else the buffer itself."""
+        return self.part_of[0] if self.shared and self.part_of is not None else self
 
     @property
     def num_steps(self) -> int:
@@ -107,8 +107,7 @@ class Buffer:
         return int(self.mask.sum())
 
     def rows(self, context: int) -> Buffer:
-        """The same steps as rows of `context` steps, R = N·T / context, ready to be shuffled; of several processes, the
-        share of this one (see `share`).
+        """The same steps as rows of `context` steps, R = N·T / context, of which a process gets its share (see `share`).
 
         The extra last column of `obs` and `value` is dropped. Forced steps stay and stay masked, so every buffer of a
         run has the same shape. Rows that `context` does not divide end with masked steps, copies of the last one.
@@ -133,11 +132,7 @@ class Buffer:
         return rows.share()
 
     def share(self) -> Buffer:
-        """The rows of this process. With one process, the buffer itself.
-
-        `mean`, `weight`, `whitened_advantage` and `minibatches` are still those of the whole buffer: what a share gives
-        does not depend on the number of processes.
-        """
+        """The rows of this process, with the means, weights and minibatches of all rows. With one process, the buffer."""
         if processes.size() == 1:
             return self
         empty = dict.fromkeys(("obs", "action", "logp", "value", "return_"), _ABSENT)
@@ -153,7 +148,7 @@ class Buffer:
         Args:
             size: steps in a minibatch, or rows after `rows(0)`; "all" for all rows. A minibatch has at least one row.
         """
-        whole = self.part_of[0] if self.shared and self.part_of is not None else self
+        whole = self.whole
         rows = whole.num_rows if size == "all" else max(1, size // self.row_size)
         if rows >= whole.num_rows:
             if whole.mask.any():
@@ -165,21 +160,31 @@ class Buffer:
         for start in range(0, whole.num_rows, rows):
             if has_steps[start : start + rows].any():
                 minibatch = shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
-                yield self._share_of(minibatch, order[start : start + rows]) if self.shared else minibatch
+                yield self._share_of(minibatch, order[start : start + rows])
 
     def _share_of(self, minibatch: Buffer, order: Tensor) -> Buffer:
-        """The rows of this process in a minibatch, which is the rows `order` of the whole.
-
-        If there are none, it is one of this process's rows with weight 0: a model need not work without rows.
-        """
-        own = processes.rows(self.num_rows * processes.size())
+        """The rows of this process in a minibatch, which is the rows `order` of the whole."""
+        if not self.shared:
+            return minibatch
+        own = processes.rows(self.whole.num_rows)
         places = ((order >= own.start) & (order < own.stop)).nonzero().squeeze(1)
-        if len(places):
-            found = self.map(lambda x: x[order[places] - own.start])
-        else:
-            places = torch.zeros_like(order[:1])
-            found = self.map(lambda x: x[:1]).replace(mask=torch.zeros_like(self.mask[:1]))
+        found = self.map(lambda x: x[order[places] - own.start])
+        if not len(places):  # one row with weight 0, since a model need not work without rows
+            places, found = order[:1] * 0, self.map(lambda x: x[:1]).replace(mask=self.mask[:1] & False)
         return found.replace(part_of=(minibatch, places), shared=True)
+
+    def sample(self, fraction: float, rng: np.random.Generator | None) -> Buffer:
+        """A random part of the rows that have an unmasked step, in order: ⌊fraction · number⌋ of them, at least one.
+
+        A fraction of 1 is the buffer itself, and draws nothing.
+        """
+        if fraction == 1 or rng is None:
+            return self
+        whole = self.whole
+        rows = whole.mask.any(1).nonzero().squeeze(1)
+        chosen = np.sort(rng.permutation(len(rows))[: max(1, int(fraction * len(rows)))])
+        chosen_rows = rows[torch.from_numpy(chosen).to(rows.device)]
+        return self._share_of(whole.map(lambda x: x[chosen_rows]), chosen_rows)
 
     def parts(self, steps: int | None) -> Iterator[Buffer]:
         """The rows in order, as micro-batches of at most `steps` steps (at least one row); None gives one part.

@@ -89,6 +89,18 @@ def leave_one_out(
     return _spread(centred * count / (count - 1).clamp(min=1), mask)  # R − mean of others = n/(n−1)·(R − mean)
 
 
+def group_mean(
+    reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
+) -> Float[Tensor, "N T"]:
+    """Returns minus the mean of their group, as in Dr. GRPO (Liu et al. 2025).
+
+    A_i = R_i − mean of R_j over all n rows j of the group, including i: (n − 1)/n of the leave-one-out advantages
+
+    Returns, groups and errors are those of `leave_one_out`.
+    """
+    return _spread(_centred_returns(reward, mask, group, gamma)[0], mask)
+
+
 def group_norm(
     reward: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"], group: int, gamma: float = 1.0
 ) -> Float[Tensor, "N T"]:
@@ -205,46 +217,59 @@ class MonteCarlo(Estimator):
 
 
 @dataclass(frozen=True)
-class LeaveOneOut(Estimator):
+class _Grouped(Estimator):
+    """Advantages from the returns of rows that start in the same state, by `advantage`."""
+
+    gamma: UnitInterval = 1.0
+    """Discount factor, in [0, 1]."""
+
+    whole_episodes: ClassVar[bool] = True
+    grouped: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        """Advantages (N, T) of groups of `group` rows."""
+
+    def __call__(self, buffer: Buffer) -> Buffer:
+        filled = MonteCarlo(self.gamma)(buffer)
+        group = buffer.group_size or buffer.num_rows
+        return filled.replace(advantage=self.advantage(filled.reward, filled.mask, group))
+
+
+@dataclass(frozen=True)
+class LeaveOneOut(_Grouped):
     """`leave_one_out` over groups of `buffer.group_size` rows. Needs rows of complete episodes.
 
     The critic's target is the Monte-Carlo return. The advantage does not use the critic, so it does not bootstrap at a
     truncation.
     """
 
-    gamma: UnitInterval = 1.0
-    """Discount factor, in [0, 1]."""
-
-    whole_episodes: ClassVar[bool] = True
-    grouped: ClassVar[bool] = True
-
-    def __call__(self, buffer: Buffer) -> Buffer:
-        filled = MonteCarlo(self.gamma)(buffer)
-        group = buffer.group_size or buffer.num_rows
-        return filled.replace(advantage=leave_one_out(filled.reward, filled.mask, group, self.gamma))
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        return leave_one_out(reward, mask, group, self.gamma)
 
 
 @dataclass(frozen=True)
-class GroupNorm(Estimator):
+class GroupMean(_Grouped):
+    """`group_mean` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
+
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        return group_mean(reward, mask, group, self.gamma)
+
+
+@dataclass(frozen=True)
+class GroupNorm(_Grouped):
     """`group_norm` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
 
-    gamma: UnitInterval = 1.0
-    """Discount factor, in [0, 1]."""
-
-    whole_episodes: ClassVar[bool] = True
-    grouped: ClassVar[bool] = True
-
-    def __call__(self, buffer: Buffer) -> Buffer:
-        filled = MonteCarlo(self.gamma)(buffer)
-        group = buffer.group_size or buffer.num_rows
-        return filled.replace(advantage=group_norm(filled.reward, filled.mask, group, self.gamma))
+    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
+        return group_norm(reward, mask, group, self.gamma)
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {
     "gae": GAE,
     "monte-carlo": MonteCarlo,
     "leave-one-out": LeaveOneOut,
+    "group-mean": GroupMean,
     "group-norm": GroupNorm,
 }
-ALIASES = {"grpo": "group-norm", "rloo": "leave-one-out"}
+ALIASES = {"grpo": "group-norm", "dr-grpo": "group-mean", "rloo": "leave-one-out"}
 """Names of the algorithms that the estimators are known from."""

@@ -46,6 +46,7 @@ class OrObject:
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 UnitInterval = Annotated[float, Range(0, 1)]
+Fraction = Annotated[float, Range(0, 1, above=True)]
 OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
 Count = Annotated[int, Range(1)]
 NonNegativeInt = Annotated[int, Range(0)]

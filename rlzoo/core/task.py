@@ -237,6 +237,12 @@ class Task(abc.ABC):
         self.env.close()
 
 
+def check_fisher_fraction(setup: Setup, rows: int, named: str) -> None:
+    """Raises `ConfigError` if Fisher products would average over no row."""
+    fraction = setup.values.get("fisher_fraction", 1.0)
+    require(fraction * rows >= 1, f"fisher_fraction = {fraction:g} of {named} = {rows} leaves no row")
+
+
 class EnvTask(Task):
     """A task on copies of an environment. A subclass defines `make_env` and `make_model`."""
 
@@ -262,6 +268,7 @@ class EnvTask(Task):
                 setup.whole_episodes or size == "all" or size <= steps,
                 f"{name} must be at most num_envs * num_steps = {steps}, got {size}",
             )
+        check_fisher_fraction(setup, steps, "num_envs * num_steps")
 
     @property
     def starts_from(self) -> str | None:

@@ -28,7 +28,7 @@ def objective_terms(
     """
     parts = batch.parts(model.part_steps)
     terms: list[Term] = [lambda model, part=part: loss(model, part, *scalars) for part in parts]  # type: ignore[misc]
-    return terms + (model.auxiliary.draw(batch.whole_rows) if auxiliary and model.auxiliary else [])
+    return terms + (model.auxiliary.draw(batch.whole.num_rows) if auxiliary and model.auxiliary else [])
 
 
 def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:

@@ -235,7 +235,8 @@ def entropy_collapses(r: Record) -> str | None:
 
 
 def value_lags(r: Record) -> str | None:
-    no_value = r.settings.get("baseline") is False or r.settings.get("estimator") in ("leave-one-out", "group-norm")
+    relative = ("leave-one-out", "group-mean", "group-norm")
+    no_value = r.settings.get("baseline") is False or r.settings.get("estimator") in relative
     if not r.has("explained_variance") or no_value or r.solved or len(_known(r, "mean_return")) == 0:
         return None
     if all_returns_equal(r) is not None:

@@ -9,9 +9,10 @@ import torch
 from builders import SPACES, make_buffer, make_model, parameters
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
-from rlzoo.algorithms import TRPO, trpo
+from rlzoo.algorithms import TRPO, npg, trpo
 from rlzoo.core.collector import evaluate
-from rlzoo.optim.natural_gradient import FlatFunction
+from rlzoo.core.errors import ConfigError
+from rlzoo.optim.natural_gradient import FlatFunction, fisher_vector_product
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -148,3 +149,58 @@ def test_critic_moves_no_policy_parameter(shared_trunk):
         update(dataclasses.replace(TRPO(), vf_epochs=epochs), model, make_buffer(model))
         policies.append(torch.cat([p.detach().reshape(-1) for p in model.policy_parameters()]))
     assert torch.equal(*policies)
+
+
+@pytest.mark.parametrize("name", ["trpo", "npg"])
+def test_fisher_products_average_over_a_part_of_the_rows(name, monkeypatch):
+    trainer = Trainer(make_config(name, "CartPole-v1", num_envs=4, num_steps=100, fisher_fraction=0.1))
+    module = trpo if name == "trpo" else npg
+    rows = []
+
+    def product(kl, theta, damping=0.0):
+        rows.extend(len(term.__defaults__[0].mask) for term in kl.terms)
+        return fisher_vector_product(kl, theta, damping)
+
+    monkeypatch.setattr(module, "fisher_vector_product", product)
+    for _ in range(8):
+        buffer = evaluate(trainer.model, trainer.task.collector.collect(trainer.task.actor()).buffer)
+        old = copy.deepcopy(trainer.model)
+        metrics = trainer.algorithm.update(trainer.model, trainer.state, buffer)
+        kl, *_ = measured(old, trainer.model, trainer.algorithm.estimator(buffer).rows(1))
+        assert metrics["kl"] == pytest.approx(kl, rel=1e-2, abs=1e-6)
+        if name == "trpo":  # the bound holds on all rows
+            assert kl <= trainer.algorithm.max_kl * (1 + 1e-4)
+    assert all(36 <= n <= 40 for n in rows)
+
+
+def test_rows_of_fisher_products_have_a_stream_of_their_own():
+    make = lambda fraction: TRPO(fisher_fraction=fraction).init(make_model(), np.random.default_rng(3))  # noqa: E731
+    part, whole = make(0.5), make(1.0)
+    assert "fisher_rng" not in whole.state_dict()
+    part.fisher_rng.random(5)
+    assert part.rng.random() == whole.rng.random()
+    state, expected = part.state_dict(), part.fisher_rng.random(3)
+    other = make(0.5)
+    other.load_state_dict(state)
+    assert np.array_equal(other.fisher_rng.random(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "said"),
+    [
+        (
+            "CartPole-v1",
+            {"fisher_fraction": 0.0001},
+            "= 0.0001 of num_envs . num_steps = 1024 leaves no row",
+        ),
+        (
+            "RandomWalks",
+            {"fisher_fraction": 0.01},
+            "0.01 of responses_per_batch = .* leaves no row",
+        ),
+        ("CartPole-v1", {"fisher_fraction": 0}, "fisher_fraction must be in .0, 1., got 0"),
+    ],
+)
+def test_fraction_that_leaves_no_row_is_an_error(env, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        make_config("trpo", env, **settings)

@@ -223,10 +223,10 @@ def test_list_of_language_tasks(monkeypatch, capsys):
     controls, rest = page.split("language tasks\n", 1)
     tasks, suites = rest.split("suites for rlzoo benchmark\n")
     assert {"classic", "smoke"} <= {*suites.split()}
-    assert "  CartPole-v1                npg trpo\n" in controls
+    assert "  CartPole-v1                    npg trpo\n" in controls
     assert "Reviews" not in controls
     assert [line.split()[0] for line in tasks.splitlines() if line.startswith("  ") and line[2] != " "] == [
-        *("RandomWalks", "Reviews", "Prompts"),
+        *("RandomWalks", "Reviews", "Arithmetic", "Countdown", "Calculator", "Prompts"),
         "gentle",
     ]
     assert "presets: ppo-clip\n" in tasks
@@ -300,7 +300,7 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
     ]
     assert "--learning-rate" in pages["--help"]
     assert "--vf-coef" not in pages["--help"]
-    assert "--help-all shows 11 more settings." in pages["--help"]
+    assert "--help-all shows 12 more settings." in pages["--help"]
     assert "--vf-coef" in pages["--help-all"]
     for command in ("sft", "reward-model"):
         assert main([command, "--help"]) == 0
@@ -309,7 +309,9 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
         assert "--warmup" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("alias", "name"), [("grpo", "group-norm"), ("rloo", "leave-one-out")])
+@pytest.mark.parametrize(
+    ("alias", "name"), [("grpo", "group-norm"), ("dr-grpo", "group-mean"), ("rloo", "leave-one-out")]
+)
 def test_estimators_by_the_names_that_people_know(alias, name, tmp_path):
     arguments = ["train", "reinforce", "CartPole-v1", "--estimator", alias, "--total-steps", "100", "--quiet"]
     assert main([*arguments, "--no-preset", "--final-eval-episodes", "2", "--out", str(tmp_path / "run")]) == 0
@@ -451,7 +453,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N, mps or the like, got 'abacus'"),
         (
             "train ppo CartPole-v1 --estimator gea",
-            "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-norm)",
+            "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-mean, group-norm)",
         ),
         ("train ppo CartPole-v1 --threads 0", "threads must be at least 1, got 0"),
         ("train ppo CartPole-v1 --threads 1e20", f"threads must be at most 1024, got {10**20}"),

@@ -58,6 +58,30 @@ def test_no_illegal_action_is_ever_taken(space, tell, more, tmp_path):
     assert run.evaluations()[-1]["mean_length"] == 11
 
 
+class Obedient(gymnasium.Wrapper):
+    """An illegal action ends the program."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        self.mask = info["action_mask"]
+        return obs, info
+
+    def step(self, action):
+        assert self.mask[action], "illegal"
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.mask = info["action_mask"]
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("algorithm", ["ppo-clip", "trpo"])
+def test_taxi_takes_no_illegal_action(algorithm, tmp_path):
+    settings = {"total_steps": 8000, "wrappers": [Obedient], "out": tmp_path / "run", "final_eval_episodes": 5}
+    run = train(algorithm, "Taxi-v4", **settings)
+    assert run.evaluations()[-1]["mean_return"] > -200.5  # -1 a step: no penalty of an illegal action
+    with pytest.raises(TrainingError, match="illegal"):
+        train(algorithm, "Taxi-v4", action_masks=False, **settings | {"out": tmp_path / "without"})
+
+
 @pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty"])
 def test_every_algorithm_trains(algorithm, tmp_path):
     settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}

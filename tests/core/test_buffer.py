@@ -242,3 +242,22 @@ def test_fields_survive_what_changes_a_buffer():
     part = next(iter(buffer.parts(10)))
     assert part.group_size == 4
     assert part.old.logits.shape == (2, 5, 3)
+
+
+def test_sample_is_a_part_of_the_rows_with_steps():
+    reward = np.arange(40).repeat(3).reshape(40, 3).astype(float).tolist()
+    buffer = buffer_of(reward, [[i % 4 > 0, False, i % 4 == 1] for i in range(40)])
+    part = buffer.sample(0.3, np.random.default_rng(0))
+    found = part.reward[:, 0].tolist()
+    assert len(found) == 9  # of 30
+    assert found == sorted(set(found))
+    assert all(i % 4 > 0 for i in found)
+    assert found != buffer.sample(0.3, np.random.default_rng(1)).reward[:, 0].tolist()
+    assert buffer.sample(0.001, np.random.default_rng(0)).num_rows == 1
+
+
+def test_sample_of_everything_is_the_buffer_and_draws_nothing():
+    buffer, rng = buffer_of([[1.0]], [[True]]), np.random.default_rng(0)
+    before = rng.bit_generator.state
+    assert buffer.sample(1.0, rng) is buffer
+    assert rng.bit_generator.state == before

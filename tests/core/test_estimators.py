@@ -13,11 +13,13 @@ from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import (
     ESTIMATORS,
     GAE,
+    GroupMean,
     GroupNorm,
     LeaveOneOut,
     MonteCarlo,
     complete_episodes,
     gae,
+    group_mean,
     group_norm,
     leave_one_out,
     monte_carlo,
@@ -266,7 +268,7 @@ def test_monte_carlo_estimator_masks_the_unfinished_tail():
     assert filled.advantage[~filled.mask].abs().sum() == 0
 
 
-RELATIVE = [leave_one_out, group_norm]
+RELATIVE = [leave_one_out, group_mean, group_norm]
 
 
 def test_leave_one_out_by_hand():
@@ -275,6 +277,14 @@ def test_leave_one_out_by_hand():
     mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], [1, 0]]).bool()
     expected = tensor([[0, 0], [4.5, 4.5], [-4.5, -4.5], [-3, 0], [3, 3], [0, 0]])
     torch.testing.assert_close(leave_one_out(reward, mask, 3), expected)
+
+
+def test_group_mean_by_hand():
+    # Returns 3, 6, 0 and 4, 8, 6: their means are 3 and 6.
+    reward = tensor([[1, 2], [6, 0], [0, 0], [4, 50], [3, 5], [6, 50]])
+    mask = torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], [1, 0]]).bool()
+    expected = tensor([[0, 0], [3, 3], [-3, -3], [-2, 0], [2, 2], [0, 0]])
+    torch.testing.assert_close(group_mean(reward, mask, 3), expected)
 
 
 def test_group_norm_by_hand():
@@ -291,6 +301,7 @@ def test_discount_of_relative_advantages_counts_from_the_first_unmasked_step():
     reward, mask = tensor([[50, 50, 1, 2, 4], [8, 50, 0, 4, 50]]), torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0]])
     expected = tensor([[0, 0, -6, -6, -6], [6, 0, 6, 6, 0]])
     torch.testing.assert_close(leave_one_out(reward, mask.bool(), 2, 0.5), expected)
+    torch.testing.assert_close(group_mean(reward, mask.bool(), 2, 0.5), expected / 2)
     torch.testing.assert_close(group_norm(reward, mask.bool(), 2, 0.5), expected / 6)
 
 
@@ -313,8 +324,10 @@ def test_relative_advantages_equal_their_definitions(experience, gamma):
         group = returns[i - i % size : i - i % size + size]
         others = group[: i % size] + group[i % size + 1 :]
         left_out = torch.full((len(row),), returns[i] - np.mean(others), dtype=torch.float64) * row
+        centred = torch.full((len(row),), returns[i] - np.mean(group), dtype=torch.float64) * row
         normed = torch.full((len(row),), (returns[i] - np.mean(group)) / (np.std(group) + 1e-8)).double() * row
         torch.testing.assert_close(leave_one_out(reward, mask, size, gamma)[i], left_out, rtol=0, atol=1e-12)
+        torch.testing.assert_close(group_mean(reward, mask, size, gamma)[i], centred, rtol=0, atol=1e-12)
         torch.testing.assert_close(group_norm(reward, mask, size, gamma)[i], normed, rtol=1e-5, atol=1e-6)
 
 
@@ -385,10 +398,13 @@ def test_leave_one_out_gradient_is_unbiased():
             (g,) = torch.autograd.grad((logp[actions] * advantage).mean(), logits, retain_graph=True)
             expected[relative] = expected[relative] + probability * g
     torch.testing.assert_close(expected[leave_one_out], exact)
+    torch.testing.assert_close(expected[group_mean], 2 / 3 * exact)
     assert not torch.allclose(expected[group_norm], exact, rtol=0.1)
 
 
-@pytest.mark.parametrize(("estimator", "relative"), [(LeaveOneOut, leave_one_out), (GroupNorm, group_norm)])
+@pytest.mark.parametrize(
+    ("estimator", "relative"), [(LeaveOneOut, leave_one_out), (GroupMean, group_mean), (GroupNorm, group_norm)]
+)
 @pytest.mark.parametrize("group_size", [0, 2])
 def test_relative_estimators_compare_complete_episodes_within_their_groups(estimator, relative, group_size):
     buffer = make_buffer(make_model(), rows=6, steps=9).replace(group_size=group_size)
@@ -403,10 +419,11 @@ def test_relative_estimators_compare_complete_episodes_within_their_groups(estim
 
 def test_relative_estimators_are_known_by_name():
     assert ESTIMATORS["leave-one-out"] is LeaveOneOut
+    assert ESTIMATORS["group-mean"] is GroupMean
     assert ESTIMATORS["group-norm"] is GroupNorm
 
 
-@pytest.mark.parametrize("estimator", [GAE(), MonteCarlo(), LeaveOneOut(), GroupNorm()])
+@pytest.mark.parametrize("estimator", [GAE(), MonteCarlo(), LeaveOneOut(), GroupMean(), GroupNorm()])
 def test_junk_in_forced_steps_leaves_estimates_alone(estimator):
     buffer = make_buffer(make_model(), rows=6)
     clean, spoiled = estimator(buffer), estimator(with_junk(buffer))

@@ -105,12 +105,15 @@ def test_a_vector_is_put_together_from_shares():
 @pytest.mark.parametrize("context", [0, 1, 2])
 def test_a_share_has_the_statistics_of_the_whole(count, context):
     whole = buffer().rows(context)
+    samples = (0.1, 0.5)
     expected = [*whole.minibatches(4, np.random.default_rng(1)), whole]
+    expected += [whole.sample(x, np.random.default_rng(1)) for x in samples]
 
     def check():
         own = buffer().rows(context)
-        assert (own.num_rows, own.whole_rows) == (whole.num_rows // count, whole.num_rows)
+        assert (own.num_rows, own.whole.num_rows) == (whole.num_rows // count, whole.num_rows)
         found = [*own.minibatches(4, np.random.default_rng(1)), own]
+        found += [own.sample(x, np.random.default_rng(1)) for x in samples]
         assert len(found) == len(expected)
         for part, minibatch in zip(found, expected, strict=True):
             torch.testing.assert_close(part.mean(part.reward), minibatch.mean(minibatch.reward))

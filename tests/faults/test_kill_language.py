@@ -21,6 +21,11 @@ def vowels(prompts, responses):
     return [sum(c in "aeiou" for c in text) / max(len(text), 1) for text in responses]
 
 
+def echo(conversations):
+    """A reply: the last letter again, with a reward for a long turn."""
+    return [(x.turns[-1][-1], 0.1 * len(x.turns[-1])) for x in conversations]
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
@@ -55,8 +60,15 @@ def settings(data, algorithm, **more):
 
 PPO = {"minibatch_responses": 3, "epochs": 2, "learning_rate": 1e-3}
 TRPO = {"cg_iters": 2, "vf_epochs": 2, "vf_minibatch_responses": 3, "score_normalization": "reference"}
-KINDS = [("ppo-clip", PPO), ("trpo", TRPO), ("ppo-clip", {**PPO, "lora_rank": 2, "critic": "actor"})]
-ALL = pytest.mark.parametrize(("algorithm", "more"), KINDS, ids=["ppo-clip", "trpo", "lora"])
+TURNS = {"reply": f"{__file__}:echo", "stop_tokens": tuple("abcdefghij"), "max_turns": 3, "max_new_tokens": 9}
+KINDS = {
+    "ppo-clip": ("ppo-clip", PPO),
+    "trpo": ("trpo", TRPO),
+    "lora": ("ppo-clip", {**PPO, "lora_rank": 2, "critic": "actor"}),
+    "turns": ("ppo-clip", {**PPO, **TURNS}),
+    "turns-trpo": ("trpo", {**TRPO, **TURNS}),
+}
+ALL = pytest.mark.parametrize(("algorithm", "more"), KINDS.values(), ids=KINDS)
 
 
 def go_on(path, given):

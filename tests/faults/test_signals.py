@@ -9,6 +9,7 @@ import time
 
 import pytest
 import short_runs
+import tiny
 
 from rlzoo.core.errors import Interrupted
 from rlzoo.core.evaluation import play_episodes
@@ -215,3 +216,46 @@ print("not reached")
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "rlzoo: interrupted\n")
+
+
+HANGING = """
+import pathlib, time
+
+def reply(conversations):
+    folder = pathlib.Path(__file__).parent
+    while (folder / "hang").exists() and list(folder.glob("run/checkpoints/*")):
+        (folder / "hanging").touch()
+        time.sleep(0.05)
+    return [x.turns[-1][:1] or None for x in conversations]
+
+def length(prompts, responses):
+    return [len(x) / 10 for x in responses]
+"""
+
+
+@pytest.mark.slow
+def test_a_reply_that_hangs_is_interrupted_and_the_run_goes_on_once_it_answers(tmp_path):
+    tiny.save_lm(tmp_path / "model")
+    (tmp_path / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
+    (tmp_path / "slow.py").write_text(HANGING)
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "rlzoo", "train", "ppo-clip", "Prompts", "--model", str(tmp_path / "model")]
+    command += ["--prompts", str(tmp_path / "prompts.txt"), "--reward", f"{tmp_path}/slow.py:length"]
+    command += ["--reply", f"{tmp_path}/slow.py:reply", "--max-new-tokens", "9", "--stop-tokens", *"abcdefghij"]
+    command += ["--responses-per-batch", "8", "--minibatch-responses", "4", "--epochs", "1", "--total-steps", "300"]
+    command += ["--eval-interval", "100", "--eval-episodes", "2", "--final-eval-episodes", "2", "--quiet"]
+    subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, timeout=120)
+
+    (tmp_path / "hang").touch()
+    with subprocess.Popen([*command, "--out", str(path)], stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "hanging").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)  # waits for the iteration, which does not end
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, line = process.communicate(timeout=30)
+    assert (process.returncode, line) == (130, "rlzoo: interrupted\n")
+    (tmp_path / "hang").unlink()
+    resume(path)
+    assert short_runs.outcome(Run(path)) == short_runs.outcome(Run(tmp_path / "whole"))

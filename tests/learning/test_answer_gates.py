@@ -14,8 +14,9 @@ from rlzoo.runs.loop import Trainer
 @pytest.mark.parametrize(
     ("algorithm", "task", "steps", "start", "bound"),
     [
-        ("ppo-clip", "Arithmetic", 20_000, 0.28, 0.5),
-        ("ppo-clip", "Calculator", 25_000, 0.22, 0.7),
+        ("ppo-clip", "Arithmetic", 20_000, 0.36, 0.6),
+        ("reinforce", "Countdown", 60_000, 0.37, 0.45),
+        ("ppo-clip", "Calculator", 25_000, 0.2, 0.7),
     ],
 )
 def test_accuracy_rises(algorithm, task, steps, start, bound):

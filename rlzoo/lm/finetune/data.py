@@ -292,11 +292,16 @@ def write_command(
     parser.add_argument("folder", type=Path, help="folder to write to; it is created if it does not exist")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default: 0)")
     arguments = parser.parse_args(argv)
+    return report_files(arguments.folder, lambda: write(arguments.folder, arguments.seed))
+
+
+def report_files(folder: Path, write: Callable[[], dict[str, int]]) -> int:
+    """Writes files, whose lines `write` counts by name, and prints them. Returns the exit code of a command."""
     try:
-        counts = write(arguments.folder, arguments.seed)
+        counts = write()
     except ConfigError as error:
         complain(str(error))
         return 2
     for name, lines in counts.items():
-        show(f"{arguments.folder / name}: {lines} lines")
+        show(f"{folder / name}: {lines} lines")
     return 0

@@ -14,10 +14,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlzoo.core.distributions import Categorical, Distribution
+from rlzoo.core.distributions import IMPOSSIBLE, Categorical, Distribution
 
-_NEVER = -1e9
-"""Logit of a token that is not allowed. Its probability is exactly 0, and its products are finite."""
 _CHUNK = 2**24
 """Number of logits that are computed at a time without gradient."""
 
@@ -47,10 +45,10 @@ def words_of(allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def restricted(logits: Float[Tensor, "S V"], words: Int[Tensor, "S W"]) -> Float[Tensor, "S V"]:
-    """The logits, but `_NEVER` for tokens whose bit in `words` (see `words_of`) is 0."""
+    """The logits, but `IMPOSSIBLE` for tokens whose bit in `words` (see `words_of`) is 0."""
     octets = words.contiguous().view(torch.uint8).unsqueeze(-1)
     bits = (octets >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
-    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, _NEVER)
+    return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, IMPOSSIBLE)
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:

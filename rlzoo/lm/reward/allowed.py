@@ -11,10 +11,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import EnvError, described, require
+from rlzoo.core.errors import EnvError, described
 from rlzoo.lm.model.language_model import Rows
 from rlzoo.lm.model.tokens import words_of
-from rlzoo.lm.reward.functions import brief, load_function, place
+from rlzoo.lm.reward.functions import brief, place
 
 Allowed = Callable[[list[int]], Iterable[int]]
 """A function of a row's tokens, prompt included, to the ids of the tokens that may come next."""
@@ -74,16 +74,3 @@ class AllowedTokens:
         if wrong:
             raise EnvError(f"{where}: {brief(wrong[0])} is no token; tokens are 0 to {self.vocabulary - 1}")
         return found
-
-
-def load_allowed(spec: Any) -> Allowed:
-    """A function of tokens to allowed tokens: itself, or `module:function`.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
-    if isinstance(spec, str):
-        return load_function("allowed_tokens", spec)
-    example = 'such as allowed_tokens=legal or allowed_tokens="module:function"'
-    require(callable(spec), f"allowed_tokens must be a function, {example}; got {brief(spec)}")
-    return spec

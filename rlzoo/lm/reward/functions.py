@@ -43,6 +43,22 @@ def load_function(kind: str, spec: str, other: str | None = None) -> Callable[..
     return function
 
 
+def given_function(kind: str, spec: Any, example: str) -> Callable[..., Any]:
+    """The function that a user gave: itself, or by name (see `load_function`).
+
+    Args:
+        example: name of a function, for messages.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if isinstance(spec, str):
+        return load_function(kind, spec)
+    given = f'{kind} must be a function or "module:function", such as {kind}={example}'
+    require(callable(spec), f"{given}; got {brief(spec)}")
+    return spec
+
+
 def _import_module(kind: str, spec: str, name: str) -> ModuleType:
     with _importable(Path.cwd()):
         try:

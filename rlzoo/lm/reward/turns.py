@@ -12,8 +12,8 @@ import numpy as np
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import EnvError, described, require
-from rlzoo.lm.reward.functions import brief, load_function, place
+from rlzoo.core.errors import EnvError, described
+from rlzoo.lm.reward.functions import brief, place
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -151,15 +151,3 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> li
     if not found:
         raise EnvError(f"{name}: {brief(text)} has no tokens; None ends a conversation")
     return found
-
-
-def load_reply(spec: Any) -> Reply:
-    """A reply function: itself, or `module:function`.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
-    if isinstance(spec, str):
-        return load_function("reply", spec)
-    require(callable(spec), f'reply must be a function or "module:function", such as reply=answer; got {brief(spec)}')
-    return spec

@@ -71,7 +71,7 @@ class Arithmetic(LanguageTask):
 
     def own_sft(self) -> SFTCheckpoint:
         config = small_gpt2(layers=2, width=64, heads=4, positions=16)
-        fit = SFTSettings(epochs=6, batch_size=64, learning_rate=2e-3, held_out=0.05)
+        fit = SFTSettings(epochs=12, batch_size=64, learning_rate=3e-3, held_out=0.05)
         return SFTCheckpoint(
-            texts(sums()[HELD_OUT:], 8000, seed=0), lambda: character_tokenizer("0123456789+="), config, fit
+            texts(sums()[HELD_OUT:], 16000, seed=0), lambda: character_tokenizer("0123456789+="), config, fit
         )

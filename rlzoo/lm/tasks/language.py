@@ -25,7 +25,7 @@ from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.screen import printable
 from rlzoo.core.streams import stream, torch_generator
-from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
+from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
 from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune.data import read_prompts, read_texts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss
@@ -34,8 +34,9 @@ from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.reward.allowed import AllowedTokens, load_allowed
+from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import (
@@ -50,7 +51,7 @@ from rlzoo.lm.reward.scores import (
     score_name,
 )
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
-from rlzoo.lm.reward.turns import Reply, Turns, load_reply
+from rlzoo.lm.reward.turns import Reply, Turns
 from rlzoo.lm.tasks.settings import Language
 
 START, ACTOR = "start", "actor"
@@ -117,6 +118,7 @@ class LanguageTask(Task):
         require(
             rows % each == 0, f"responses_per_batch must be a multiple of responses_per_prompt = {each}, got {rows}"
         )
+        check_fisher_fraction(setup, rows, "responses_per_batch")
         require(
             not (settings.attention == "sdpa" and setup.second_order),
             f"attention: {algorithm} needs second derivatives, which fused attention (sdpa) does not have; use eager",
@@ -200,7 +202,7 @@ class LanguageTask(Task):
     def _find_turns(self) -> Turns | None:
         spec, most = self.settings.reply, self.settings.max_turns
         if spec is not None:
-            return Turns(load_reply(spec), score_name(spec), most)
+            return Turns(given_function("reply", spec, "answer"), score_name(spec), most)
         own = self.own_reply()
         return None if own is None else Turns(own, env_name(self.setup.env), most)
 
@@ -209,7 +211,7 @@ class LanguageTask(Task):
         if spec is None:
             return None
         vocabulary = len(self.model.policy.functional.weight)
-        return AllowedTokens(load_allowed(spec), score_name(spec), vocabulary)
+        return AllowedTokens(given_function("allowed_tokens", spec, "legal"), score_name(spec), vocabulary)
 
     def _given(self, model: ActorCritic) -> LanguageModel:
         if not isinstance(model, LanguageModel):

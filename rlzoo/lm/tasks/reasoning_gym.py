@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.errors import ConfigError, no_such
-from rlzoo.core.screen import complain, show
-from rlzoo.lm.finetune.data import write_lines
+from rlzoo.lm.finetune.data import report_files, write_lines
 from rlzoo.lm.reward.prompt import Prompt
 
 SECONDS = 5.0
@@ -156,15 +155,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the questions (default: 0)")
     parser.add_argument("--option", action="append", default=[], help="setting of the dataset, NAME=VALUE")
     given = parser.parse_args(argv)
-    try:
-        options = dict(map(_option, given.option))
-        counts = write(given.folder, given.dataset, given.size, given.held_out, given.seed, **options)
-    except ConfigError as error:
-        complain(str(error))
-        return 2
-    for name, lines in counts.items():
-        show(f"{given.folder / name}: {lines} lines")
-    return 0
+    sizes = given.size, given.held_out, given.seed
+    return report_files(
+        given.folder, lambda: write(given.folder, given.dataset, *sizes, **dict(map(_option, given.option)))
+    )
 
 
 def _option(text: str) -> tuple[str, Any]:

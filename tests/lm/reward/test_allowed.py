@@ -16,7 +16,8 @@ from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.tokens import Head, TokenDistribution, restricted, words_of
-from rlzoo.lm.reward.allowed import AllowedTokens, load_allowed
+from rlzoo.lm.reward.allowed import AllowedTokens
+from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.runs.loop import Trainer
 
@@ -185,7 +186,7 @@ def test_a_step_without_an_allowed_token_is_named(function, message):
 
 
 def test_what_is_no_function():
-    with pytest.raises(ConfigError, match="allowed_tokens must be a function, such as allowed_tokens=legal or"):
-        load_allowed([1, 2])
+    with pytest.raises(ConfigError, match="such as allowed_tokens=legal; got"):
+        given_function("allowed_tokens", [1, 2], "legal")
     with pytest.raises(ConfigError, match="allowed_tokens 'legal' is neither module:function nor"):
-        load_allowed("legal")
+        given_function("allowed_tokens", "legal", "legal")

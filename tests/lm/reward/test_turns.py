@@ -14,9 +14,10 @@ from rlzoo.core.collector import evaluate
 from rlzoo.core.env import Experience
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.model.language_model import Rows
+from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
-from rlzoo.lm.reward.turns import Answer, Turns, load_reply
+from rlzoo.lm.reward.turns import Answer, Turns
 from rlzoo.runs.loop import Trainer
 
 
@@ -268,9 +269,9 @@ def test_settings(data):
     with pytest.raises(ConfigError, match="max_turns is for conversations: it needs reply"):
         rlzoo.make_config("ppo-clip", **settings(data, reply=None, max_turns=2))
     with pytest.raises(ConfigError, match='reply must be a function or "module:function", such as reply=answer; got 3'):
-        load_reply(3)
+        given_function("reply", 3, "answer")
     with pytest.raises(ConfigError, match=r"reply 'turns' is neither module:function nor file.py:function"):
-        load_reply("turns")
+        given_function("reply", "turns", "answer")
     with pytest.raises(ConfigError, match=r"reward half takes a column 'turns' of the prompts; they have none"):
         make_env(make_model(), score=half, score_name="half")
     with pytest.raises(ConfigError, match="prompts: the column 'turns' has the name of that of conversations"):

@@ -56,7 +56,7 @@ def test_every_algorithm_trains_a_language_model(algorithm, data):
     assert np.isfinite(list(metrics.values())).all()
 
 
-@pytest.mark.parametrize("estimator", ["leave-one-out", "group-norm"])
+@pytest.mark.parametrize("estimator", ["leave-one-out", "group-mean", "group-norm"])
 @pytest.mark.parametrize("algorithm", ["reinforce", "trpo", "ppo-clip"])
 def test_advantages_within_groups_train_too(algorithm, estimator, data):
     trainer = Trainer(config(data, algorithm, estimator=estimator, responses_per_prompt=4))

@@ -90,7 +90,7 @@ def test_flat_form_survives_json(algorithm):
         ),
         (
             {"estimator": "gea"},
-            "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-norm)",
+            "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-mean, group-norm)",
         ),
         ({"estimator": "rlzoo.core.models:Value"}, "'rlzoo.core.models:Value' is not an Estimator"),
         ({"minibatch_size": 5000}, "minibatch_size must be at most num_envs * num_steps = 1024, got 5000"),

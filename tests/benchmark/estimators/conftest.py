@@ -1,0 +1,35 @@
+"""The enumerated task with a policy that is a little away from its reference."""
+
+import pytest
+
+from rlzoo.benchmark.estimators.exact import BETA, ascend, fit_walks, new_model, small_walks
+from rlzoo.benchmark.estimators.judge import Judge
+from rlzoo.benchmark.estimators.tabular import Table
+
+
+@pytest.fixture(scope="package")
+def walks():
+    return small_walks()
+
+
+@pytest.fixture(scope="package")
+def task(walks):
+    return walks[1]
+
+
+@pytest.fixture(scope="package")
+def policies(walks):
+    """The reference as a table, and the policy as a model."""
+    graph, task = walks
+    model = new_model(task.vocabulary)
+    fit_walks(model, graph, task, steps=60)
+    reference = Table.of(model, task)
+    ascend(model, task, task.logp(model).detach(), BETA, 4, rate=0.02)
+    return reference, model
+
+
+@pytest.fixture(scope="package")
+def judge(task, policies):
+    reference, model = policies
+    table = Table.of(model, task)
+    return Judge(task, reference, table, table, BETA)
