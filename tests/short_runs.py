@@ -109,6 +109,12 @@ def in_processes(count, work, kill_after=None):
         time.sleep(kill_after)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    codes = {}
+    while len(codes) < count:  # in the order of their ends, as torchrun does
+        time.sleep(0.02)
+        for pid in {*pids} - {*codes}:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
     del store
-    return codes
+    return [codes[pid] for pid in pids]

@@ -107,7 +107,7 @@ class Buffer:
         return int(self.mask.sum())
 
     def rows(self, context: int) -> Buffer:
-        """The same steps as rows of `context` steps, R = N·T / context, of which a process gets its share (see `share`).
+        """The same steps as rows of `context` steps, R = N·T / context; of them, this process gets its `share`.
 
         The extra last column of `obs` and `value` is dropped. Forced steps stay and stay masked, so every buffer of a
         run has the same shape. Rows that `context` does not divide end with masked steps, copies of the last one.
@@ -132,7 +132,7 @@ class Buffer:
         return rows.share()
 
     def share(self) -> Buffer:
-        """The rows of this process, with the means, weights and minibatches of all rows. With one process, the buffer."""
+        """The rows of this process, with the means, weights and minibatches of all rows; of one process, the buffer."""
         if processes.size() == 1:
             return self
         empty = dict.fromkeys(("obs", "action", "logp", "value", "return_"), _ABSENT)

@@ -17,7 +17,6 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +26,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from rlzoo.core.errors import ProcessError, require
+from rlzoo.core.launch import launched
 
 _PATIENCE = datetime.timedelta(days=1)
 """How long a process waits for another: the first one may evaluate for hours. A death ends the wait at once."""
 _INQUIRY = 3.0
 """Seconds to find out which process has died."""
-_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _END = ""
 
 
@@ -74,7 +73,7 @@ def joined() -> Iterator[None]:
             failed like the first one, which says so.
     """
     global _group, _joined
-    if _group is not None or any(name not in os.environ for name in _VARIABLES) or int(os.environ["WORLD_SIZE"]) < 2:
+    if _group is not None or launched()[1] == 1:
         yield
         return
     if torch.cuda.is_available():
@@ -195,19 +194,12 @@ def _blame(line: str) -> str:
 
 
 def _is_dead(host: str, pid: int) -> bool:
-    """Whether a process of this machine has ended, also if its parent does not know yet."""
-    if host != socket.gethostname():
-        return False
-    if Path("/proc/self/stat").exists():
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        pass
+    """Whether a process of this machine has ended, and its parent knows."""
+    if host == socket.gethostname():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
     return False
 
 
@@ -216,7 +208,7 @@ def _is_dead(host: str, pid: int) -> bool:
 
 def share(n: int) -> slice:
     """This process's part of n things. The parts differ by at most one."""
-    return slice(n * rank() // size(), n * (rank() + 1) // size())
+    return _cuts(n)[rank()]
 
 
 def rows(n: int, name: str = "the rows of a buffer") -> slice:
@@ -254,11 +246,16 @@ def gathered(x: Tensor, dim: int = 0) -> Tensor:
     """The tensors of all processes, of one shape, joined along a dimension."""
     if _group is None:
         return x
-    flat = x.detach().contiguous().reshape(-1).view(torch.uint8)  # bytes, since gloo does not know all dtypes
-    parts = [torch.empty_like(flat) for _ in range(size())]
+    own = _bytes(x)
+    parts = [torch.empty_like(own) for _ in range(size())]
     with _deaths_named():
-        dist.all_gather(parts, flat)
+        dist.all_gather(parts, own)
     return torch.cat([part.view(x.dtype).view(x.shape) for part in parts], dim)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """A tensor as bytes, since gloo does not know all dtypes."""
+    return x.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def divided(fn: Callable[..., tuple[Tensor, ...]], *inputs: Any) -> tuple[Tensor, ...]:
@@ -289,8 +286,10 @@ def sum_(x: Tensor) -> Tensor:
 def copy_from_first_(x: Tensor) -> None:
     """Gives a tensor the values that it has in the first process."""
     if _group is not None:
+        given = _bytes(x)
         with _deaths_named():
-            dist.broadcast(x, src=0)
+            dist.broadcast(given, src=0)
+        x.copy_(given.view(x.dtype).view(x.shape))
 
 
 def spread_(x: Tensor) -> None:

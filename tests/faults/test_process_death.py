@@ -8,6 +8,7 @@ import sys
 
 import gymnasium
 import pytest
+import short_language_runs
 import short_runs
 
 from rlzoo.cli import main
@@ -133,6 +134,13 @@ def test_wrong_use_is_told_once(arguments, line, tmp_path, capfd):
     assert capfd.readouterr().err == f"rlzoo: {line}\n"
 
 
+@pytest.mark.parametrize("command", ["sft", "reward-model", "benchmark"])
+def test_commands_of_one_process(command, tmp_path, capfd):
+    codes = short_runs.in_processes(2, lambda: main([command, "texts.txt", "--out", str(tmp_path / "out")]))
+    assert codes == [2, 2]
+    assert capfd.readouterr().err == f"rlzoo: {command} uses one process: start it without torchrun\n"
+
+
 def test_compile_is_for_one_process(tmp_path):
     (_, first), _ = messages(2, lambda rank: train(**SETTINGS, compile=True, out=tmp_path), tmp_path / "said")
     assert first.startswith("compile is for one process")
@@ -164,12 +172,19 @@ def test_only_the_first_process_calls_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_together_and_resumed(tmp_path):
+@pytest.mark.parametrize("kind", ["control", "language"])
+def test_killed_together_and_resumed(kind, tmp_path):
+    settings = SETTINGS
+    if kind == "language":
+        short_language_runs.save_data(tmp_path)
+        algorithm, more = short_language_runs.KINDS["turns-trpo"]
+        settings = short_language_runs.settings(tmp_path, algorithm, **more)
+
     def go_on(path):
         if (path / "config.json").exists():
             resume(path)
         else:
-            train(**SETTINGS, out=path)
+            train(**settings, out=path)
 
     assert short_runs.in_processes(2, lambda: go_on(tmp_path / "whole")) == [0, 0]
     rng, path = random.Random(0), tmp_path / "killed"

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import short_language_runs
 import short_runs
 import torch
 
@@ -30,6 +31,24 @@ WALKS_PPO = {**WALKS, "algorithm": "ppo-clip", "epochs": 2, "minibatch_responses
 WALKS_TRPO = {**WALKS, "algorithm": "trpo", "vf_epochs": 2, "vf_minibatch_responses": 5, "cg_iters": 4}
 
 
+TIMES = ("seconds", "steps_per_second")
+VALUE = {"vf_epochs": 2, "vf_minibatch_size": 48}
+OTHERS = {
+    "reinforce": {**CONTROL, "algorithm": "reinforce", **VALUE},
+    "npg": {**CONTROL, "algorithm": "npg", **VALUE, "cg_iters": 4, "cg_damping": 0.1, "fisher_fraction": 0.3},
+    "trpo of few rows": {**TRPO, "fisher_fraction": 0.01},  # two: often both of one process
+    "ppo-penalty": {**CONTROL, "algorithm": "ppo-penalty", "epochs": 3, "minibatch_size": 48},
+    "gru": {
+        **PPO,
+        "env": "Pendulum-v1",
+        "vectorized": False,
+        "noise_correlation": 0.5,
+        "network": "gru",
+        "cell_size": 8,
+    },
+}
+
+
 def after(iterations):
     """A callback that ends a run after so many iterations."""
     left = itertools.count(iterations - 1, -1)
@@ -46,16 +65,15 @@ def trained(path, count, settings, iterations=10):
     return Run(path)
 
 
-def assert_same(one, two):
+def assert_same(one, two, iterations=10):
     """Metrics to 1e-5, evaluations, and the greedy policy."""
     records = one.metrics(), two.metrics()
-    assert len(records[0]) == 10
-    for a, b in zip(*records, strict=True):
-        for record in (a, b):
-            del record["seconds"], record["steps_per_second"]
+    assert len(records[0]) == len(records[1]) == iterations
+    for pair in zip(*records, strict=True):
+        a, b = ({name: x for name, x in record.items() if x is not None and name not in TIMES} for record in pair)
         assert b == pytest.approx(a, rel=1e-5, abs=1e-5)
     for a, b in zip(one.evaluations()[-2:], two.evaluations()[-2:], strict=True):
-        assert b["mean_return"] == pytest.approx(a["mean_return"], abs=1e-5)
+        assert b["mean_return"] == pytest.approx(a["mean_return"], rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("settings", [PPO, TRPO], ids=["ppo-clip", "trpo"])
@@ -65,6 +83,24 @@ def test_two_processes_are_one_on_cartpole(settings, tmp_path):
     obs = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 2000, 4)).astype(np.float32))
     first, second = (load_model(run).distribution(obs).mode for run in (one, two))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("settings", OTHERS.values(), ids=OTHERS)
+def test_two_processes_are_one_for_other_algorithms_and_networks(settings, tmp_path):
+    one, two = (trained(tmp_path / str(count), count, settings, 5) for count in (1, 2))
+    assert_same(one, two, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "turns-trpo"])
+def test_two_processes_are_one_for_language_models(kind, tmp_path):
+    """With a pretraining loss, and an adapter or conversations."""
+    short_language_runs.save_data(tmp_path)
+    algorithm, more = short_language_runs.KINDS[kind]
+    few = {"fisher_fraction": 0.5} if algorithm == "trpo" else {}
+    settings = short_language_runs.settings(tmp_path, algorithm, **more, **few)
+    one, two = (trained(tmp_path / str(count), count, settings, 4) for count in (1, 2))
+    assert_same(one, two, 4)
 
 
 @pytest.mark.slow
