@@ -114,7 +114,10 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
-        rows = _gathered if self.env.divided else _unchanged
+
+        def rows(x: Array | None) -> Array | None:
+            return _gathered(x) if self.env.divided else x
+
         memory = {"memory": rows(self._memory), "starts": rows(self._starts), "ended": rows(self._ended)}
         return {
             "env": self.env.state_dict(),
@@ -181,10 +184,6 @@ class _Steps(NamedTuple):
 def _gathered(x: Array | None, axis: int = 0) -> Array | None:
     """The arrays of all processes, joined along an axis."""
     return None if x is None else processes.gathered(torch.from_numpy(x), axis).numpy()
-
-
-def _unchanged(x: Array | None) -> Array | None:
-    return x
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:

@@ -270,13 +270,11 @@ def total(x: Any) -> Any:
     """The sum of a number or a tensor without dimensions over all processes."""
     if _group is None:
         return x
-    if isinstance(x, Tensor):
-        return gathered(x.reshape(1)).sum()
-    return float(gathered(torch.tensor([x], dtype=torch.float64)).sum())
+    return sum_(x.clone()) if isinstance(x, Tensor) else float(sum_(torch.tensor(x, dtype=torch.float64)))
 
 
 def sum_(x: Tensor) -> Tensor:
-    """The sum of a vector over all processes, in place."""
+    """The sum of a tensor over all processes, in place."""
     if _group is not None:
         with _deaths_named():
             dist.all_reduce(x)
