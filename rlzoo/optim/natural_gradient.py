@@ -71,7 +71,9 @@ class FlatPolicy:
 
         @torch.no_grad()
         def evaluate(theta: Vector) -> tuple[float, float]:
-            surrogate, kl = (sum(column) for column in zip(*(self(theta, term).tolist() for term in terms), strict=True))
+            surrogate, kl = (
+                sum(column) for column in zip(*(self(theta, term).tolist() for term in terms), strict=True)
+            )
             return surrogate - auxiliary(theta), kl
 
         return evaluate
@@ -188,7 +190,9 @@ class Solution(NamedTuple):
     """‖A·x − b‖ / ‖b‖: 0 where x solves A·x = b, 1 for x = 0. It is 0 if b is 0."""
 
 
-def conjugate_gradient(product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10) -> Solution:
+def conjugate_gradient(
+    product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10
+) -> Solution:
     """x with A·x ≈ b for a symmetric positive A given as `product`, starting from x = 0.
 
     Stops after `iters` iterations, when ‖r‖² < `tolerance`·‖b‖², or at a direction without positive curvature, and

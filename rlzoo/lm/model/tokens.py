@@ -149,20 +149,21 @@ class TokenDistribution(Distribution):
     @torch.no_grad()
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
         """In chunks of steps."""
-        hidden, head_weight, *bias = tangents
-        still, moving = self.head._replace(bias=None), self.head._replace(weight=head_weight, bias=bias[0] if bias else None)
-        found = [torch.zeros_like(x) for x in tangents]
-        steps, found_steps = hidden[self.acts], []
+        hidden, of_weight, *of_bias = tangents
+        still = self.head._replace(bias=None)
+        moving = self.head._replace(weight=of_weight, bias=of_bias[0] if of_bias else None)
+        of_steps: list[Tensor] = []
+        of_head: list[Tensor] = []
         for cut in self._cuts():
-            chunk, u, w = self._chunk(cut), steps[cut], weight[self.acts][cut]
+            chunk, u = self._chunk(cut), still(hidden[self.acts][cut])
+            u += moving(chunk._steps)
+            force = categorical_fisher(chunk._logits, u, weight[self.acts][cut]) / self.head.temperature
             with autocast(u.device, self.head.autocast):
-                force = categorical_fisher(chunk._logits, still(u) + moving(chunk._steps), w) / self.head.temperature
-                found_steps.append(force @ self.head.weight)
-                found[1] += force.t() @ chunk._steps
-            if bias:
-                found[2] += force.sum(0)
-        found[0].masked_scatter_(self.acts.unsqueeze(-1), torch.cat(found_steps).to(found[0].dtype))
-        return found
+                of_steps.append(force @ self.head.weight)
+                head = [(force.t() @ chunk._steps).to(of_weight.dtype), force.sum(0)]
+            of_head = [x.add_(y) for x, y in zip(of_head, head, strict=True)] if of_head else head
+        found = torch.zeros_like(hidden).masked_scatter_(self.acts.unsqueeze(-1), torch.cat(of_steps).to(hidden.dtype))
+        return [found, *of_head[: len(tangents) - 1]]
 
     def detach(self) -> TokenDistribution:
         """Also copies the head, whose weights training changes in place."""
