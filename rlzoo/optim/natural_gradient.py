@@ -159,8 +159,9 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
 def _moving(policy: FlatPolicy, theta: Vector, v: Vector, part: Buffer) -> tuple[Distribution, list[Tensor]]:
     """π_θ in the states of a micro-batch, and the derivative of its tensors in the direction v."""
     with forward_ad.dual_level():
-        dual = policy(forward_ad.make_dual(theta.detach(), v), lambda model: model.distribution(part.obs))
-        pairs = [forward_ad.unpack_dual(x) for x in dual.tensors()]
+        moving = forward_ad.make_dual(theta.detach(), v)  # type: ignore[no-untyped-call]
+        dual = policy(moving, lambda model: model.distribution(part.obs))
+        pairs = [forward_ad.unpack_dual(x) for x in dual.tensors()]  # type: ignore[no-untyped-call]
         tangents = [torch.zeros_like(x) if u is None else u for x, u in pairs]
         return dual.with_tensors([x for x, _ in pairs]), tangents
 
