@@ -14,11 +14,10 @@ from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import Count, Fraction, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import (
     FlatPolicy,
     conjugate_gradient,
-    fisher_curvature,
-    fisher_vector_product,
     trust_region_step,
 )
 from rlzoo.optim.objective import surrogate

@@ -23,11 +23,10 @@ from rlzoo.core.fields import (
 )
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import (
     FlatPolicy,
     conjugate_gradient,
-    fisher_curvature,
-    fisher_vector_product,
     line_search,
     trust_region_step,
 )

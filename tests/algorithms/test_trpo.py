@@ -12,7 +12,8 @@ from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from rlzoo.algorithms import TRPO, npg, trpo
 from rlzoo.core.collector import evaluate
 from rlzoo.core.errors import ConfigError
-from rlzoo.optim.natural_gradient import FlatFunction, fisher_vector_product
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatFunction
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 

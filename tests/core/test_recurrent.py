@@ -10,7 +10,8 @@ from gymnasium import spaces
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
-from rlzoo.optim.natural_gradient import FlatPolicy, fisher_vector_product
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy
 
 OBS = spaces.Box(-1, 1, (3,))
 KINDS = {"gru": GRU, "lstm": LSTM}

@@ -9,7 +9,8 @@ from rlzoo.algorithms import TRPO, PPOClip, PPOPenalty, Reinforce
 from rlzoo.core.estimators import GAE
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.optim.natural_gradient import FlatPolicy, fisher_vector_product
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.optim.objective import mean_kl, objective_terms, surrogate, value_error, value_loss
 
 LOSSES = {

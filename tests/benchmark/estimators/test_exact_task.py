@@ -15,7 +15,8 @@ from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.shaping import FixedKL
-from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, fisher_vector_product
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient
 
 
 def flat(gradients):

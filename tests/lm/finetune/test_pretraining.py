@@ -15,7 +15,8 @@ from rlzoo.lm.finetune.pretraining import PretrainingLoss
 from rlzoo.lm.model.padding import pad, summed_nll
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.optim.natural_gradient import FlatPolicy, Solution, fisher_vector_product
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy, Solution
 from rlzoo.optim.objective import surrogate
 
 TEXTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], [17, 18, 19, 20]]

@@ -30,7 +30,8 @@ from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
 from rlzoo.lm.model.saving import save
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.optim.natural_gradient import FlatPolicy, fisher_vector_product
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.runs.configuration.config import make_config
 
 SIZES = [(2, 3), (5, 1), (1, 6), (3, 4)]
