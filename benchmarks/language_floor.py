@@ -94,7 +94,7 @@ def seconds(work: Callable[[], object], times: int = 5) -> float:
 
 
 def floor(size: str, precision: str) -> dict[str, float]:
-    """Seconds of the parts of an iteration: generation, two passes without gradient, four epochs, one pass to measure."""
+    """Seconds of the parts of an iteration: generation, three passes without gradient, four epochs."""
     shape, dtype, config = SIZES[size], DTYPES[precision], GPT2Config(**SIZES[size]["config"])
     rows, new, columns = shape["prompts"], shape["new_tokens"], shape["prompt_tokens"] + shape["new_tokens"] - 1
     layer, head = products(config, rows * columns, dtype), head_of(rows * new, config, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -83,6 +83,29 @@ class Distribution(abc.ABC):
         """The same distribution without gradient."""
         return self.map(torch.Tensor.detach)
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors through which the distribution depends on a model's parameters."""
+        found: list[Tensor] = []
+
+        def keep(x: Tensor) -> Tensor:
+            found.append(x)
+            return x
+
+        self.map(keep)
+        return found
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
+        """The distribution with `tensors` in the order of `tensors()`."""
+        rest = iter(tensors)
+        return self.map(lambda _: next(rest))
+
+    @abc.abstractmethod
+    def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "*batch"]) -> list[Tensor]:
+        """weight·F·u in each state: F is the Fisher information matrix of `tensors()` in a state, u the `tangents`.
+
+        F is the Hessian of KL(self ‖ other) in the tensors of `other`, at `other` = `self`.
+        """
+
 
 @dataclass(frozen=True)
 class Categorical(Distribution):
@@ -124,7 +147,8 @@ class Categorical(Distribution):
         if probs.shape[-1] <= 2 * _BLOCK:
             cumulative = probs.cumsum(-1, dtype=torch.float64)
             return _first_above(cumulative, uniform.unsqueeze(-1) * cumulative[..., -1:]).squeeze(-1)
-        blocks = nn.functional.pad(probs, (0, -probs.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+        padded = nn.functional.pad(probs, (0, -probs.shape[-1] % _BLOCK))
+        blocks = padded.view(*padded.shape[:-1], -1, _BLOCK)
         cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
         threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
         block = _first_above(cumulative, threshold)
@@ -150,6 +174,9 @@ class Categorical(Distribution):
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Categorical:
         return Categorical(fn(self.logits))
+
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        return [categorical_fisher(self.logits, tangents[0], weight)]
 
 
 def _first_above(cumulative: Float[Tensor, "*batch K"], threshold: Float[Tensor, "*batch 1"]) -> Tensor:
@@ -198,6 +225,10 @@ class DiagGaussian(Distribution):
     def map(self, fn: Callable[[Tensor], Tensor]) -> DiagGaussian:
         return DiagGaussian(fn(self.mean), fn(self.log_std))
 
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        mean, log_std = (weight.unsqueeze(-1) * u for u in tangents)
+        return [mean * torch.exp(-2 * self.log_std), 2 * log_std]
+
 
 @dataclass(frozen=True)
 class MultiCategorical(Distribution):
@@ -240,6 +271,9 @@ class MultiCategorical(Distribution):
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> MultiCategorical:
         return MultiCategorical(tuple(part.map(fn) for part in self.parts))
+
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        return _fisher_of_parts(self.parts, tangents, weight)
 
 
 @dataclass(frozen=True)
@@ -292,6 +326,9 @@ class Product(Distribution):
     def map(self, fn: Callable[[Tensor], Tensor]) -> Product:
         return dataclasses.replace(self, parts=tuple(part.map(fn) for part in self.parts))
 
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        return _fisher_of_parts(self.parts, tangents, weight)
+
     def _join(self, actions: list[Tensor]) -> Tensor:
         """One vector of the parts' actions."""
         wide = [
@@ -299,3 +336,17 @@ class Product(Distribution):
         ]
         dtype = next((a.dtype for a in wide if a.is_floating_point()), torch.float32)
         return torch.cat([a.to(dtype) for a in wide], -1)
+
+
+def categorical_fisher(
+    logits: Float[Tensor, "*batch K"], tangent: Float[Tensor, "*batch K"], weight: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch K"]:
+    """weight·(diag(p) − p·pᵀ)·u, the Fisher matrix of the logits times the tangent u."""
+    p = logits.softmax(-1)
+    return weight.unsqueeze(-1) * p * (tangent - (p * tangent).sum(-1, keepdim=True))
+
+
+def _fisher_of_parts(parts: Sequence[Distribution], tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+    """Of independent parts: each its own."""
+    rest = iter(tangents)
+    return [x for part in parts for x in part.fisher([next(rest) for _ in part.tensors()], weight)]

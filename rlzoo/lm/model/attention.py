@@ -64,7 +64,7 @@ def attention(
     return (probs @ value).transpose(1, 2).contiguous(), None
 
 
-class CachedLayer(DynamicLayer):
+class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of a layer in memory with room for more tokens, which Hugging Face's own copies for each token.
 
     They are in float32 on a CPU, where attention of one token to many is several times as fast in it as in bfloat16.

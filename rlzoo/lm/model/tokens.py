@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -77,6 +77,22 @@ class TokenDistribution(Distribution):
     def map(self, fn: Callable[[Tensor], Tensor]) -> TokenDistribution:
         allowed = None if self.allowed is None else fn(self.allowed)
         return replace(self, hidden=fn(self.hidden), acts=fn(self.acts), allowed=allowed)
+
+    def tensors(self) -> list[Tensor]:
+        """The hidden states, and the head's weight and bias."""
+        return [self.hidden, self.head.weight, *([] if self.head.bias is None else [self.head.bias])]
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> TokenDistribution:
+        hidden, weight, *bias = tensors
+        return replace(self, hidden=hidden, head=self.head._replace(weight=weight, bias=bias[0] if bias else None))
+
+    @torch.no_grad()
+    def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
+        hidden, of_weight, *of_bias = tangents
+        moving = self.head._replace(weight=of_weight, bias=of_bias[0] if of_bias else None)
+        of_steps, *of_head = vocabulary.fisher(self._steps, hidden[self.acts], moving, weight[self.acts])
+        found = torch.zeros_like(hidden).masked_scatter_(self.acts.unsqueeze(-1), of_steps.to(hidden.dtype))
+        return [found, *of_head[: len(tangents) - 1]]
 
     def detach(self) -> TokenDistribution:
         """Also copies the head, whose weights training changes in place."""

@@ -16,10 +16,12 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlzoo.core.distributions import IMPOSSIBLE
+from rlzoo.core.distributions import IMPOSSIBLE, categorical_fisher
 
 _BLOCK = {"cpu": 2**20, "other": 2**25}
 """Number of logits in a block, by kind of device."""
+_NARROWEST = 512
+"""Number of tokens that a block has at least, a multiple of 64."""
 
 
 class Head(NamedTuple):
@@ -50,7 +52,7 @@ class Steps(NamedTuple):
     def blocks(self) -> list[slice]:
         """The vocabulary in blocks of tokens, each a multiple of 64."""
         size = _BLOCK["cpu" if self.hidden.device.type == "cpu" else "other"] // max(len(self.hidden), 1)
-        size = max(512, size // 64 * 64)
+        size = max(_NARROWEST, size // 64 * 64)
         return [slice(start, start + size) for start in range(0, len(self.head.weight), size)]
 
     def inputs(self) -> Float[Tensor, "S H"]:
@@ -168,6 +170,31 @@ def kl(steps: Steps, other: Steps) -> Float[Tensor, "S"]:
     log_z = torch.stack(totals)
     difference = (log_z.softmax(0) * torch.stack(means)).sum(0)
     return difference - log_z.logsumexp(0) + torch.stack(others).logsumexp(0)
+
+
+def fisher(
+    steps: Steps, hidden: Float[Tensor, "S H"], moving: Head, weight: Float[Tensor, "S"]
+) -> tuple[Float[Tensor, "S H"], Float[Tensor, "V H"], Float[Tensor, "V"]]:
+    """weight·Jᵀ·(diag(π) − π·πᵀ)·J·u at each step, not differentiable.
+
+    J is the Jacobian of the logits in the hidden states, the head's weight and its bias; u is given by tangents: those
+    of the hidden states, and those of the head in `moving`. The result has the parts of u. Computed in blocks of steps.
+    """
+    still, precision = steps.head._replace(bias=None), steps.precision
+    size = max(1, 4 * _BLOCK["cpu" if weight.device.type == "cpu" else "other"] // len(steps.head.weight))
+    of_steps = torch.zeros_like(hidden)
+    of_weight, of_bias = torch.zeros_like(steps.head.weight), steps.head.weight.new_zeros(len(steps.head.weight))
+    for start in range(0, len(hidden), size):
+        block = slice(start, start + size)
+        inputs, allowed = steps.hidden[block], None if steps.allowed is None else steps.allowed[block]
+        logits = steps.head(inputs) if allowed is None else restricted(steps.head(inputs), allowed)
+        tangent = still(hidden[block]) + moving(inputs)
+        force = categorical_fisher(logits, tangent, weight[block]) / steps.head.temperature
+        low = force.to(precision)
+        of_steps[block] = low @ steps.head.weight.to(precision)
+        of_weight += low.t() @ inputs.to(precision)
+        of_bias += force.sum(0)
+    return of_steps, of_weight, of_bias
 
 
 def words_of(allowed: NDArray[np.bool_]) -> NDArray[np.int64]:

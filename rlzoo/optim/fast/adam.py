@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.optim.adam import Adam, clip_norm
@@ -52,11 +53,11 @@ class FastAdam:
             return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
         adam = self.adam
         g = self._gradient(objective_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
-        norm = clip_norm(g, max_grad_norm, loss.__qualname__)
+        norm = clip_norm(processes.sum_(g), max_grad_norm, loss.__qualname__)
         step_size, eps = adam.bias_corrected(learning_rate)
-        for start in range(0, len(g), _BLOCK):
-            whole = start == 0 and len(g) <= _BLOCK
-            parts = adam.theta, adam.m, adam.v, g
+        parts = adam.theta[adam.share], adam.m, adam.v, g[adam.share]
+        for start in range(0, len(adam.m), _BLOCK):
+            whole = start == 0 and len(adam.m) <= _BLOCK
             theta, m, v, grad = parts if whole else (x[start : start + _BLOCK] for x in parts)
             adam.step(theta, m, v, grad, step_size, eps)
         adam.stepped()
@@ -142,12 +143,13 @@ class FastAdam:
 
 
 def _backward(total: Tensor, parameters: Sequence[nn.Parameter], g: Tensor, first: bool) -> None:
-    """Writes the gradient of `total` into `g` (P,), or adds it if it is not the first. Each part is moved when ready."""
+    """Writes the gradient of `total` into `g` (P,), or adds it if it is not the first. Parts are moved when ready."""
     views = dict(zip(parameters, unflatten(g, parameters), strict=True))
     missing = dict.fromkeys(parameters) if first else {}
 
     def move(p: Tensor) -> None:
-        assert isinstance(p, nn.Parameter) and p.grad is not None
+        assert isinstance(p, nn.Parameter)
+        assert p.grad is not None
         if p in missing:
             views[p].copy_(p.grad)
             del missing[p]
@@ -155,7 +157,7 @@ def _backward(total: Tensor, parameters: Sequence[nn.Parameter], g: Tensor, firs
             views[p].add_(p.grad)
         p.grad = None
 
-    hooks = [p.register_post_accumulate_grad_hook(move) for p in parameters]
+    hooks = [p.register_post_accumulate_grad_hook(move) for p in parameters]  # type: ignore[no-untyped-call]
     try:
         torch.autograd.backward(total, inputs=list(parameters))
     finally:

@@ -1,14 +1,16 @@
 """The distribution of the next token, against a `Categorical` of all logits."""
 
+import dataclasses
+
 import pytest
 import torch
 
 from rlzoo.core.distributions import Categorical
 from rlzoo.lm.model import vocabulary
 from rlzoo.lm.model.tokens import TokenDistribution
-from rlzoo.lm.model.vocabulary import Head
+from rlzoo.lm.model.vocabulary import Head, Steps
 
-R, T, H, V = 3, 5, 4, 7
+R, T, H, V = 3, 5, 4, 150
 ACTS = torch.tensor([[0, 1, 1, 1, 0], [1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
 
 
@@ -30,11 +32,17 @@ def whole(x):
 ACTION = torch.randint(V, (R, T), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture(params=["chunks of two steps", "one piece"])
-def chunks(request, monkeypatch):
+def narrow(monkeypatch):
+    """Three blocks of the vocabulary: 64, 64 and 22 tokens."""
+    monkeypatch.setattr(vocabulary, "_BLOCK", {"cpu": 1})
+    monkeypatch.setattr(vocabulary, "_NARROWEST", 64)
+
+
+@pytest.fixture(params=["three blocks", "one block"])
+def blocks(request, monkeypatch):
     """How many logits there are at a time."""
-    if request.param == "chunks of two steps":
-        monkeypatch.setattr(tokens, "_CHUNK", 2 * V)
+    if request.param == "three blocks":
+        narrow(monkeypatch)
 
 
 def test_log_prob_by_hand():
@@ -44,7 +52,7 @@ def test_log_prob_by_hand():
     assert logp.exp().tolist() == [pytest.approx([4 / 6, 1, 1 / 4], abs=1e-12)]
 
 
-@pytest.mark.usefixtures("chunks")
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("temperature", [1.0, 0.4, 3.0])
 @pytest.mark.parametrize("bias", [False, True])
 def test_equals_a_categorical_of_all_logits_where_it_acts_and_is_0_elsewhere(bias, temperature):
@@ -62,6 +70,7 @@ def test_equals_a_categorical_of_all_logits_where_it_acts_and_is_0_elsewhere(bia
     assert torch.equal(x.from_noise(torch.zeros_like(noise)), x.mode)
 
 
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("quantity", ["log_prob", "entropy", "kl"])
 def test_gradients_are_those_of_a_categorical_of_all_logits(quantity):
     def gradients(view):
@@ -79,26 +88,16 @@ def test_gradients_are_those_of_a_categorical_of_all_logits(quantity):
     assert mine[0][ACTS].all(-1).all()
 
 
-class Counting(Head):
-    """Notes how many steps it makes logits for at a time."""
-
-    asked = []  # noqa: RUF012
-
-    def __call__(self, hidden):
-        self.asked.append(len(hidden))
-        return super().__call__(hidden)
-
-
-def test_logits_exist_for_acting_steps_alone_and_few_at_a_time(monkeypatch):
-    monkeypatch.setattr(tokens, "_CHUNK", 2 * V)
-    monkeypatch.setattr(Counting, "asked", [])
+def test_logits_exist_for_acting_steps_alone_and_a_block_at_a_time(monkeypatch):
+    narrow(monkeypatch)
+    made, finish = [], Steps.finish
+    monkeypatch.setattr(Steps, "finish", lambda *given: made.append(finish(*given).shape) or finish(*given))
     x = make()
-    x = TokenDistribution(x.hidden, ACTS, Counting(*x.head))
     x.log_prob(ACTION)
-    assert Counting.asked == [2, 2, 1]
-    differentiable = x.map(lambda x: x.clone().requires_grad_(x.is_floating_point()))
-    assert differentiable.log_prob(ACTION).requires_grad
-    assert Counting.asked == [2, 2, 1, 5]
+    assert made == [(5, 64), (5, 64), (5, 22)]
+    x.kl(make(10))
+    assert len(made) == 9
+    assert max(made) == (5, 64)
 
 
 def test_nothing_acts():
@@ -146,9 +145,31 @@ def test_autocast_rounds_the_product_alone():
 
 def test_sampled_frequencies_are_the_probabilities():
     acts = torch.ones(1, 20_000, dtype=torch.bool)
-    hidden, head = normal(H, seed=5).expand(1, 20_000, H), Head(normal(V, H, seed=6), None, 0.7, None)
+    hidden, head = normal(H, seed=5).expand(1, 20_000, H), Head(normal(7, H, seed=6), None, 0.7, None)
     x = TokenDistribution(hidden, acts, head)
-    counts = torch.bincount(x.sample(torch.Generator().manual_seed(0))[0], minlength=V)
+    counts = torch.bincount(x.sample(torch.Generator().manual_seed(0))[0], minlength=7)
     p = (head.weight @ hidden[0, 0] / 0.7).softmax(0)
     chi2 = ((counts - 20_000 * p).square() / (20_000 * p)).sum()
     assert chi2 < 22.46  # the 99.9th percentile with 6 degrees of freedom
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("restrict", [False, True])
+def test_fisher_product_is_that_of_the_hessian_of_the_kl(bias, temperature, restrict):
+    x = make(0, temperature, bias)
+    if restrict:
+        x = dataclasses.replace(x, allowed=torch.full((R, T, 3), 0b0110111))
+    weight = normal(R, T, seed=5).square()
+    tangents = [normal(*u.shape, seed=6) for u in x.tensors()]
+
+    def kl(*tensors):
+        return (weight * x.kl(x.with_tensors(tensors))).sum()
+
+    _, expected = torch.autograd.functional.hvp(kl, tuple(x.tensors()), tuple(tangents))
+    found = x.fisher(tangents, weight)
+    assert len(found) == len(expected) == 2 + bias
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+        assert theirs.abs().max() > 0.01
