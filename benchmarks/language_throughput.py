@@ -180,18 +180,24 @@ def peer(size: str, precision: str, options: argparse.Namespace) -> dict[str, An
     return run([options.peer, str(HERE / "peers" / "trl_ppo.py"), *arguments])
 
 
+def floor(size: str, precision: str, options: argparse.Namespace) -> float:
+    arguments = [size, "--precision", precision, "--threads", str(options.threads)]
+    return float(run([sys.executable, str(HERE / "language_floor.py"), *arguments])["total"])
+
+
 def compare_ppo(options: argparse.Namespace) -> list[str]:
-    lines = ["| model | precision | rlzoo tokens/s | TRL tokens/s | ratio | rlzoo GB | TRL GB | ratio |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines = ["| model | precision | rlzoo tokens/s | TRL tokens/s | ratio | rlzoo GB | TRL GB | ratio | time / floor |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as made:
             make_model_apart(size, Path(made))
             rounds = []
             for _ in range(options.rounds):
-                theirs = {p: peer(size, p, options) for p in ("fp32",)}
-                rounds.append(
-                    (theirs["fp32"], {p: ours("ppo-clip", size, p, Path(made), options) for p in options.precisions})
-                )
+                theirs = peer(size, "fp32", options)
+                measured = {p: ours("ppo-clip", size, p, Path(made), options) for p in options.precisions}
+                for p in options.precisions:
+                    measured[p]["floor_seconds"] = floor(size, p, options)
+                rounds.append((theirs, measured))
                 print(json.dumps({"size": size, "round": rounds[-1]}), flush=True)
         for precision in options.precisions:
             mine = [r[precision] for _, r in rounds]
@@ -199,13 +205,16 @@ def compare_ppo(options: argparse.Namespace) -> list[str]:
             ratios = sorted(m["tokens_per_second"] / t["tokens_per_second"] for m, t in zip(mine, other, strict=True))
             memory = statistics.median(m["peak_memory_gb"] for m in mine)
             memory_other = statistics.median(t["peak_memory_gb"] for t in other)
+            above = statistics.median(m["iteration_seconds"] / m["floor_seconds"] for m in mine)
             lines.append(
                 f"| {size} | {precision} | {statistics.median(m['tokens_per_second'] for m in mine):,.1f} "
                 f"| {statistics.median(t['tokens_per_second'] for t in other):,.1f} "
                 f"| **{statistics.median(ratios):.2f}** ({ratios[0]:.2f} – {ratios[-1]:.2f}) "
-                f"| {memory:.2f} | {memory_other:.2f} | {memory / memory_other:.2f} |"
+                f"| {memory:.2f} | {memory_other:.2f} | {memory / memory_other:.2f} | {above:.2f} |"
             )
-    return [*lines, "", "TRL in float32 throughout; ratios are medians of rounds (lowest – highest)."]
+    notes = "TRL in float32 throughout; ratios are medians of rounds (lowest – highest). "
+    notes += "The floor is that of `language_floor.py`."
+    return [*lines, "", notes]
 
 
 def compare_generation(options: argparse.Namespace) -> list[str]:

@@ -215,7 +215,7 @@ def ascent(algorithm, model, buffer, monkeypatch):
     found = []
     if algorithm.second_order:
         module = f"rlzoo.algorithms.{algorithm.name}.conjugate_gradient"
-        monkeypatch.setattr(module, lambda _, b, *iters: found.append(b) or torch.zeros_like(b))
+        monkeypatch.setattr(module, lambda _, b, *iters: found.append(b) or (torch.zeros_like(b), 0.0))
     else:
         size = sum(p.numel() for p in model.policy_parameters())  # they come first
         monkeypatch.setattr(adam, "clip_norm", lambda g, *rest: found.append(-g[:size]) or float(g.norm()))

@@ -78,8 +78,8 @@ def test_gradients_of_the_parameters_are_left_empty():
 SPACE_ENVS = {"discrete": "CartPole-v1", "box": "Pendulum-v1"}
 SIZES = {
     "reinforce": {"vf_minibatch_size": 32, "vf_epochs": 2},
-    "npg": {"vf_minibatch_size": 32, "vf_epochs": 2},
-    "trpo": {"vf_minibatch_size": 32, "vf_epochs": 2},
+    "npg": {"vf_minibatch_size": 32, "vf_epochs": 2, "cg_damping": 0.1},
+    "trpo": {"vf_minibatch_size": 32, "vf_epochs": 2, "cg_damping": 0.1},
     "ppo-penalty": {"minibatch_size": 32, "epochs": 2},
     "ppo-clip": {"minibatch_size": 32, "epochs": 2, "clip_value": True, "target_kl": 1.0, "ent_coef": 0.01},
 }
