@@ -113,8 +113,10 @@ def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
 
     It is not if there are so few runs that even complete separation has a p-value of 0.05 or more.
     """
-    orders = math.prod(math.comb(len(ours) + len(theirs), len(ours)) for ours, theirs in zip(*map(_scores, (x, y))))
-    return bool(2 / orders < 0.05 and probability_of_improvement(x, y).low > 0.5)
+    probability = probability_of_improvement(x, y)
+    pairs = zip(_scores(x), _scores(y), strict=True)
+    orders = math.prod(math.comb(len(ours) + len(theirs), len(ours)) for ours, theirs in pairs)
+    return bool(2 / orders < 0.05 and probability.low > 0.5)
 
 
 def first_reaching(times: ArrayLike, scores: ArrayLike, threshold: float) -> Array:

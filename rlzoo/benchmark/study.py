@@ -165,8 +165,9 @@ class Study:
     def at_equal(self, env: str) -> dict[float, dict[str, Array]]:
         """(seeds,) scores of each algorithm where the metric `against` has a given value, at three such values.
 
-        Each seed's scores are interpolated linearly between its runs. The values divide the range that all algorithms
-        share into four parts. NaN where the value is outside the range of a seed's runs. Empty without a shared range.
+        Each seed's scores are interpolated linearly between its runs. The values divide a range into four parts that
+        begins and ends where half of the algorithms have begun and ended. NaN where the value is outside the range of
+        a seed's runs. Empty if no such range is left.
         """
         paths: dict[str, list[tuple[Array, Array]]] = {}
         for name, groups in self.lines(env).items():
@@ -177,12 +178,13 @@ class Study:
             paths[name] = [tuple(np.transpose(sorted(points))) for points in by_seed.values()]
         if not paths:
             return {}
-        low = max(np.median([x[0] for x, _ in path]) for path in paths.values())
-        high = min(np.median([x[-1] for x, _ in path]) for path in paths.values())
+        low = np.quantile([np.median([x[0] for x, _ in path]) for path in paths.values()], 0.5, method="higher")
+        high = np.quantile([np.median([x[-1] for x, _ in path]) for path in paths.values()], 0.5, method="lower")
         levels = np.linspace(low, high, 5)[1:-1] if low < high else []
         return {
             float(level): {
-                name: np.array([np.interp(level, x, y, np.nan, np.nan) for x, y in path]) for name, path in paths.items()
+                name: np.array([np.interp(level, x, y, np.nan, np.nan) for x, y in path])
+                for name, path in paths.items()
             }
             for level in levels
         }

@@ -60,7 +60,7 @@ def final_scores(study: Study) -> Table:
 
 
 def at_equal(study: Study) -> Table:
-    """IQMs of scores at equal values of the metric `against`.
+    """IQMs of scores at equal values of the metric `against`, over the seeds that have it if most do.
 
     The best is bold, and so are those without a significant difference from it.
     """
@@ -70,7 +70,7 @@ def at_equal(study: Study) -> Table:
     for env, levels in found.items():
         digits = score_digits(study, env)
         for level, scores in levels.items():
-            whole = {name: x for name, x in scores.items() if np.isfinite(x).all()}
+            whole = {name: x[np.isfinite(x)] for name, x in scores.items() if 2 * np.isfinite(x).sum() > len(x)}
             best = max(whole, key=lambda name: float(iqm([whole[name]])), default="")
             cells = []
             for name in names:
