@@ -180,9 +180,9 @@ class Study:
             return {}
         low = np.quantile([np.median([x[0] for x, _ in path]) for path in paths.values()], 0.5, method="higher")
         high = np.quantile([np.median([x[-1] for x, _ in path]) for path in paths.values()], 0.5, method="lower")
-        levels = np.linspace(low, high, 5)[1:-1] if low < high else []
+        levels: list[float] = np.linspace(low, high, 5)[1:-1].tolist() if low < high else []
         return {
-            float(level): {
+            level: {
                 name: np.array([np.interp(level, x, y, np.nan, np.nan) for x, y in path])
                 for name, path in paths.items()
             }
