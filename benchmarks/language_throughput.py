@@ -4,7 +4,7 @@
     trl/bin/pip install torch==2.13.0 trl==0.11.4 transformers==4.46.3 'accelerate<1.3' 'datasets<4' rich
     python benchmarks/language_throughput.py ppo --peer trl/bin/python        # the same PPO iteration
     python benchmarks/language_throughput.py generate                         # beside model.generate
-    python benchmarks/language_throughput.py trpo                             # one TRPO update of GPT-2
+    python benchmarks/language_throughput.py trpo --sizes gpt2                # natural gradients beside PPO-clip
 
 TRL needs other versions of its dependencies, so it has its own environment. Contestants take turns, each in its own
 process, so that load of the machine affects all of them. The sizes are those of `benchmarks/peers/trl_ppo.py`. An
@@ -27,6 +27,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+MAX_KL = 0.01
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"prompts": 16, "prompt_tokens": 16, "new_tokens": 32, "iterations": 2, "config": {}},
     "small": {
@@ -35,6 +36,15 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
+_NATURAL = {
+    "vf_epochs": 4, "vf_minibatch_responses": "all", "micro_batch_tokens": 384,
+    "max_kl": MAX_KL, "fisher_fraction": 0.25,
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo-clip": {"epochs": 4, "minibatch_responses": "all", "learning_rate": 1e-5, "beta": 0.2},
+    "npg": _NATURAL,
+    "trpo": _NATURAL,
+}
 
 
 def random_scores(prompts: list[str], responses: list[str]) -> list[float]:
@@ -142,12 +152,8 @@ def contestant(options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     folder, size, precision = Path(options.folder), options.size, options.precision
     iterations = options.iterations or SIZES[size]["iterations"]
-    if options.what == "ppo":
-        settings = {"epochs": 4, "minibatch_responses": "all", "learning_rate": 1e-5}
-        result = train("ppo-clip", size, precision, iterations, folder, beta=0.2, **settings)
-    elif options.what == "trpo":
-        settings = {"vf_epochs": 4, "vf_minibatch_responses": "all", "micro_batch_tokens": 384}
-        result = train("trpo", size, precision, iterations, folder, **settings)
+    if options.what in SETTINGS:
+        result = train(options.what, size, precision, iterations, folder, **SETTINGS[options.what])
     else:
         result = generate(size, precision, iterations, folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
@@ -184,7 +190,7 @@ def compare_ppo(options: argparse.Namespace) -> list[str]:
             for _ in range(options.rounds):
                 theirs = {p: peer(size, p, options) for p in ("fp32",)}
                 rounds.append(
-                    (theirs["fp32"], {p: ours("ppo", size, p, Path(made), options) for p in options.precisions})
+                    (theirs["fp32"], {p: ours("ppo-clip", size, p, Path(made), options) for p in options.precisions})
                 )
                 print(json.dumps({"size": size, "round": rounds[-1]}), flush=True)
         for precision in options.precisions:
@@ -217,19 +223,28 @@ def compare_generation(options: argparse.Namespace) -> list[str]:
     return lines
 
 
-def measure_trpo(options: argparse.Namespace) -> list[str]:
-    lines = ["| model | seconds an iteration | peak GB | accepted | KL | max_kl |", "|---|---|---|---|---|---|"]
+def compare_natural(options: argparse.Namespace) -> list[str]:
+    lines = ["| model | algorithm | seconds an iteration | price | peak GB | KL | accepted | backtracks |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as made:
             make_model_apart(size, Path(made))
-            result = ours("trpo", size, "fp32", Path(made), options)
-        print(json.dumps({"size": size, **result}), flush=True)
-        metrics = result["metrics"]
-        lines.append(
-            f"| {size} | {result['iteration_seconds']:.1f} | {result['peak_memory_gb']:.2f} "
-            f"| {metrics['accepted']:.0f} | {metrics['kl']:.4f} | 0.01 |"
-        )
-    return lines
+            rounds = []
+            for _ in range(options.rounds):
+                rounds.append({name: ours(name, size, "fp32", Path(made), options) for name in SETTINGS})
+                print(json.dumps({"size": size, "round": rounds[-1]}), flush=True)
+        for name in SETTINGS:
+            results = [r[name] for r in rounds]
+            prices = sorted(r[name]["iteration_seconds"] / r["ppo-clip"]["iteration_seconds"] for r in rounds)
+            metrics = results[-1]["metrics"]
+            searched = [f"{metrics[key]:.0f}" if key in metrics else "" for key in ("accepted", "backtracks")]
+            lines.append(
+                f"| {size} | {name} | {statistics.median(r['iteration_seconds'] for r in results):.1f} "
+                f"| **{statistics.median(prices):.2f}** ({prices[0]:.2f} – {prices[-1]:.2f}) "
+                f"| {max(r['peak_memory_gb'] for r in results):.2f} | {metrics['kl']:.4f} | {' | '.join(searched)} |"
+            )
+    settings = ", ".join(f"{key} {value}" for key, value in _NATURAL.items())
+    return [*lines, "", f"The price is in iterations of ppo-clip, in turns. npg and trpo: {settings}."]
 
 
 def make_model_apart(size: str, folder: Path) -> None:
@@ -243,7 +258,7 @@ def make_model_apart(size: str, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ppo", "generate", "trpo"])
+    parser.add_argument("what", choices=["ppo", "generate", *SETTINGS])
     parser.add_argument("--peer", default="trl/bin/python", help="Python of the environment with TRL")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, help="of a measurement; by default 2 for gpt2 and 20 for small")
@@ -258,7 +273,7 @@ def main() -> None:
     if options.contestant:
         contestant(options)
         return
-    compare = {"ppo": compare_ppo, "generate": compare_generation, "trpo": measure_trpo}[options.what]
+    compare = {"ppo": compare_ppo, "generate": compare_generation, "trpo": compare_natural}[options.what]
     table = compare(options)
     shown = " ".join(["python benchmarks/language_throughput.py", *sys.argv[1:]]).replace(
         options.peer, "trl/bin/python"

@@ -3,7 +3,11 @@
 import json
 import os
 import signal
+import socket
 import time
+import traceback
+
+from torch.distributed import TCPStore
 
 from rlzoo.runs.train import train
 
@@ -75,3 +79,42 @@ def in_child(work, kill_after=None):
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
+
+
+def in_processes(count, work, kill_after=None):
+    """Runs `work` in forked processes that are one group, as torchrun's are; returns their exit codes.
+
+    All may be killed after some seconds. A process that a signal killed has the negative number of the signal.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    pids = []
+    for rank in range(count):
+        pid = os.fork()
+        if pid == 0:
+            here = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            here["TORCHELASTIC_USE_AGENT_STORE"] = True
+            os.environ.update({name: str(x) for name, x in here.items()})
+            code = 1
+            try:
+                code = work() or 0
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        pids.append(pid)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # as in torchrun's own process
+    if kill_after is not None:
+        time.sleep(kill_after)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    codes = {}
+    while len(codes) < count:  # in the order of their ends, as torchrun does
+        time.sleep(0.02)
+        for pid in {*pids} - {*codes}:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+    del store
+    return [codes[pid] for pid in pids]

@@ -14,14 +14,13 @@ from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import Count, Fraction, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import (
     FlatPolicy,
     conjugate_gradient,
-    fisher_vector_product,
-    relative_residual,
     trust_region_step,
 )
-from rlzoo.optim.objective import mean_kl, surrogate
+from rlzoo.optim.objective import surrogate
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,11 @@ class NPG(Algorithm):
         policy = FlatPolicy(model)
         theta = policy.theta
 
-        g = policy.objective(surrogate, batch).gradient(theta)
+        _, g = policy.objective(surrogate, batch).value_and_gradient(theta)
         part = batch.sample(self.fisher_fraction, state.fisher_rng)
-        fisher = fisher_vector_product(policy.expectation(mean_kl, part), theta)
-        x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
-        step, scale, fx = trust_region_step(fisher, x, state.at(self.max_kl))
+        fisher = fisher_vector_product(policy, theta, part, self.cg_damping)
+        x, residual = conjugate_gradient(fisher, g, self.cg_iters)
+        step, scale = trust_region_step(x, fisher_curvature(policy, theta, batch, x), state.at(self.max_kl))
         policy.assign(theta + step)
 
         fit_value(
@@ -83,5 +82,5 @@ class NPG(Algorithm):
             "grad_norm": float(g.norm()),
             "step_norm": float(step.norm()),
             "step_scale": scale,
-            "cg_residual": relative_residual(fx + self.cg_damping * x, g),
+            "cg_residual": residual,
         }

@@ -23,15 +23,14 @@ from rlzoo.core.fields import (
 )
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import (
     FlatPolicy,
     conjugate_gradient,
-    fisher_vector_product,
     line_search,
-    relative_residual,
     trust_region_step,
 )
-from rlzoo.optim.objective import mean_kl, surrogate
+from rlzoo.optim.objective import surrogate
 
 
 @dataclass(frozen=True)
@@ -84,18 +83,17 @@ class TRPO(Algorithm):
         policy = FlatPolicy(model)
         theta, max_kl = policy.theta, state.at(self.max_kl)
         objective = policy.objective(surrogate, batch)
-        kl = policy.expectation(mean_kl, batch)
+        objective_and_kl = policy.objective_and_kl(objective, batch)
 
-        g = objective.gradient(theta)
+        before, g = objective.value_and_gradient(theta)
         part = batch.sample(self.fisher_fraction, state.fisher_rng)
-        fisher = fisher_vector_product(policy.expectation(mean_kl, part), theta)
-        x = conjugate_gradient(lambda v: fisher(v) + self.cg_damping * v, g, self.cg_iters)
-        step, _, fx = trust_region_step(fisher, x, max_kl)
-
-        before = objective(theta)
+        fisher = fisher_vector_product(policy, theta, part, self.cg_damping)
+        x, residual = conjugate_gradient(fisher, g, self.cg_iters)
+        step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
 
         def accept(theta: Tensor) -> bool:
-            return kl(theta) <= max_kl and objective(theta) > before
+            after, kl = objective_and_kl(theta)
+            return kl <= max_kl and after > before
 
         new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)
         policy.assign(new)
@@ -110,5 +108,5 @@ class TRPO(Algorithm):
             "step_norm": float((new - theta).norm()),
             "backtracks": backtracks,
             "accepted": float(backtracks < self.backtrack_iters),
-            "cg_residual": relative_residual(fx + self.cg_damping * x, g),
+            "cg_residual": residual,
         }

@@ -17,12 +17,14 @@ from rlzoo.core.errors import (
     EnvError,
     Interrupted,
     NonFiniteError,
+    ProcessError,
     RunError,
     TrainingError,
     UnknownEnv,
     UnsupportedSpace,
     no_such,
 )
+from rlzoo.core.launch import launched
 from rlzoo.core.screen import complain, show
 from rlzoo.core.version import __version__
 from rlzoo.runs.signals import INTERRUPTED
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except (TrainingError, NonFiniteError) as error:
+    except (TrainingError, NonFiniteError, ProcessError) as error:
         return _complain(str(error), 1)
     except MemoryError as error:
         return _complain(f"there is not enough memory: {error}", 1)
@@ -59,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(line: str, code: int) -> int:
-    complain(line)
+    if line:
+        complain(line)
     return code
 
 
@@ -73,11 +76,17 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(no_such("option", command, ("--help", "--version")))
     elif command not in _COMMANDS:
         raise ConfigError(no_such("command", command, _COMMANDS))
+    elif launched()[1] > 1 and command not in _TOGETHER:
+        if launched()[0] > 0:
+            return 2  # the first process says why
+        raise ConfigError(f"{command} uses one process: start it without torchrun")
     else:
         return _COMMANDS[command](rest)
     return 0 if arguments else 2
 
 
+_TOGETHER = ("train", "resume")
+"""Commands that several processes can run together."""
 _HELP = """\
 usage: rlzoo COMMAND ...
 

@@ -124,13 +124,24 @@ def train_command(arguments: list[str]) -> int:
     several = len(command.seed) > 1
     require(several or command.jobs is None, "--jobs is for several seeds: --seed 1 2 3")
     require(not (several and command.track), "--track is for one seed: start a run for each")
+    with importing(threads_for(command)):
+        from rlzoo.core import processes
+        from rlzoo.runs import train  # noqa: F401 - imports PyTorch
+
+    with processes.joined():
+        require(not (several and processes.size() > 1), "several seeds: start them without torchrun")
+        return _train(names, rest, command)
+
+
+def _train(names: list[str], rest: list[str], command: _Train) -> int:
+    """`rlzoo train` with the names that come first, and the other arguments."""
+    from rlzoo.core import processes
+    from rlzoo.runs.configuration.config import assemble
+    from rlzoo.runs.configuration.defaults import from_config, starting_from
+    from rlzoo.runs.train import configured, train
+
     known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
     algorithm, env = (*names, *known[len(names) :])
-    with importing(threads_for(command)):
-        from rlzoo.runs.configuration.config import assemble
-        from rlzoo.runs.configuration.defaults import from_config, starting_from
-        from rlzoo.runs.train import configured, train
-
     preset = command.preset or not command.no_preset
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
     settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
@@ -151,7 +162,7 @@ def train_command(arguments: list[str]) -> int:
         )
     _, given = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
     settings |= given
-    if several:
+    if len(command.seed) > 1:
         config, lines = configured(algorithm, env, command.config, preset, settings)
         return train_seeds_command(config, lines, command)
     if command.seed:
@@ -167,7 +178,7 @@ def train_command(arguments: list[str]) -> int:
         track=command.track,
         **settings,
     )
-    return _report(run, command)
+    return _report(run, command) if processes.rank() == 0 else 0
 
 
 def _check_names(names: list[str]) -> None:
@@ -189,11 +200,12 @@ def resume_command(arguments: list[str]) -> int:
         return resume_seeds_command(options)
     require(options.jobs is None, f"--jobs is for the runs of several seeds; {options.run} does not hold any")
     with importing(threads_for(options, options.run)):
+        from rlzoo.core import processes
         from rlzoo.runs.train import resume
 
-    shown = display(options)
-    run = resume(options.run, options.total_steps, checkpoint=options.checkpoint, progress=shown)
-    return _report(run, options)
+    with processes.joined():
+        run = resume(options.run, options.total_steps, checkpoint=options.checkpoint, progress=display(options))
+        return _report(run, options) if processes.rank() == 0 else 0
 
 
 def eval_command(arguments: list[str]) -> int:

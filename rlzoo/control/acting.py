@@ -18,6 +18,7 @@ from torch import nn
 from rlzoo.control.networks import MLP, MLPPolicy, MLPValue
 from rlzoo.control.recurrent import RecurrentMLP
 from rlzoo.control.spaces import is_gumbel
+from rlzoo.core import processes
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.distributions import IMPOSSIBLE
 from rlzoo.core.env import Array, Bools, restored
@@ -223,6 +224,11 @@ class ActionNoise(Iterator[Array]):
             self._draw()
         self._used += 1
         return self._block[self._used - 1]
+
+    def share(self) -> Iterator[Array]:
+        """The same noise, of this process's environments alone."""
+        own = processes.rows(self.shape[0])
+        return (noise[own] for noise in self)
 
     def zeros(self) -> Iterator[Array]:
         """Noise of zeros, which gives the mode of every distribution."""

@@ -22,6 +22,7 @@ from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.control.rendering import watch
+from rlzoo.core import processes
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.errors import require
@@ -121,6 +122,19 @@ class ControlTask(EnvTask):
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:
         return source_of(self.settings, self.setup).make(num_envs, seed)
 
+    def training_env(self, seed: int) -> VectorEnv:
+        """Gymnasium's copies are independent of each other, and are divided among processes.
+
+        Those of built-in environments share one random stream, and stepping fewer of them is hardly faster.
+        """
+        source = source_of(self.settings, self.setup)
+        if processes.size() == 1 or source.builtin or source.given is not None:
+            return super().training_env(seed)
+        own = processes.rows(self.settings.num_envs, "num_envs")
+        env = source.make(own.stop - own.start, seed + own.start)
+        env.divided = True
+        return env
+
     def make_model(self, generator: torch.Generator) -> ActorCritic:
         env: Any = self.env
         network = self.settings.network
@@ -132,7 +146,7 @@ class ControlTask(EnvTask):
         return model
 
     def actor(self) -> Actor:
-        return make_actor(self.model, self.noise, self.setup.fast)
+        return make_actor(self.model, self.noise.share() if self.env.divided else self.noise, self.setup.fast)
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         found = super().evaluate(episodes, seed=seed, deterministic=deterministic)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rlzoo.core import processes
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, restored, success_of
@@ -22,6 +23,8 @@ class Collector:
 
     Rows continue from one buffer to the next. With `whole_episodes`, every buffer starts with a reset and holds one
     complete episode of each copy, of any length. Rows that have ended are masked until the longest ends.
+
+    Of several processes, each gets the rows of all, whether or not the environment is divided among them.
     """
 
     def __init__(self, env: VectorEnv, num_steps: int = _CHUNK, whole_episodes: bool = False) -> None:
@@ -33,8 +36,9 @@ class Collector:
         self._starts = np.ones(env.num_envs, np.bool_)
         self._ended = np.zeros(env.num_envs, np.bool_)
         self._memory: Array | None = None
-        self._returns = np.zeros(env.num_envs)
-        self._lengths = np.zeros(env.num_envs, np.int64)
+        rows = env.num_envs * (processes.size() if env.divided else 1)
+        self._returns = np.zeros(rows)
+        self._lengths = np.zeros(rows, np.int64)
 
     def collect(self, actor: Actor) -> Experience:
         """Collects one buffer, without `logp` and `value`, and the episodes that ended in it."""
@@ -87,7 +91,8 @@ class Collector:
             memories[0] = np.zeros_like(memories[-1]) if memories[0] is None else memories[0]
             self._memory = memories[-1]
             obs = np.concatenate([obs, starts[..., None], np.stack(memories)], -1, dtype=np.float32)  # type: ignore[arg-type]
-        return _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
+        found = _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
+        return found.gathered() if self.env.divided else found
 
     def _episodes(self, steps: _Steps) -> list[Episode]:
         """The episodes that ended, in the order in which they ended. The others continue in the next buffer."""
@@ -109,11 +114,15 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
-        memory = {"memory": self._memory, "starts": self._starts, "ended": self._ended}
+
+        def rows(x: Array | None) -> Array | None:
+            return _gathered(x) if self.env.divided else x
+
+        memory = {"memory": rows(self._memory), "starts": rows(self._starts), "ended": rows(self._ended)}
         return {
             "env": self.env.state_dict(),
-            "obs": None if self.whole_episodes else self._obs,
-            "forced": self._forced,
+            "obs": None if self.whole_episodes else rows(self._obs),
+            "forced": rows(self._forced),
             "returns": self._returns,
             "lengths": self._lengths,
             **({} if self._memory is None else memory),
@@ -124,6 +133,10 @@ class Collector:
         if state["env"] is None:
             return
         self.env.load_state_dict(state["env"])
+        if self.env.divided:
+            own = processes.rows(len(self._returns))
+            of_rows = ("obs", "forced", "memory", "starts", "ended")
+            state = {name: x[own] if name in of_rows and x is not None else x for name, x in state.items()}
         obs = state["obs"]
         if obs is not None and np.shape(obs)[:1] != self._forced.shape:
             raise ValueError(f"observations of shape {np.shape(obs)} given, {len(self._forced)} needed")
@@ -155,12 +168,22 @@ class _Steps(NamedTuple):
     def done(self) -> Array:
         return self.terminated | self.truncated
 
+    def gathered(self) -> _Steps:
+        """The steps of all processes."""
+        joined: list[Any] = [_gathered(x, 1) for x in self]
+        return _Steps(*joined)
+
     def buffer(self) -> Buffer:
         def rows(x: Array) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(x.swapaxes(0, 1)))
 
         obs, action, reward, terminated, truncated, mask = map(rows, self[:6])
         return Buffer(obs, action, reward, terminated, truncated, mask)
+
+
+def _gathered(x: Array | None, axis: int = 0) -> Array | None:
+    """The arrays of all processes, joined along an axis."""
+    return None if x is None else processes.gathered(torch.from_numpy(x), axis).numpy()
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
@@ -181,8 +204,13 @@ def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
 def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
     """Fills `logp` and `value` by one forward pass of the training model.
 
-    So the ratio π/π_old of the first minibatch is 1 up to rounding, even if acting used another implementation.
+    So the ratio π/π_old of the first minibatch is 1 up to rounding, even if acting used another implementation. Each
+    process computes its rows.
     """
-    policy, value = model(buffer.obs)
-    steps = buffer.action.shape[1]
-    return buffer.replace(logp=policy.map(lambda x: x[:, :steps]).log_prob(buffer.action), value=value)
+
+    def forward(obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        policy, value = model(obs)
+        return policy.map(lambda x: x[:, : action.shape[1]]).log_prob(action), value
+
+    logp, value = processes.divided(forward, buffer.obs, buffer.action)
+    return buffer.replace(logp=logp, value=value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -81,6 +81,29 @@ class Distribution(abc.ABC):
         """The same distribution without gradient."""
         return self.map(torch.Tensor.detach)
 
+    def tensors(self) -> list[Tensor]:
+        """The tensors through which the distribution depends on a model's parameters."""
+        found: list[Tensor] = []
+
+        def keep(x: Tensor) -> Tensor:
+            found.append(x)
+            return x
+
+        self.map(keep)
+        return found
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
+        """The distribution with `tensors` in the order of `tensors()`."""
+        rest = iter(tensors)
+        return self.map(lambda _: next(rest))
+
+    @abc.abstractmethod
+    def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "*batch"]) -> list[Tensor]:
+        """weight·F·u in each state: F is the Fisher information matrix of `tensors()` in a state, u the `tangents`.
+
+        F is the Hessian of KL(self ‖ other) in the tensors of `other`, at `other` = `self`.
+        """
+
 
 @dataclass(frozen=True)
 class Categorical(Distribution):
@@ -110,8 +133,13 @@ class Categorical(Distribution):
     @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Samples by inversion: one uniform number for each sample, instead of a Gumbel for each category."""
+        uniform = torch.empty(self.logits.shape[:-1], dtype=torch.float64, device=self.logits.device)
+        return self.quantile(uniform.uniform_(generator=generator))
+
+    def quantile(self, uniform: Float[Tensor, "*batch"]) -> Tensor:
+        """The category where the cumulative probability passes `uniform`, float64 in [0, 1)."""
         cumulative = self.logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-        threshold = torch.empty_like(cumulative[..., :1]).uniform_(generator=generator) * cumulative[..., -1:]
+        threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
         last = cumulative[..., -1:].nextafter(cumulative.new_zeros(()))  # rounding may give the sum itself
         return torch.searchsorted(cumulative, threshold.minimum(last), right=True).squeeze(-1)
 
@@ -133,6 +161,9 @@ class Categorical(Distribution):
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Categorical:
         return Categorical(fn(self.logits))
+
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        return [categorical_fisher(self.logits, tangents[0], weight)]
 
 
 @dataclass(frozen=True)
@@ -174,6 +205,10 @@ class DiagGaussian(Distribution):
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> DiagGaussian:
         return DiagGaussian(fn(self.mean), fn(self.log_std))
+
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        mean, log_std = (weight.unsqueeze(-1) * u for u in tangents)
+        return [mean * torch.exp(-2 * self.log_std), 2 * log_std]
 
 
 @dataclass(frozen=True)
@@ -217,6 +252,9 @@ class MultiCategorical(Distribution):
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> MultiCategorical:
         return MultiCategorical(tuple(part.map(fn) for part in self.parts))
+
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        return _fisher_of_parts(self.parts, tangents, weight)
 
 
 @dataclass(frozen=True)
@@ -269,6 +307,9 @@ class Product(Distribution):
     def map(self, fn: Callable[[Tensor], Tensor]) -> Product:
         return dataclasses.replace(self, parts=tuple(part.map(fn) for part in self.parts))
 
+    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+        return _fisher_of_parts(self.parts, tangents, weight)
+
     def _join(self, actions: list[Tensor]) -> Tensor:
         """One vector of the parts' actions."""
         wide = [
@@ -276,3 +317,17 @@ class Product(Distribution):
         ]
         dtype = next((a.dtype for a in wide if a.is_floating_point()), torch.float32)
         return torch.cat([a.to(dtype) for a in wide], -1)
+
+
+def categorical_fisher(
+    logits: Float[Tensor, "*batch K"], tangent: Float[Tensor, "*batch K"], weight: Float[Tensor, "*batch"]
+) -> Float[Tensor, "*batch K"]:
+    """weight·(diag(p) − p·pᵀ)·u, the Fisher matrix of the logits times the tangent u."""
+    p = logits.softmax(-1)
+    return weight.unsqueeze(-1) * p * (tangent - (p * tangent).sum(-1, keepdim=True))
+
+
+def _fisher_of_parts(parts: Sequence[Distribution], tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+    """Of independent parts: each its own."""
+    rest = iter(tangents)
+    return [x for part in parts for x in part.fisher([next(rest) for _ in part.tensors()], weight)]

@@ -33,6 +33,10 @@ class RunError(RuntimeError):
     """A run directory or checkpoint is missing, damaged, of another format, or in use."""
 
 
+class ProcessError(RuntimeError):
+    """Another process that trains the same run has died or failed. The message names it."""
+
+
 class TrainingError(RunError):
     """Training failed. The message names the step, the cause and the last checkpoint."""
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from rlzoo.core import processes
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Array, Episode, VectorEnv, env_name
@@ -251,7 +252,8 @@ class EnvTask(Task):
         self.settings = settings
         self.setup = setup
         announce(setup.progress.say)
-        self.env = self.make_env(settings.num_envs, number(stream(setup.seed, "env")))
+        processes.rows(settings.num_envs, "num_envs")
+        self.env = self.training_env(number(stream(setup.seed, "env")))
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
@@ -275,6 +277,10 @@ class EnvTask(Task):
     @abc.abstractmethod
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:
         """Makes copies of the environment. All their randomness comes from `seed`."""
+
+    def training_env(self, seed: int) -> VectorEnv:
+        """The environment to train in. Of several processes, each has all copies or its share (`VectorEnv.divided`)."""
+        return self.make_env(self.settings.num_envs, seed)
 
     @abc.abstractmethod
     def make_model(self, generator: torch.Generator) -> ActorCritic:
@@ -325,6 +331,6 @@ class EnvTask(Task):
         """Restores the collector, or starts new episodes if the environment could not give its state."""
         if state["env"] is None:
             self.env.close()
-            self.env = self.make_env(self.settings.num_envs, number(stream(self.setup.seed, "env", step)))
+            self.env = self.training_env(number(stream(self.setup.seed, "env", step)))
             self.collector = Collector(self.env, self.settings.num_steps, self.setup.whole_episodes)
         self.collector.load_state_dict(state)

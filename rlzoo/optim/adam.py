@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.models import ActorCritic, flatten_parameters
@@ -22,7 +23,8 @@ Vector = Float[Tensor, "P"]
 class Adam:
     """Adam (Kingma & Ba 2015) with clipping of the gradient's global norm.
 
-    The parameters become views of one flat vector θ (P,).
+    The parameters become views of one flat vector θ (P,). Of several processes, each keeps the moments of its share of
+    θ, makes the step of that share, and gets the others' (Rajbhandari et al. 2020).
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class Adam:
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.theta = flatten_parameters(self.parameters)
-        self.m, self.v, self.count = torch.zeros_like(self.theta), torch.zeros_like(self.theta), 0
+        self.share = processes.share(len(self.theta))
+        own = self.theta[self.share]
+        self.m, self.v, self.count = torch.zeros_like(own), torch.zeros_like(own), 0
         self.eps, self.betas = eps, betas
 
     def minimize(
@@ -58,8 +62,9 @@ class Adam:
         for term in objective_terms(loss, model, batch, *scalars, auxiliary=auxiliary):
             grads = torch.autograd.grad(term(model), self.parameters, allow_unused=True, materialize_grads=True)
             g += torch.cat([x.reshape(-1) for x in grads])
-        norm = clip_norm(g, max_grad_norm, loss.__qualname__)
-        self.step(self.theta, self.m, self.v, g, *self.bias_corrected(learning_rate))
+        norm = clip_norm(processes.sum_(g), max_grad_norm, loss.__qualname__)
+        self.step(self.theta[self.share], self.m, self.v, g[self.share], *self.bias_corrected(learning_rate))
+        processes.spread_(self.theta)
         self.count += 1
         return norm
 
@@ -76,11 +81,14 @@ class Adam:
         return learning_rate * root / (1 - beta1**t), self.eps * root
 
     def state_dict(self) -> dict[str, Any]:
-        return {"m": self.m, "v": self.v, "count": self.count}
+        size = len(self.theta)
+        return {"m": processes.whole(self.m, size), "v": processes.whole(self.v, size), "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.m.copy_(state["m"])
-        self.v.copy_(state["v"])
+        for name, own in (("m", self.m), ("v", self.v)):
+            if state[name].shape != self.theta.shape:
+                raise ValueError(f"{name} of shape {tuple(state[name].shape)} given, {len(self.theta)} needed")
+            own.copy_(state[name][self.share])
         self.count = int(state["count"])
         if not 0 <= self.count < 2**63:
             raise ValueError(f"{self.count} steps were taken")

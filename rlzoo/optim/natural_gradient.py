@@ -1,20 +1,22 @@
-"""Natural gradients on flat vectors: Fisher-vector products, conjugate gradient, line search."""
+"""Natural gradients on flat vectors: functions of θ, conjugate gradient, line search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.models import ActorCritic, Term, unflatten
-from rlzoo.optim.objective import Loss, objective_terms
+from rlzoo.optim.objective import Loss, objective_terms, surrogate_and_kl
 
 Vector = Float[Tensor, "P"]
+T = TypeVar("T")
 
 
 class FlatPolicy:
@@ -31,15 +33,19 @@ class FlatPolicy:
         """A copy of the model's policy parameters."""
         return torch.cat([p.detach().reshape(-1) for p in self._named.values()])
 
-    def __call__(self, theta: Vector, term: Term) -> Tensor:
-        """`term(model)` with the policy parameters θ."""
-        values = dict(zip(self._named, unflatten(theta, list(self._named.values())), strict=True))
-        return torch.func.functional_call(self._view, values, (term,))
+    def unflatten(self, theta: Vector) -> list[Tensor]:
+        """Views of θ in the shapes of the parameters."""
+        return list(unflatten(theta, list(self._named.values())))
+
+    def __call__(self, theta: Vector | Sequence[Tensor], term: Callable[[ActorCritic], T]) -> T:
+        """`term(model)` with the policy parameters θ, given as one vector or as `unflatten` gives them."""
+        values = self.unflatten(theta) if isinstance(theta, Tensor) else theta
+        return torch.func.functional_call(self._view, dict(zip(self._named, values, strict=True)), (term,))
 
     @torch.no_grad()
     def assign(self, theta: Vector) -> None:
         """Writes θ into the model."""
-        for p, value in zip(self._named.values(), unflatten(theta, list(self._named.values())), strict=True):
+        for p, value in zip(self._named.values(), self.unflatten(theta), strict=True):
             p.copy_(value)
 
     def expectation(self, f: Loss, batch: Buffer) -> FlatFunction:
@@ -54,74 +60,88 @@ class FlatPolicy:
 
         return FlatFunction(self, surrogate.__name__, objective_terms(loss, self.model, batch), sign=-1)
 
+    def objective_and_kl(self, objective: FlatFunction, batch: Buffer) -> Callable[[Vector], tuple[float, float]]:
+        """θ ↦ an `objective` over the batch whose surrogate is E[π_θ/π_old·Â], and the mean KL.
+
+        Both come from one forward pass for each micro-batch.
+        """
+        terms = objective_terms(surrogate_and_kl, self.model, batch, auxiliary=False)
+        auxiliary = FlatFunction(self, "auxiliary loss", objective.terms[len(terms) :])
+
+        @torch.no_grad()
+        def evaluate(theta: Vector) -> tuple[float, float]:
+            surrogate, kl = processes.sum_(torch.stack([self(theta, term).double() for term in terms]).sum(0)).tolist()
+            return surrogate - auxiliary(theta), kl
+
+        return evaluate
+
 
 class _TermView(nn.Module):
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, term: Term) -> Tensor:
+    def forward(self, term: Callable[[ActorCritic], T]) -> T:
         return term(self.model)
 
 
 class FlatFunction:
-    """A scalar function of θ with derivatives: sign·Σ terms. Only one term is in memory at a time."""
+    """A scalar function of θ: sign·Σ terms, over the terms of all processes. Only one term is in memory at a time."""
 
     def __init__(self, policy: FlatPolicy, name: str, terms: Sequence[Term], sign: int = 1) -> None:
         self.policy, self.name, self.terms, self.sign = policy, name, terms, sign
 
     @torch.no_grad()
     def __call__(self, theta: Vector) -> float:
-        return self.sign * sum(float(self.policy(theta, term)) for term in self.terms)
+        own = sum(float(self.policy(theta, term)) for term in self.terms)
+        return self.sign * processes.total(own)
 
-    def gradient(self, theta: Vector) -> Vector:
-        """∇f(θ).
+    def value_and_gradient(self, theta: Vector) -> tuple[float, Vector]:
+        """f(θ) and ∇f(θ).
 
         Raises:
-            NonFiniteError: it is not finite.
+            NonFiniteError: the gradient is not finite.
         """
-        theta = theta.detach().requires_grad_()
-        g = torch.zeros_like(theta)
+        leaves = leaves_of(self.policy, theta)
+        value, g = 0.0, torch.zeros_like(theta)
         for term in self.terms:
-            g += torch.autograd.grad(self.policy(theta, term), theta)[0]
+            y = self.policy(leaves, term)
+            add_gradients(g, [y], leaves, [torch.ones_like(y)])
+            value += float(y.detach())
+        processes.sum_(g)
         if not bool(torch.isfinite(g).all()):
             raise NonFiniteError(f"gradient of the {self.name} is not finite")
-        return self.sign * g
-
-    def hessian_vector_product(self, theta: Vector, damping: float = 0.0) -> Callable[[Vector], Vector]:
-        """v ↦ (∇²f(θ) + damping·I)·v, by double backward.
-
-        With one term, the graph of the gradient is built once. With more terms it is built again for each product, so
-        that only one term is in memory.
-        """
-        theta = theta.detach().requires_grad_()
-
-        def first_backward(term: Term) -> Vector:
-            return torch.autograd.grad(self.policy(theta, term), theta, create_graph=True)[0]
-
-        kept = first_backward(self.terms[0]) if len(self.terms) == 1 else None
-
-        def product(v: Vector) -> Vector:
-            if kept is not None:
-                return self.sign * torch.autograd.grad(kept, theta, v, retain_graph=True)[0] + damping * v
-            total = damping * v
-            for term in self.terms:
-                total += self.sign * torch.autograd.grad(first_backward(term), theta, v)[0]
-            return total
-
-        return product
+        return self.sign * processes.total(value), g if self.sign == 1 else g.neg_()
 
 
-def fisher_vector_product(kl: FlatFunction, theta: Vector, damping: float = 0.0) -> Callable[[Vector], Vector]:
-    """v ↦ (F + damping·I)·v, where F = ∇²KL(π_old ‖ π_θ) at θ = θ_old.
-
-    There the Hessian of the mean KL is the Fisher information matrix averaged over states, in closed form over actions
-    (Schulman et al. 2015, App. C.1).
-    """
-    return kl.hessian_vector_product(theta, damping)
+def leaves_of(policy: FlatPolicy, theta: Vector) -> list[Tensor]:
+    """The parameters as tensors of their own, so that a backward pass makes no further vector as long as θ."""
+    return [x.requires_grad_() for x in policy.unflatten(theta.detach())]
 
 
-def conjugate_gradient(product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10) -> Vector:
+def add_gradients(
+    g: Vector, outputs: Sequence[Tensor], leaves: list[Tensor], forces: Sequence[Tensor], retain_graph: bool = False
+) -> None:
+    """g ← g + Jᵀ·forces, where J is the Jacobian of the outputs."""
+    live = [(y, force) for y, force in zip(outputs, forces, strict=True) if y.requires_grad]
+    ys, forces = zip(*live, strict=True)
+    grads = torch.autograd.grad(ys, leaves, forces, retain_graph=retain_graph, allow_unused=True)
+    for piece, grad in zip(unflatten(g, leaves), grads, strict=True):
+        if grad is not None:
+            piece.add_(grad)
+
+
+class Solution(NamedTuple):
+    """An approximate solution of A·x = b."""
+
+    x: Vector
+    residual: float
+    """‖A·x − b‖ / ‖b‖: 0 where x solves A·x = b, 1 for x = 0. It is 0 if b is 0."""
+
+
+def conjugate_gradient(
+    product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10
+) -> Solution:
     """x with A·x ≈ b for a symmetric positive A given as `product`, starting from x = 0.
 
     Stops after `iters` iterations, when ‖r‖² < `tolerance`·‖b‖², or at a direction without positive curvature, and
@@ -129,21 +149,21 @@ def conjugate_gradient(product: Callable[[Vector], Vector], b: Vector, iters: in
     """
     x = torch.zeros_like(b)
     r, p = b.clone(), b.clone()
-    rr = torch.dot(r, r)
-    goal = tolerance * float(rr)
+    rr = float(torch.dot(r, r))
+    start = rr
     for _ in range(iters):
-        if float(rr) <= goal:
+        if rr <= tolerance * start:
             break
         ap = product(p)
-        curvature = torch.dot(p, ap)
-        if not float(curvature) > 0:
+        curvature = float(torch.dot(p, ap))
+        if not curvature > 0:
             break
         alpha = rr / curvature
-        x = x + alpha * p
-        r = r - alpha * ap
-        rr, previous = torch.dot(r, r), rr
-        p = r + rr / previous * p
-    return x
+        x.add_(p, alpha=alpha)
+        r.sub_(ap, alpha=alpha)
+        rr, previous = float(torch.dot(r, r)), rr
+        torch.add(r, p, alpha=rr / previous, out=p)
+    return Solution(x, (rr / start) ** 0.5 if start else 0.0)
 
 
 class Step(NamedTuple):
@@ -152,24 +172,14 @@ class Step(NamedTuple):
     step: Vector
     scale: float
     """√(2δ/xᵀFx), or 0 if x has no positive curvature."""
-    fx: Vector
-    """F·x."""
 
 
-def trust_region_step(product: Callable[[Vector], Vector], x: Vector, max_kl: float) -> Step:
-    """x scaled so that the quadratic model of the KL, ½sᵀFs, equals `max_kl`: s = √(2δ/xᵀFx)·x."""
-    fx = product(x)
-    curvature = float(torch.dot(x, fx))
+def trust_region_step(x: Vector, curvature: float, max_kl: float) -> Step:
+    """x scaled so that the quadratic model of the KL, ½sᵀFs, equals `max_kl`: s = √(2δ/xᵀFx)·x, `curvature` = xᵀFx."""
     if not curvature > torch.finfo(x.dtype).tiny:
-        return Step(torch.zeros_like(x), 0.0, fx)
+        return Step(torch.zeros_like(x), 0.0)
     scale = (2 * max_kl / curvature) ** 0.5
-    return Step(scale * x, scale, fx)
-
-
-def relative_residual(ax: Vector, b: Vector) -> float:
-    """‖A·x − b‖ / ‖b‖, given A·x: 0 where x solves A·x = b, 1 for x = 0. It is 0 if b is 0."""
-    norm = float(b.norm())
-    return float((ax - b).norm()) / norm if norm > 0 else 0.0
+    return Step(scale * x, scale)
 
 
 def line_search(
@@ -177,7 +187,7 @@ def line_search(
 ) -> tuple[Vector, int]:
     """The first accepted of θ + coefᵏ·step, k = 0 … iters − 1, and k. If none is accepted: θ itself, and `iters`."""
     for k in range(iters):
-        candidate = theta + backtrack_coef**k * step
+        candidate = torch.add(theta, step, alpha=backtrack_coef**k)
         if accept(candidate):
             return candidate, k
     return theta, iters

@@ -1,7 +1,7 @@
 """Objectives as sums of terms, and the one place where a model's auxiliary losses join them.
 
 A term is a part of a loss that fits into memory by itself. Gradients, Fisher products and line searches go through
-terms, so that micro-batches and auxiliary losses work the same for every algorithm.
+terms, so that micro-batches, auxiliary losses and several processes work the same for every algorithm.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.distributions import Distribution
 from rlzoo.core.models import ActorCritic, Term
 
 Loss = Callable[..., Tensor]
@@ -22,22 +24,38 @@ Loss = Callable[..., Tensor]
 def objective_terms(
     loss: Loss, model: ActorCritic, batch: Buffer, *scalars: float, auxiliary: bool = True
 ) -> list[Term]:
-    """`loss(model, batch, *scalars)` as one term for each micro-batch, and the terms of the model's auxiliary loss."""
+    """`loss(model, batch, *scalars)` as one term for each micro-batch, and the terms of the model's auxiliary loss.
+
+    Of several processes, each has its own terms. The objective is the sum of all.
+    """
     parts = batch.parts(model.part_steps)
     terms: list[Term] = [lambda model, part=part: loss(model, part, *scalars) for part in parts]  # type: ignore[misc]
-    return terms + (model.auxiliary.draw(batch.num_rows) if auxiliary and model.auxiliary else [])
+    return terms + (model.auxiliary.draw(batch.whole.num_rows) if auxiliary and model.auxiliary else [])
 
 
 def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:
     """E[π_θ/π_old·Â], whose gradient at θ_old is the policy gradient."""
-    ratio = torch.exp(model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
-    return batch.mean(ratio * batch.advantage)
+    return _surrogate(model.distribution(batch.obs), batch)
 
 
 def mean_kl(model: ActorCritic, batch: Buffer) -> Tensor:
     """E[KL(π_old ‖ π_θ)], exact over actions."""
+    return _mean_kl(model.distribution(batch.obs), batch)
+
+
+def surrogate_and_kl(model: ActorCritic, batch: Buffer) -> Float[Tensor, "2"]:
+    """`surrogate` and `mean_kl`, from one forward pass."""
+    policy = model.distribution(batch.obs)
+    return torch.stack([_surrogate(policy, batch), _mean_kl(policy, batch)])
+
+
+def _surrogate(policy: Distribution, batch: Buffer) -> Tensor:
+    return batch.mean(torch.exp(policy.log_prob(batch.action) - batch.logp) * batch.advantage)
+
+
+def _mean_kl(policy: Distribution, batch: Buffer) -> Tensor:
     assert batch.old is not None
-    return batch.mean(batch.old.kl(model.distribution(batch.obs)))
+    return batch.mean(batch.old.kl(policy))
 
 
 def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:

@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from rlzoo.algorithms import Metrics
+from rlzoo.core import processes
 from rlzoo.core.collector import evaluate
 from rlzoo.core.env import Episode
+from rlzoo.core.errors import require
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.streams import stream
@@ -55,6 +57,9 @@ class Trainer:
     ) -> None:
         check(config)
         check_schedules(config)
+        processes.check_same(config.to_dict())
+        alone = processes.size() == 1
+        require(alone or not config.compile, "compile is for one process: it cannot exchange gradients; leave it out")
         self.config = config
         self.task = task_class(config.env)(config.task, config.setup(folder, progress), model)
         self.model = self.task.model
@@ -65,12 +70,20 @@ class Trainer:
                 if isinstance(adam, Adam):
                     self.state.optimizers[name] = FastAdam(adam, config.compile)
         self.step = 0
+        for x in self.model.state_dict().values():
+            processes.copy_from_first_(x)
+
+    def follow(self) -> None:
+        """In a process that is not the first: takes part in what the first does, until it ends."""
+        while name := processes.told():
+            {"iterate": self.iterate, "checkpoint": self.checkpoint}[name]()
 
     @property
     def done(self) -> bool:
         """Whether the run has reached its number of steps."""
         return self.step >= self.config.total_steps
 
+    @processes.together("iterate")
     def iterate(self) -> Iteration:
         """One iteration: a buffer of experience, and the algorithm's update on it."""
         model, env = self.model, self.task.env
@@ -86,6 +99,7 @@ class Trainer:
         self.step += buffer.num_steps
         return Iteration(self.step, metrics, episodes, frozenset(environment))
 
+    @processes.together("checkpoint")
     def checkpoint(self) -> Checkpoint:
         """Everything that the rest of the run depends on."""
         state = {"step": self.step, "algorithm": self.state.state_dict(), "task": self.task.state_dict()}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rlzoo.core.env import ENDLESS
-from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, TrainingError
+from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, ProcessError, TrainingError
 from rlzoo.core.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
@@ -231,7 +231,8 @@ class Session:
         try:
             yield
         except (NonFiniteError, OSError, MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not (isinstance(error, EnvError) or out_of_memory(error)):
+            expected = isinstance(error, EnvError | ProcessError) or out_of_memory(error)
+            if isinstance(error, RuntimeError) and not expected:
                 raise
             what = " ".join(str(error).split())
             if isinstance(error, OSError) and error.filename is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rlzoo.algorithms import Algorithm
+from rlzoo.core import processes
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, require
 from rlzoo.core.models import ActorCritic
@@ -26,8 +27,10 @@ from rlzoo.runs.loop import Trainer
 from rlzoo.runs.publish import hub
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import OnIteration, Session, out_of_memory
+from rlzoo.runs.signals import Signals
 
 
+@processes.joined()
 def train(
     algorithm: str | Algorithm | Config | None = None,
     env: Any = None,
@@ -75,12 +78,16 @@ def train(
     check_device(config.device)
     if track is not None:
         check_tracker(track)
-    display = display_for(progress)
+    display = _display(progress)
     with _memory_checked(config):
         trainer = Trainer(config, model, progress=display)
     warm = _warm_start(trainer)
     spaces = trainer.task.described_spaces()
-    with Run.creating(out or default_directory(config), config, overwrite, model, spaces) as run:
+    path = processes.ready(Path(out or default_directory(config)))
+    if processes.rank() > 0:
+        _follow(trainer)
+        return Run(path)
+    with Run.creating(path, config, overwrite, model, spaces) as run:
         for line in started_from:
             display.say(line)
         display.say(f"training in {run.path}")
@@ -94,6 +101,7 @@ def train(
     return run
 
 
+@processes.joined()
 def resume(
     run: Run | Path | str,
     total_steps: int | None = None,
@@ -122,8 +130,8 @@ def resume(
     if hub.is_name(run):
         raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
     run = Run.open(run)
-    display = display_for(progress)
-    with run.lock():
+    display = _display(progress)
+    with run.lock() if processes.rank() == 0 else contextlib.nullcontext():
         if not run.resumable:
             raise RunError(
                 f"{run.path} has an older format and cannot be resumed; continue its policy in a new run: "
@@ -141,14 +149,19 @@ def resume(
             trainer = Trainer(config, model, run.path, display)
         run.check_spaces(trainer.task.described_spaces())
         flat = config.to_dict()
-        trackers = continue_tracker(run.path, flat)
         with _restoring(run):
             if saved is not None:
                 trainer.restore(saved)
                 require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
-            warm = saved is None and _warm_start(trainer)
-            logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
-            if saved is not None:
+        warm = saved is None and _warm_start(trainer)
+        processes.ready(None)
+        if processes.rank() > 0:
+            _follow(trainer)
+            return run
+        trackers = continue_tracker(run.path, flat)
+        logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
+        if saved is not None:
+            with _restoring(run):
                 logger.load_state_dict(saved.state["logger"])
         run.forget_after(trainer.step)
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
@@ -164,6 +177,18 @@ def resume(
         stopped = saved is not None and saved.state.get("stopped", False)
         Session(trainer, run, logger, on_iteration, stopped).go()
     return run
+
+
+def _display(progress: bool | Display) -> Display:
+    """A display, which shows nothing in processes that are not the first."""
+    return display_for(progress) if processes.rank() == 0 else Display()
+
+
+def _follow(trainer: Trainer) -> None:
+    """Training in a process that is not the first, which decides what a signal means."""
+    with Signals():
+        trainer.follow()
+    trainer.task.close()
 
 
 def _warm_start(trainer: Trainer) -> bool:

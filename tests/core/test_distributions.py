@@ -9,7 +9,7 @@ from scipy import stats
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, kl_divergence
 
-from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
+from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
 
 SAMPLES = 20_000
 
@@ -47,6 +47,25 @@ def others(seed):
             MultiCategorical((Categorical(logits[2]), Categorical(logits[3, :, :2]))),
         ),
     ]
+
+
+@pytest.mark.parametrize("kind", range(4))
+def test_fisher_product_is_that_of_the_hessian_of_the_kl(kind):
+    pairs = others(0)
+    distribution = [*(mine for mine, _ in pairs), Product((pairs[1][0], pairs[0][0]), (3, 1))][kind]
+    tensors = distribution.tensors()
+    weight = random(7, seed=1).square()
+
+    def weighted_kl(*tensors):
+        return (weight * distribution.kl(distribution.with_tensors(tensors))).sum()
+
+    tangents = [random(*x.shape, seed=2) for x in tensors]
+    _, expected = torch.autograd.functional.hvp(weighted_kl, tuple(tensors), tuple(tangents))
+    found = distribution.fisher(tangents, weight)
+    assert len(found) == len(tensors)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+        assert theirs.abs().max() > 0.01
 
 
 def test_categorical_probabilities_by_hand():

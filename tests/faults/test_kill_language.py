@@ -9,66 +9,20 @@ import time
 
 import pytest
 import short_runs
-import tiny
+from short_language_runs import KINDS, save_data, settings
 
 from rlzoo.lm.tasks.random_walks import RandomWalks
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 
-
-def vowels(prompts, responses):
-    """A score: the share of vowels."""
-    return [sum(c in "aeiou" for c in text) / max(len(text), 1) for text in responses]
-
-
-def echo(conversations):
-    """A reply: the last letter again, with a reward for a long turn."""
-    return [(x.turns[-1][-1], 0.1 * len(x.turns[-1])) for x in conversations]
+ALL = pytest.mark.parametrize(("algorithm", "more"), KINDS.values(), ids=KINDS)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    tiny.save_lm(folder / "model")
-    (folder / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
-    (folder / "texts.txt").write_text("an aeon\nout of\nan idea, a one\n")
+    save_data(folder)
     return folder
-
-
-def settings(data, algorithm, **more):
-    """A run of six iterations with everything that has a state: β, statistics of scores, orders, noise."""
-    return {
-        "algorithm": algorithm,
-        "env": "Prompts",
-        "model": str(data / "model"),
-        "prompts": str(data / "prompts.txt"),
-        "reward": f"{__file__}:vowels",
-        "ptx": str(data / "texts.txt"),
-        "ptx_rows": 2,
-        "responses_per_batch": 6,
-        "max_new_tokens": 4,
-        "total_steps": 140,
-        "eval_episodes": 3,
-        "final_eval_episodes": 5,
-        "beta": 0.1,
-        "beta_target": 1.0,
-        "beta_horizon": 50.0,
-        "score_normalization": "running",
-        **more,
-    }
-
-
-PPO = {"minibatch_responses": 3, "epochs": 2, "learning_rate": 1e-3}
-TRPO = {"cg_iters": 2, "vf_epochs": 2, "vf_minibatch_responses": 3, "score_normalization": "reference"}
-TURNS = {"reply": f"{__file__}:echo", "stop_tokens": tuple("abcdefghij"), "max_turns": 3, "max_new_tokens": 9}
-KINDS = {
-    "ppo-clip": ("ppo-clip", PPO),
-    "trpo": ("trpo", TRPO),
-    "lora": ("ppo-clip", {**PPO, "lora_rank": 2, "critic": "actor"}),
-    "turns": ("ppo-clip", {**PPO, **TURNS}),
-    "turns-trpo": ("trpo", {**TRPO, **TURNS}),
-}
-ALL = pytest.mark.parametrize(("algorithm", "more"), KINDS.values(), ids=KINDS)
 
 
 def go_on(path, given):

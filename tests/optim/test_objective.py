@@ -9,7 +9,8 @@ from rlzoo.algorithms import TRPO, PPOClip, PPOPenalty, Reinforce
 from rlzoo.core.estimators import GAE
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.optim.natural_gradient import FlatPolicy, fisher_vector_product
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.optim.objective import mean_kl, objective_terms, surrogate, value_error, value_loss
 
 LOSSES = {
@@ -108,7 +109,13 @@ def test_flat_objective_is_the_surrogate_less_the_auxiliary_loss(part_steps, net
     total = surrogate(model, batch) - model.auxiliary.loss(model)
     assert objective(policy.theta) == pytest.approx(total.item(), rel=1e-12)
     expected = flat_gradient(total, model.policy_parameters())
-    torch.testing.assert_close(objective.gradient(policy.theta), expected, rtol=0, atol=1e-12)
+    value, g = objective.value_and_gradient(policy.theta)
+    assert value == pytest.approx(total.item(), rel=1e-12)
+    torch.testing.assert_close(g, expected, rtol=0, atol=1e-12)
+    moved = policy.theta + 0.1
+    found = policy.objective_and_kl(objective, batch)(moved)
+    assert found == pytest.approx((objective(moved), policy.expectation(mean_kl, batch)(moved)), rel=1e-12)
+    assert found[1] > 1e-3
     assert len(model.auxiliary.drawn) == 1, "one objective has one auxiliary loss, however often it is evaluated"
 
 
@@ -120,7 +127,8 @@ def test_kl_and_fisher_products_leave_the_auxiliary_loss_out():
     for auxiliary in (None, Imitation(model)):
         model.auxiliary = auxiliary
         kl = policy.expectation(mean_kl, batch)
-        found.append((kl(policy.theta), kl.gradient(policy.theta), fisher_vector_product(kl, policy.theta)(v)))
+        value, g = kl.value_and_gradient(policy.theta)
+        found.append((value, g, fisher_vector_product(policy, policy.theta, batch)(v)))
     assert found[0][0] == found[1][0]
     assert all(map(torch.equal, found[0][1:], found[1][1:]))
     assert model.auxiliary.drawn == []

@@ -70,7 +70,7 @@ def measure(judge: Judge, rows: Int[Tensor, "B N"], responses: int | None, rng: 
                 some = chosen[torch.from_numpy(rng.permutation(len(chosen))[:responses])]
                 weight = torch.full(some.shape, 1 / len(some), dtype=torch.float64)
                 seen = everywhere if responses is None else visits(judge.task, some, weight)
-                found.append(conjugate_gradient(damped(fisher_product(judge.new, seen)), g, CG_ITERS))
+                found.append(conjugate_gradient(damped(fisher_product(judge.new, seen)), g, CG_ITERS).x)
             yield torch.stack(found) @ metric
 
     return assess(samples(), truth)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from rlzoo.core import processes
 from rlzoo.core.models import ActorCritic, Term
 from rlzoo.lm.model.language_model import Rows
 from rlzoo.lm.model.shuffled import Shuffled
@@ -43,7 +44,7 @@ class PretrainingLoss:
         self._order = Shuffled(len(self.texts), np.random.default_rng(seed))
 
     def draw(self, rows: int) -> list[Term]:
-        """The loss on the next texts, one term for each micro-batch."""
+        """The loss on the next texts, one term for each micro-batch. Each process has its share of the texts."""
         chosen = [self.texts[next(self._order)] for _ in range(self.rows or rows)]
         batch = Rows.of_texts(chosen, self.pad_token)
         obs, action, weight = batch.obs, batch.action, self.coef / int(batch.acts.sum())
@@ -58,7 +59,8 @@ class PretrainingLoss:
 
         size = self.micro_batch_tokens
         rows = len(chosen) if size is None else max(1, size // obs.shape[1])
-        return [term(slice(i, i + rows)) for i in range(0, len(chosen), rows)]
+        own = processes.share(len(chosen))
+        return [term(slice(i, min(i + rows, own.stop))) for i in range(own.start, own.stop, rows)]
 
     def state_dict(self) -> dict[str, Any]:
         return self._order.state_dict()

@@ -7,6 +7,7 @@ import contextlib
 import numpy as np
 import torch
 
+from rlzoo.core import processes
 from rlzoo.core.env import Array, Bools
 from rlzoo.lm.model.language_model import LanguageModel, Memory
 from rlzoo.lm.model.packed import Packed
@@ -23,6 +24,8 @@ class TokenActor:
         generator: source of randomness.
         deterministic: take the most probable token instead of a sample.
         fast: use packed weights where they are faster.
+        whole_rows: number of rows in all processes, of which these are the share of this one; None if these are all.
+            The same rows get the same random numbers for any number of processes.
     """
 
     def __init__(
@@ -31,11 +34,13 @@ class TokenActor:
         generator: torch.Generator | None = None,
         deterministic: bool = False,
         fast: bool = True,
+        whole_rows: int | None = None,
     ) -> None:
         self._model = model
         self._generator = generator
         self._deterministic = deterministic
         self._fast = fast
+        self._whole_rows = whole_rows
         self._device = next(model.parameters()).device
         self._unread: list[Array] = []
         self._memory: Memory | None = None
@@ -45,6 +50,7 @@ class TokenActor:
     def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
         """`obs` (N, O), one column of `Rows`, to tokens (N,)."""
         self._unread.append(obs)
+        uniform = self._uniform(len(obs), not forced.all())
         if forced.all():
             return np.zeros(len(obs), np.int64)
         columns = torch.from_numpy(np.stack(self._unread, 1)).to(self._device)
@@ -55,5 +61,16 @@ class TokenActor:
             self._packed = Packed(model.trunk, model.policy, rows=rows, precision=model.trunk.precision, fast=fast)
         with self._packed:
             policy, self._memory = self._model.act(columns, self._memory)
-        token = policy.mode if self._deterministic else policy.sample(self._generator)
-        return token.cpu().numpy()
+        if self._deterministic:
+            return policy.mode.cpu().numpy()
+        return (policy.sample(self._generator) if uniform is None else policy.quantile(uniform)).cpu().numpy()
+
+    def _uniform(self, rows: int, acts: bool) -> torch.Tensor | None:
+        """Of several processes: this one's part (rows,) of the uniform numbers that are drawn for a column of all rows.
+
+        They are drawn in every process if rows act in any of them.
+        """
+        if self._whole_rows is None or not processes.total(float(acts)):
+            return None
+        uniform = torch.empty(self._whole_rows, dtype=torch.float64, device=self._device)
+        return uniform.uniform_(generator=self._generator)[processes.rows(self._whole_rows)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlzoo.core.distributions import IMPOSSIBLE, Categorical, Distribution
+from rlzoo.core.distributions import IMPOSSIBLE, Categorical, Distribution, categorical_fisher
 
 _CHUNK = 2**24
 """Number of logits that are computed at a time without gradient."""
@@ -93,11 +93,14 @@ class TokenDistribution(Distribution):
         if torch.is_grad_enabled() and any(x.hidden.requires_grad or x.head.weight.requires_grad for x in given):
             found = fn(given, slice(None))
         else:
-            chunk = max(1, _CHUNK // len(self.head.weight))
-            cuts = [slice(i, i + chunk) for i in range(0, max(len(self._steps), 1), chunk)]
-            found = torch.cat([fn([x._chunk(cut) for x in given], cut) for cut in cuts])
+            found = torch.cat([fn([x._chunk(cut) for x in given], cut) for cut in self._cuts()])
         out = torch.zeros(self.acts.shape, dtype=found.dtype, device=found.device)
         return out.masked_scatter(self.acts, found)
+
+    def _cuts(self) -> list[slice]:
+        """Chunks of the acting steps, at least one."""
+        chunk = max(1, _CHUNK // len(self.head.weight))
+        return [slice(i, i + chunk) for i in range(0, max(len(self._steps), 1), chunk)]
 
     def _chunk(self, cut: slice) -> TokenDistribution:
         steps, allowed = self._steps[cut].unsqueeze(0), self._allowed_steps
@@ -134,6 +137,33 @@ class TokenDistribution(Distribution):
     def map(self, fn: Callable[[Tensor], Tensor]) -> TokenDistribution:
         allowed = None if self.allowed is None else fn(self.allowed)
         return replace(self, hidden=fn(self.hidden), acts=fn(self.acts), allowed=allowed)
+
+    def tensors(self) -> list[Tensor]:
+        """The hidden states, and the head's weight and bias."""
+        return [self.hidden, self.head.weight, *([] if self.head.bias is None else [self.head.bias])]
+
+    def with_tensors(self, tensors: Iterable[Tensor]) -> TokenDistribution:
+        hidden, weight, *bias = tensors
+        return replace(self, hidden=hidden, head=self.head._replace(weight=weight, bias=bias[0] if bias else None))
+
+    @torch.no_grad()
+    def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
+        """In chunks of steps."""
+        hidden, of_weight, *of_bias = tangents
+        still = self.head._replace(bias=None)
+        moving = self.head._replace(weight=of_weight, bias=of_bias[0] if of_bias else None)
+        of_steps: list[Tensor] = []
+        of_head: list[Tensor] = []
+        for cut in self._cuts():
+            chunk, u = self._chunk(cut), still(hidden[self.acts][cut])
+            u += moving(chunk._steps)
+            force = categorical_fisher(chunk._logits, u, weight[self.acts][cut]) / self.head.temperature
+            with autocast(u.device, self.head.autocast):
+                of_steps.append(force @ self.head.weight)
+                head = [(force.t() @ chunk._steps).to(of_weight.dtype), force.sum(0)]
+            of_head = [x.add_(y) for x, y in zip(of_head, head, strict=True)] if of_head else head
+        found = torch.zeros_like(hidden).masked_scatter_(self.acts.unsqueeze(-1), torch.cat(of_steps).to(hidden.dtype))
+        return [found, *of_head[: len(tangents) - 1]]
 
     def detach(self) -> TokenDistribution:
         """Also copies the head, whose weights training changes in place."""

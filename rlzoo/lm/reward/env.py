@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools, Episode, Experience, VectorEnv
 from rlzoo.core.errors import ConfigError, require
@@ -24,7 +25,7 @@ from rlzoo.lm.model.pretrained import encode, max_positions
 from rlzoo.lm.model.shuffled import Shuffled
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.prompt import Prompt, columns_of
-from rlzoo.lm.reward.scores import Score, call_scores, missing_columns
+from rlzoo.lm.reward.scores import Score, WeightedSum, call_scores, missing_columns
 from rlzoo.lm.reward.shaping import (
     KL_ESTIMATORS,
     FixedKL,
@@ -97,7 +98,9 @@ class LMEnv(VectorEnv):
         self.model = model
         self.tokenizer = tokenizer
         self.score_function, self.score_name = score, score_name
-        self.num_envs = rows
+        self.divided, self._rows = processes.size() > 1, rows
+        self._own = processes.rows(rows, "responses_per_batch")
+        self.num_envs = self._own.stop - self._own.start
         self.reference = reference or Reference(model)
         self.max_new_tokens = max_new_tokens
         self.stop = stop_ids(tokenizer) if stop_tokens is None else frozenset(stop_tokens)
@@ -146,21 +149,22 @@ class LMEnv(VectorEnv):
         env = copy.copy(self)
         env.prompts, env.prompt_ids = list(prompts), self.encode(prompts)
         env.num_envs, env.responses_per_prompt, env._order = len(prompts), 1, None
+        env.divided, env._rows, env._own = False, len(prompts), slice(0, len(prompts))
         return env
 
     def reset(self) -> tuple[Array, Bools]:
         """Starts an episode with the next prompts. Every prompt is used once before any is used again."""
         if self._order is None:
-            self.asked = list(range(self.num_envs))
+            self.asked = list(range(self._rows))
         else:
-            chosen = [next(self._order) for _ in range(self.num_envs // self.responses_per_prompt)]
+            chosen = [next(self._order) for _ in range(self._rows // self.responses_per_prompt)]
             self.asked = [i for i in chosen for _ in range(self.responses_per_prompt)]
         ids, attention = pad([self.prompt_ids[i] for i in self.asked], self.pad_token, side="left")
-        self._prompt, self._attention = ids.numpy(), attention.numpy()
+        self._prompt, self._attention = ids[self._own].numpy(), attention[self._own].numpy()
         self._column = 0
         self._alive = np.ones(self.num_envs, np.bool_)
         self._lengths = np.zeros(self.num_envs, np.int64)
-        self._talk = Talk([self.prompt_ids[i] for i in self.asked])
+        self._talk = Talk([self.prompt_ids[i] for i in self.asked[self._own]])
         return self._observe(self._prompt[:, 0], self._attention[:, 0])
 
     def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
@@ -196,12 +200,14 @@ class LMEnv(VectorEnv):
     def _converse(self, turns: Turns, rows: Array) -> tuple[Array, Bools]:
         """The rewards (N,) of the turns that these rows have ended, and which rows (N,) got a reply."""
         reward, replied = np.zeros(self.num_envs, np.float32), np.zeros(self.num_envs, np.bool_)
-        asked = [Conversation(self.prompts[self.asked[i]], self.decode(self._talk.turns(i))) for i in rows]
-        for i, conversation, answer in zip(rows, asked, turns.answers(asked, rows.tolist()), strict=True):
+        prompts, first = self.asked[self._own], self._own.start
+        asked = [Conversation(self.prompts[prompts[i]], self.decode(self._talk.turns(i))) for i in rows]
+        answers = turns.answers(asked, (first + rows).tolist())
+        for i, conversation, answer in zip(rows, asked, answers, strict=True):
             reward[i] = answer.reward
             if answer.text is None or len(conversation.turns) // 2 + 1 == turns.max_turns:
                 continue
-            reply = encode_reply(self.tokenizer, answer.text, f"reply {turns.name}, row {i}")
+            reply = encode_reply(self.tokenizer, answer.text, f"reply {turns.name}, row {first + i}")
             if self._lengths[i] + len(reply) < self.max_new_tokens:
                 self._talk.reply(i, reply)
                 replied[i] = True
@@ -209,16 +215,17 @@ class LMEnv(VectorEnv):
 
     @torch.no_grad()
     def score(self, experience: Experience) -> Experience:
-        """Adds the rewards: one forward of the reference over all rows, and the score of every response.
+        """Adds the rewards: one forward of the reference over all rows, and the score of every response. Each process
+        computes those of its rows.
 
         Advances an adaptive β and the running moments of scores by one batch.
         """
         buffer = experience.buffer
         obs = buffer.obs[:, : buffer.mask.shape[1]]
-        kl = self.kl(obs, buffer.action, buffer.logp)
-        prompts, responses = self.texts(buffer)
-        raw, parts = call_scores(self.score_function, self.score_name, prompts, responses)
-        raw = raw.to(kl.device)
+        (kl,) = processes.divided(lambda *x: (self.kl(*x),), obs, buffer.action, buffer.logp)
+        raw, *several = processes.divided(self._scores, *self.texts(buffer))
+        names = self.score_function.parts if isinstance(self.score_function, WeightedSum) else ()
+        parts, raw = dict(zip(names, several, strict=True)), raw.to(kl.device)
         ended = self.ended(buffer)
         score, self.moments = self.treatment(raw, ended, self.moments)
         total = sequence_kl(kl, buffer.mask)
@@ -240,6 +247,11 @@ class LMEnv(VectorEnv):
         episodes = [Episode(x, n) for x, n in zip(returns.tolist(), lengths, strict=True)]
         self.beta = self.control.update(self.beta, float(total.mean()), len(total))
         return Experience(buffer.replace(reward=reward, group_size=self.responses_per_prompt), episodes, metrics)
+
+    def _scores(self, prompts: list[str], responses: list[str]) -> tuple[Tensor, ...]:
+        """The scores (N,), and those that they are the weighted sum of."""
+        total, parts = call_scores(self.score_function, self.score_name, prompts, responses)
+        return total, *parts.values()
 
     def kl(self, obs: Tensor, action: Tensor, logp: Tensor) -> Float[Tensor, "N T"]:
         """The estimate of KL(π ‖ π_ref) at each acting step."""

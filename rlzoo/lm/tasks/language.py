@@ -297,7 +297,8 @@ class LanguageTask(Task):
     def actor(self) -> Actor:
         if self.settings.score_normalization == "reference" and not self.env.moments.count:
             self.env.moments = self._moments_of_reference()
-        return self._actor(self.generator)
+        whole_rows = self.settings.responses_per_batch if self.env.divided else None
+        return TokenActor(self.model, self.generator, fast=self.setup.fast, whole_rows=whole_rows)
 
     def _actor(self, generator: torch.Generator | None, deterministic: bool = False) -> TokenActor:
         return TokenActor(self.model, generator, deterministic, self.setup.fast)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.optim.adam import Adam, clip_norm
@@ -52,13 +53,14 @@ class FastAdam:
             return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
         adam = self.adam
         g = self._gradient(objective_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
-        norm = clip_norm(g, max_grad_norm, loss.__qualname__)
+        norm = clip_norm(processes.sum_(g), max_grad_norm, loss.__qualname__)
         step_size, eps = adam.bias_corrected(learning_rate)
-        for start in range(0, len(g), _BLOCK):
-            whole = start == 0 and len(g) <= _BLOCK
-            parts = adam.theta, adam.m, adam.v, g
+        parts = adam.theta[adam.share], adam.m, adam.v, g[adam.share]
+        for start in range(0, len(adam.m), _BLOCK):
+            whole = start == 0 and len(adam.m) <= _BLOCK
             theta, m, v, grad = parts if whole else (x[start : start + _BLOCK] for x in parts)
             adam.step(theta, m, v, grad, step_size, eps)
+        processes.spread_(adam.theta)
         adam.count += 1
         return norm
 

@@ -1,5 +1,7 @@
 """The distribution of the next token, against a `Categorical` of all logits."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -151,3 +153,25 @@ def test_sampled_frequencies_are_the_probabilities():
     p = (head.weight @ hidden[0, 0] / 0.7).softmax(0)
     chi2 = ((counts - 20_000 * p).square() / (20_000 * p)).sum()
     assert chi2 < 22.46  # the 99.9th percentile with 6 degrees of freedom
+
+
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("restrict", [False, True])
+def test_fisher_product_is_that_of_the_hessian_of_the_kl(bias, temperature, restrict):
+    x = make(0, temperature, bias)
+    if restrict:
+        x = dataclasses.replace(x, allowed=torch.full((R, T, 1), 0b0110111))
+    weight = normal(R, T, seed=5).square()
+    tangents = [normal(*u.shape, seed=6) for u in x.tensors()]
+
+    def kl(*tensors):
+        return (weight * x.kl(x.with_tensors(tensors))).sum()
+
+    _, expected = torch.autograd.functional.hvp(kl, tuple(x.tensors()), tuple(tangents))
+    found = x.fisher(tangents, weight)
+    assert len(found) == len(expected) == 2 + bias
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+        assert theirs.abs().max() > 0.01

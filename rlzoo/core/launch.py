@@ -1,0 +1,15 @@
+"""How this process was started. Reads the environment alone, without PyTorch."""
+
+from __future__ import annotations
+
+import os
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that `torchrun` sets in the processes that it starts."""
+
+
+def launched() -> tuple[int, int]:
+    """Number of this process, from 0, and the number of processes that torchrun started; (0, 1) without it."""
+    if any(name not in os.environ for name in VARIABLES):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

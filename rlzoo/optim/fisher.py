@@ -1,0 +1,66 @@
+"""The Fisher information matrix of a policy, as products with vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from rlzoo.core import processes
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.distributions import Distribution
+from rlzoo.optim.natural_gradient import FlatPolicy, Vector, add_gradients, leaves_of
+
+
+def fisher_vector_product(
+    policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float = 0.0
+) -> Callable[[Vector], Vector]:
+    """v ↦ (F + damping·I)·v, where F is the Fisher information matrix at θ, averaged over the states of the batch.
+
+    F is averaged in closed form over actions, and equals the Hessian of the mean KL(π_θ ‖ π_θ') in θ' at θ (Schulman et
+    al. 2015, App. C.1). F·v = E[Jᵀ·M·J·v] (Schraudolph 2002): J is the Jacobian of the distribution's tensors, M their
+    Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. The graph of the backward passes is
+    kept if the batch is one micro-batch, so that it is built once.
+    """
+    leaves = leaves_of(policy, theta)
+    parts = list(batch.parts(policy.model.part_steps))
+
+    def outputs(part: Buffer) -> list[Tensor]:
+        return policy(leaves, lambda model: model.distribution(part.obs)).tensors()
+
+    kept = outputs(parts[0]) if len(parts) == 1 else None
+
+    def product(v: Vector) -> Vector:
+        total = torch.zeros_like(v)
+        for part in parts:
+            distribution, tangents = _moving(policy, theta, v, part)
+            forces = distribution.fisher(tangents, part.weight)
+            add_gradients(total, kept or outputs(part), leaves, forces, retain_graph=kept is not None)
+        processes.sum_(total)
+        return total.add_(v, alpha=damping) if damping else total
+
+    return product
+
+
+@torch.no_grad()
+def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector) -> float:
+    """xᵀFx, by forward-mode passes alone (see `fisher_vector_product`)."""
+    total = 0.0
+    for part in batch.parts(policy.model.part_steps):
+        distribution, tangents = _moving(policy, theta, x, part)
+        forces = distribution.fisher(tangents, part.weight)
+        total += sum(float((u * force).sum()) for u, force in zip(tangents, forces, strict=True))
+    return processes.total(total)
+
+
+@torch.no_grad()
+def _moving(policy: FlatPolicy, theta: Vector, v: Vector, part: Buffer) -> tuple[Distribution, list[Tensor]]:
+    """π_θ in the states of a micro-batch, and the derivative of its tensors in the direction v."""
+    with forward_ad.dual_level():
+        moving = forward_ad.make_dual(theta.detach(), v)  # type: ignore[no-untyped-call]
+        dual = policy(moving, lambda model: model.distribution(part.obs))
+        pairs = [forward_ad.unpack_dual(x) for x in dual.tensors()]  # type: ignore[no-untyped-call]
+        tangents = [torch.zeros_like(x) if u is None else u for x, u in pairs]
+        return dual.with_tensors([x for x, _ in pairs]), tangents

@@ -1,0 +1,173 @@
+import hashlib
+
+import numpy as np
+import pytest
+import short_runs
+import torch
+
+from rlzoo.core import processes
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.errors import ConfigError
+from rlzoo.core.models import ActorCritic
+from rlzoo.optim.adam import Adam
+
+
+def in_each(count, check):
+    """Runs `check` in processes that are one group. It may assert."""
+
+    def work():
+        with processes.joined():
+            processes.ready(None)
+            check()
+            processes.total(0.0)  # so that none ends before the others are ready
+
+    assert short_runs.in_processes(count, work) == [0] * count
+
+
+def buffer(rows=6, steps=5):
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return torch.from_numpy(rng.normal(size=shape))
+
+    mask = torch.from_numpy(rng.random((rows, steps)) < 0.7)
+    mask[1:3] = False
+    no = torch.zeros_like(mask)
+    obs, action, reward = normal(rows, steps + 1, 2), normal(rows, steps), normal(rows, steps)
+    return Buffer(obs, action, reward, no, no, mask, advantage=normal(rows, steps), value=normal(rows, steps + 1))
+
+
+def test_one_process_exchanges_nothing():
+    x, whole = torch.arange(5.0), buffer()
+    assert (processes.size(), processes.rank()) == (1, 0)
+    assert processes.sum_(x) is x
+    assert processes.gathered(x) is x
+    assert processes.whole(x, 5) is x
+    assert processes.total(x) is x
+    assert processes.share(7) == slice(0, 7)
+    assert whole.share() is whole
+    with processes.joined():
+        assert processes.size() == 1
+
+
+def test_shares_cover_everything():
+    def check():
+        parts = processes._everyone([processes.share(n) for n in (0, 2, 7, 9)])
+        for n, cuts in zip((0, 2, 7, 9), zip(*parts, strict=True), strict=True):
+            assert [i for cut in cuts for i in range(n)[cut]] == list(range(n))
+        with pytest.raises(ConfigError, match="num_envs must be a multiple of the 3 processes, got 7"):
+            processes.rows(7, "num_envs")
+
+    in_each(3, check)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64, torch.bfloat16])
+def test_rows_of_every_dtype_are_gathered(dtype):
+    def check():
+        whole = torch.arange(24).reshape(4, 3, 2).to(dtype)
+        assert torch.equal(processes.gathered(whole[processes.rows(4)]), whole)
+        across = whole.transpose(0, 1)
+        assert torch.equal(processes.gathered(across[:, processes.rows(4)], 1), across)
+        (twice,) = processes.divided(lambda x: (torch.cat([x, x], 1),), whole)
+        assert torch.equal(twice, torch.cat([whole, whole], 1))
+
+    in_each(2, check)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_sums_have_the_same_bits_everywhere(count):
+    def check():
+        for n in (1, 7, 1000, 100_003):
+            own = torch.randn(n, generator=torch.Generator().manual_seed(processes.rank()))
+            parts = processes.gathered(own.reshape(1, -1))
+            found = processes.sum_(own)
+            torch.testing.assert_close(found, parts.sum(0), rtol=1e-5, atol=1e-6)
+            digests = processes._everyone(hashlib.sha256(found.numpy().tobytes()).hexdigest())
+            assert len(set(digests)) == 1
+
+    in_each(count, check)
+
+
+def test_a_vector_is_put_together_from_shares():
+    def check():
+        for n in (1, 7, 1000):
+            x = torch.zeros(n)
+            x[processes.share(n)] = torch.arange(n)[processes.share(n)].float()
+            found = processes.whole(x[processes.share(n)], n)
+            assert processes.rank() > 0 or torch.equal(found, torch.arange(n).float())
+            processes.spread_(x)
+            assert torch.equal(x, torch.arange(n).float())
+
+    in_each(3, check)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("context", [0, 1, 2])
+def test_a_share_has_the_statistics_of_the_whole(count, context):
+    whole = buffer().rows(context)
+    samples = (0.1, 0.5)
+    expected = [*whole.minibatches(4, np.random.default_rng(1)), whole]
+    expected += [whole.sample(x, np.random.default_rng(1)) for x in samples]
+
+    def check():
+        own = buffer().rows(context)
+        assert (own.num_rows, own.whole.num_rows) == (whole.num_rows // count, whole.num_rows)
+        found = [*own.minibatches(4, np.random.default_rng(1)), own]
+        found += [own.sample(x, np.random.default_rng(1)) for x in samples]
+        assert len(found) == len(expected)
+        for part, minibatch in zip(found, expected, strict=True):
+            torch.testing.assert_close(part.mean(part.reward), minibatch.mean(minibatch.reward))
+            torch.testing.assert_close(part.mean(part.advantage), minibatch.mean(minibatch.advantage))
+            square, of_whole = part.whitened_advantage**2, minibatch.whitened_advantage**2
+            torch.testing.assert_close(part.mean(square), minibatch.mean(of_whole))
+            fresh = part.replace(advantage=part.advantage + part.reward)
+            other = minibatch.replace(advantage=minibatch.advantage + minibatch.reward)
+            cube, of_other = fresh.whitened_advantage**3, other.whitened_advantage**3
+            torch.testing.assert_close(part.mean(cube), minibatch.mean(of_other))
+            pieces = sum(float(x.mean(x.reward)) for x in part.parts(1))
+            assert processes.total(pieces) == pytest.approx(float(minibatch.mean(minibatch.reward)))
+
+    in_each(count, check)
+
+
+def test_a_mean_over_processes_has_no_gradient():
+    def check():
+        own = buffer().share()
+        with pytest.raises(RuntimeError, match=r"use Adam\.minimize"):
+            own.mean(own.reward.clone().requires_grad_())
+
+    in_each(2, check)
+
+
+class Line(ActorCritic):
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
+
+
+def cubic(model, batch):
+    x = batch.reward
+    return batch.mean(model.weight[0] * x + model.weight[1] * x**2 + (model.weight[2] * x) ** 3)
+
+
+def test_adam_keeps_a_share_of_the_moments_and_makes_the_same_steps():
+    def steps(batch):
+        model = Line()
+        adam = Adam([model.weight])
+        norms = [adam.minimize(cubic, model, batch, learning_rate=0.1, max_grad_norm=1.0) for _ in range(5)]
+        return model.weight.detach().clone(), norms, adam
+
+    weight, norms, alone = steps(buffer())
+
+    def check():
+        found, own_norms, adam = steps(buffer().share())
+        torch.testing.assert_close(found, weight)
+        assert own_norms == pytest.approx(norms)
+        assert len(adam.m) == len(range(3)[processes.share(3)])
+        state = adam.state_dict()
+        if processes.rank() == 0:
+            torch.testing.assert_close(state["v"], alone.v)
+        adam.load_state_dict({"m": alone.m, "v": alone.v, "count": 5})
+        torch.testing.assert_close(adam.m, alone.m[processes.share(3)])
+
+    in_each(2, check)

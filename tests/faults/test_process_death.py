@@ -1,0 +1,223 @@
+"""Several processes train one run, and one of them fails: the others stop with one line that names it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import gymnasium
+import pytest
+import short_language_runs
+import short_runs
+
+from rlzoo.cli import main
+from rlzoo.core import processes
+from rlzoo.core.errors import ConfigError, EnvError, ProcessError, RunError
+from rlzoo.runs.loop import Trainer
+from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume, train
+
+SETTINGS = {**short_runs.PPO, "checkpoint_interval": 100}
+
+
+def messages(count, work, folder):
+    """Runs `work(rank)` in processes. Returns for each its exit code and the message of its error."""
+    folder.mkdir()
+
+    def one():
+        rank = int(os.environ["RANK"])
+        try:
+            work(rank)
+        except (ConfigError, EnvError, ProcessError, RunError) as error:
+            (folder / str(rank)).write_text(str(error))
+            return 3
+        return 0
+
+    codes = short_runs.in_processes(count, one)
+    return [(code, path.read_text() if (path := folder / str(i)).exists() else None) for i, code in enumerate(codes)]
+
+
+def dies_in_iteration(number):
+    """Kills this process when the n-th iteration begins."""
+    left, iterate = number, Trainer.iterate
+
+    def wrapper(self):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return iterate(self)
+
+    Trainer.iterate = wrapper
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_a_process_that_dies_is_named(dead, tmp_path):
+    path = tmp_path / "run"
+
+    def work(rank):
+        if rank == dead:
+            dies_in_iteration(4)
+        train(**{**SETTINGS, "num_envs": 6}, out=path)
+
+    found = messages(3, work, tmp_path / "said")
+    assert found[dead] == (-signal.SIGKILL, None)
+    for rank, (code, line) in enumerate(found):
+        if rank != dead:
+            assert code == 3
+            assert line == "" if rank > 0 and dead > 0 else f"process {dead} has died" in line
+            assert "\n" not in line
+    if dead > 0:
+        assert f"the last checkpoint is at step {Run(path).steps()[-1]}: rlzoo resume {path}" in found[0][1]
+    assert Run(path).load().state["step"] == Run(path).steps()[-1]  # its checksums are right
+    assert short_runs.in_processes(2, lambda: resume(path) and None) == [0, 0]
+    assert Run(path).finished
+
+
+class FailsInSecondProcess(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.left -= 1
+        if self.left == 5 and os.environ["RANK"] == "1":
+            raise ValueError("no more")
+        return self.observation_space.sample(), 1.0, self.left == 0, False, {}
+
+
+def test_an_error_in_one_process_is_told_by_all(tmp_path):
+    def work(rank):
+        train(**{**SETTINGS, "env": FailsInSecondProcess, "vectorized": True}, out=tmp_path / "run")
+
+    (first, told), (second, own) = messages(2, work, tmp_path / "said")
+    assert (first, second) == (3, 3)
+    assert "copy 0 raised ValueError: no more" in own
+    assert f"process 1 has stopped: {own}" in told
+    assert told.endswith("there is no checkpoint yet")
+
+
+def test_an_error_of_all_is_told_by_the_first(tmp_path):
+    (_, first), (_, second) = messages(
+        2, lambda rank: train(**{**SETTINGS, "num_envs": 5}, out=tmp_path / "run"), tmp_path / "said"
+    )
+    assert first == "num_envs must be a multiple of the 2 processes, got 5"
+    assert second == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_different_settings(tmp_path):
+    def work(rank):
+        train(**{**SETTINGS, "num_steps": 25 + rank}, out=tmp_path / "run")
+
+    (_, first), (_, second) = messages(2, work, tmp_path / "said")
+    assert first == "num_steps is 26 in process 1, 25 in process 0: start all alike"
+    assert second == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--seed", "1", "2"], "several seeds: start them without torchrun"),
+        (["--num-enws", "4"], "no option '--num-enws'; did you mean '--num-envs'?"),
+    ],
+)
+def test_wrong_use_is_told_once(arguments, line, tmp_path, capfd):
+    out = str(tmp_path / "runs")
+    codes = short_runs.in_processes(2, lambda: main(["train", "ppo-clip", "CartPole-v1", *arguments, "--out", out]))
+    assert codes == [2, 1]
+    assert capfd.readouterr().err == f"rlzoo: {line}\n"
+
+
+@pytest.mark.parametrize("command", ["sft", "reward-model", "benchmark"])
+def test_commands_of_one_process(command, tmp_path, capfd):
+    codes = short_runs.in_processes(2, lambda: main([command, "texts.txt", "--out", str(tmp_path / "out")]))
+    assert codes == [2, 2]
+    assert capfd.readouterr().err == f"rlzoo: {command} uses one process: start it without torchrun\n"
+
+
+def test_compile_is_for_one_process(tmp_path):
+    (_, first), _ = messages(2, lambda rank: train(**SETTINGS, compile=True, out=tmp_path), tmp_path / "said")
+    assert first.startswith("compile is for one process")
+
+
+def test_a_run_that_exists_is_left_alone(tmp_path):
+    run = short_runs.quick_run(tmp_path / "run")
+    before = short_runs.outcome(run)
+    (code, first), second = messages(2, lambda rank: train(**SETTINGS, out=run.path), tmp_path / "said")
+    assert code == 3
+    assert "already holds a run" in first
+    assert second == (3, f"process 0 has stopped: {first}") or second == (0, None)
+    assert short_runs.outcome(run) == before
+
+
+def test_only_the_first_process_calls_back(tmp_path):
+    """And the others do not wait for it for ever: the end of the first is theirs."""
+
+    def work(rank):
+        def stop(trainer, iteration):
+            assert processes.rank() == rank == 0
+            return True
+
+        train(**SETTINGS, out=tmp_path / "run", on_iteration=stop)
+        assert processes.size() == 1
+
+    assert messages(2, work, tmp_path / "said") == [(0, None), (0, None)]
+    assert len(Run(tmp_path / "run").metrics()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["control", "language"])
+def test_killed_together_and_resumed(kind, tmp_path):
+    settings = SETTINGS
+    if kind == "language":
+        short_language_runs.save_data(tmp_path)
+        algorithm, more = short_language_runs.KINDS["turns-trpo"]
+        settings = short_language_runs.settings(tmp_path, algorithm, **more)
+
+    def go_on(path):
+        if (path / "config.json").exists():
+            resume(path)
+        else:
+            train(**settings, out=path)
+
+    assert short_runs.in_processes(2, lambda: go_on(tmp_path / "whole")) == [0, 0]
+    rng, path = random.Random(0), tmp_path / "killed"
+    for _ in range(3):
+        short_runs.in_processes(2, lambda: go_on(path), kill_after=rng.uniform(0.5, 2.5))
+    assert short_runs.in_processes(2, lambda: go_on(path)) == [0, 0]
+    assert short_runs.outcome(Run(path)) == short_runs.outcome(Run(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path):
+    def launch(*arguments):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "rlzoo", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+    out = str(tmp_path / "run")
+    small = [
+        "--no-preset",
+        "--total-steps",
+        "600",
+        "--num-steps",
+        "25",
+        "--eval-episodes",
+        "2",
+        "--final-eval-episodes",
+        "2",
+    ]
+    done = launch("train", "ppo-clip", "CartPole-v1", "--num-envs", "4", *small, "--out", out, "--json")
+    assert done.returncode == 0
+    assert done.stdout.count(out) == 1
+    assert Run(out).finished
+
+    failed = launch("train", "ppo-clip", "CartPole-v1", "--num-envs", "5", *small, "--out", str(tmp_path / "other"))
+    assert failed.returncode != 0
+    lines = [line for line in failed.stderr.splitlines() if line.startswith("rlzoo: ")]
+    assert lines == ["rlzoo: num_envs must be a multiple of the 2 processes, got 5"]

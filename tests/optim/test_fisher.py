@@ -1,0 +1,117 @@
+"""Fisher-vector products against explicit matrices, in float64."""
+
+import pytest
+import torch
+from builders import SPACES, PolicyAt, explicit_fisher, make_model
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
+from rlzoo.optim.objective import mean_kl
+
+KINDS = {
+    "discrete": {"space": SPACES["discrete"]},
+    "multidiscrete": {"space": SPACES["multidiscrete"]},
+    "box": {"space": SPACES["box"]},
+    "box, state-dependent std": {"space": SPACES["box"], "state_dependent_std": True},
+    "shared trunk": {"space": SPACES["discrete"], "shared_trunk": True},
+}
+
+WEIGHT = torch.full((6, 1), 1 / 6, dtype=torch.float64)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make_policy(kind):
+    model = make_model(hidden=(3,), **KINDS[kind])
+    return PolicyAt(model, random(6, 1, 4, seed=1))
+
+
+def batch_of(policy):
+    """The policy's observations, with π_old the policy as it is."""
+    no = torch.zeros(len(policy.obs), 1, dtype=torch.bool)
+    old = policy(policy.theta).detach()
+    return Buffer(policy.obs, no.long(), no.double(), no, no, ~no, old=old)
+
+
+def kl_of(policy):
+    """θ ↦ E[KL(π_old ‖ π_θ)] over the policy's observations."""
+    return policy.expectation(mean_kl, batch_of(policy))
+
+
+def fisher_of(policy, damping=0.0):
+    return fisher_vector_product(policy, policy.theta, batch_of(policy), damping)
+
+
+def product_matrix(product, size):
+    return torch.stack([product(e) for e in torch.eye(size, dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fisher_product_equals_the_explicit_fisher_matrix(kind):
+    policy = make_policy(kind)
+    theta = policy.theta
+    matrix = product_matrix(fisher_of(policy), len(theta))
+    torch.testing.assert_close(matrix, explicit_fisher(policy, theta, WEIGHT), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fisher_product_is_symmetric_and_positive(kind):
+    policy = make_policy(kind)
+    theta = policy.theta
+    matrix = product_matrix(fisher_of(policy), len(theta))
+    torch.testing.assert_close(matrix, matrix.t(), rtol=0, atol=1e-12)
+    assert torch.linalg.eigvalsh(matrix).min() > -1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fisher_product_equals_the_hessian_of_the_kl(kind):
+    policy = make_policy(kind)
+    theta, batch = policy.theta.detach(), batch_of(policy)
+    hessian = torch.func.hessian(lambda theta: policy(theta, lambda model: mean_kl(model, batch)))(theta)
+    torch.testing.assert_close(product_matrix(fisher_of(policy), len(theta)), hessian, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("part_steps", [None, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_curvature_is_the_quadratic_form_of_the_fisher_matrix(kind, part_steps):
+    policy = make_policy(kind)
+    policy.model.part_steps = part_steps
+    theta = policy.theta.detach()
+    for seed in range(3):
+        v = random(len(theta), seed=seed)
+        curvature = fisher_curvature(policy, theta, batch_of(policy), v)
+        assert curvature == pytest.approx(float(v @ fisher_of(policy)(v)), rel=1e-12)
+
+
+def test_damping_adds_a_multiple_of_the_vector():
+    policy = make_policy("discrete")
+    v = random(len(policy.theta))
+    plain, damped = (fisher_of(policy, d)(v) for d in (0.0, 0.3))
+    torch.testing.assert_close(damped, plain + 0.3 * v)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kl_is_the_quadratic_form_to_third_order(kind):
+    policy = make_policy(kind)
+    theta, kl, fisher = policy.theta.detach(), kl_of(policy), fisher_of(policy)
+    s = random(len(theta), seed=3)
+    s = s / s.norm()
+
+    def error(t):
+        return abs(kl(theta + t * s) - 0.5 * t**2 * float(s @ fisher(s)))
+
+    assert 6 < error(2e-2) / error(1e-2) < 10
+
+
+@pytest.mark.parametrize(("part_steps", "calls"), [(None, 1 + 3), (4, 2 * 6)])
+def test_graph_is_kept_for_one_micro_batch_alone(part_steps, calls, monkeypatch):
+    policy, seen = make_policy("discrete"), []
+    policy.model.part_steps, batch = part_steps, batch_of(policy)
+    forward = policy.model.policy.forward
+    monkeypatch.setattr(policy.model.policy, "forward", lambda *given: seen.append(given) or forward(*given))
+    product = fisher_vector_product(policy, policy.theta, batch)
+    for _ in range(3):
+        product(policy.theta.detach())
+    assert len(seen) == calls
