@@ -144,6 +144,26 @@ def intervals(
     axes.locator_params(axis="x", nbins=5)
 
 
+def against(
+    axes: Axes,
+    series: Mapping[str, Sequence[tuple[Interval, Interval]]],
+    styles: Styles,
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+) -> None:
+    """Points with the 95 % intervals of their x and y, joined by a line for each algorithm."""
+    for name, points in series.items():
+        (x, left, right), (y, bottom, top) = (np.transpose(side) for side in zip(*points, strict=True))
+        axes.errorbar(
+            x, y, xerr=(x - left, right - x), yerr=(y - bottom, top - y),
+            marker="o", markersize=3, linewidth=1.2, elinewidth=0.8, **styles[name],
+        )  # fmt: skip
+    axes.set(title=_wrapped(title), xlabel=xlabel, ylabel=ylabel)
+    axes.locator_params(nbins=5)
+
+
 def legend(axes: Axes, styles: Styles, level: str = "") -> None:
     """Line styles of the algorithms, and the name of the dashed level."""
     named: list[tuple[str, dict[str, Any]]] = [*styles.items(), *([(level, _LEVEL)] if level else [])]

@@ -20,7 +20,7 @@ from rlzoo.benchmark import figures, tables
 from rlzoo.benchmark.formatting import estimate, number, one_line
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval, performance_profile
-from rlzoo.benchmark.study import Study
+from rlzoo.benchmark.study import Algorithm, Study
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.publish.markup import template
 
@@ -48,7 +48,12 @@ def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
 
 
 def draw(study: Study) -> dict[str, str]:
-    """SVG text of the figures by name: `overview`, `overall` and `pairs`, without those that have no data."""
+    """SVG text of the figures by name: `overview`, `overall` and `pairs`, without those that have no data.
+
+    Or `against` alone, if scores are drawn against a metric.
+    """
+    if study.against:
+        return {"against": _against(study, study.against)}
     styles = figures.styles(study.algorithms.values())
     found = {}
     curves: list[Callable[[Axes], None]] = []
@@ -76,6 +81,23 @@ def draw(study: Study) -> dict[str, str]:
     if panels:
         found["pairs"] = figures.grid(panels)
     return found
+
+
+def _against(study: Study, metric: str) -> str:
+    """Final scores and a metric of the final evaluation, a panel for each environment."""
+    lines = {env: study.lines(env) for env in study.environments}
+    names = dict.fromkeys(name for found in lines.values() for name in found)
+    styles = figures.styles(Algorithm(name, name, "") for name in names)
+    panels: list[Callable[[Axes], None]] = []
+    for env, found in lines.items():
+        series = {
+            name: [(iqm_interval([x.metric(metric)]), iqm_interval([x.final])) for x in groups]
+            for name, groups in found.items()
+        }
+        panels.append(partial(
+            figures.against, series=series, styles=styles, title=env.rpartition(":")[2], xlabel=metric, ylabel="score",
+        ))  # fmt: skip
+    return figures.grid([*panels, partial(figures.legend, styles=styles)], height=3)
 
 
 def _overall(study: Study, styles: figures.Styles) -> str:

@@ -55,6 +55,8 @@ class Results:
     """Jobs that have neither finished nor failed."""
     unfinished: dict[Key, int] = field(default_factory=dict)
     """Step of each outcome whose training has not ended."""
+    against: str | None = None
+    """Metric of the task that the score is drawn against, or none."""
 
     @property
     def keys(self) -> list[Key]:
@@ -236,6 +238,7 @@ def _suite_record(suite: Suite) -> dict[str, Any]:
         "seeds": list(suite.seeds),
         "eval_episodes": suite.eval_episodes,
         "final_episodes": suite.final_episodes,
+        "against": suite.against,
     }
 
 

@@ -12,6 +12,7 @@ is 93 % with ten runs, 90 % with five, 75 % with three, and the interval of one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -105,6 +106,17 @@ def probability_of_improvement(
         rows, columns = (_draw(runs, resamples, rng) for runs in win.shape)
         wins.append(win[rows[:, :, np.newaxis], columns[:, np.newaxis]].mean(axis=(1, 2)))
     return _percentiles(np.mean(wins, axis=0))
+
+
+def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
+    """Whether x is better than y: the 95 % interval of `probability_of_improvement` lies above one half.
+
+    It is not if there are so few runs that even complete separation has a p-value of 0.05 or more.
+    """
+    probability = probability_of_improvement(x, y)
+    pairs = zip(_scores(x), _scores(y), strict=True)
+    orders = math.prod(math.comb(len(ours) + len(theirs), len(ours)) for ours, theirs in pairs)
+    return bool(2 / orders < 0.05 and probability.low > 0.5)
 
 
 def first_reaching(times: ArrayLike, scores: ArrayLike, threshold: float) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,14 @@ from numpy.typing import ArrayLike
 
 from rlzoo.benchmark.job import Outcome
 from rlzoo.benchmark.results import Results
-from rlzoo.benchmark.statistics import Interval, first_reaching, iqm, normalise, probability_of_improvement
+from rlzoo.benchmark.statistics import (
+    Interval,
+    first_reaching,
+    iqm,
+    is_better,
+    normalise,
+    probability_of_improvement,
+)
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.errors import require
 
@@ -87,6 +93,10 @@ class Group:
         with np.errstate(divide="ignore", invalid="ignore"):
             return _floats([run.steps[-1] for run in self.runs]) / self.seconds
 
+    def metric(self, name: str) -> Array:
+        """(runs,) values of a metric of the task in the final evaluation; NaN for a run without it."""
+        return _floats([run.further.get(name) for run in self.runs])
+
     @property
     def further(self) -> dict[str, float]:
         """Medians over the runs of the task's own metrics in the final evaluation."""
@@ -136,6 +146,49 @@ class Study:
         """Titles of the suites."""
         return " · ".join(dict.fromkeys(folder.title for folder in self.folders.values()))
 
+    @property
+    def against(self) -> str | None:
+        """The metric that scores are drawn against: that of the first folder that names one."""
+        return next((folder.against for folder in self.folders.values() if folder.against), None)
+
+    def lines(self, env: str) -> dict[str, list[Group]]:
+        """The groups of an environment that have the metric `against`, by algorithm, in the order of its medians.
+
+        An algorithm has a group for each label with which a suite runs it, such as for each β.
+        """
+        found: dict[str, list[Group]] = {}
+        for name, group in self.within(env).items():
+            if self.against in group.further:
+                found.setdefault(group.runs[0].settings.get("algorithm", name), []).append(group)
+        return {name: sorted(groups, key=lambda x: x.further[str(self.against)]) for name, groups in found.items()}
+
+    def at_equal(self, env: str) -> dict[float, dict[str, Array]]:
+        """(seeds,) scores of each algorithm where the metric `against` has a given value, at three such values.
+
+        Each seed's scores are interpolated linearly between its runs. The values divide a range into four parts that
+        begins and ends where half of the algorithms have begun and ended. NaN where the value is outside the range of
+        a seed's runs. Empty if no such range is left.
+        """
+        paths: dict[str, list[tuple[Array, Array]]] = {}
+        for name, groups in self.lines(env).items():
+            by_seed: dict[int, list[tuple[float, float]]] = {}
+            for group in groups:
+                for run, x, y in zip(group.runs, group.metric(str(self.against)), group.final, strict=True):
+                    by_seed.setdefault(run.seed, []).append((x, y))
+            paths[name] = [tuple(np.transpose(sorted(points))) for points in by_seed.values()]
+        if not paths:
+            return {}
+        low = np.quantile([np.median([x[0] for x, _ in path]) for path in paths.values()], 0.5, method="higher")
+        high = np.quantile([np.median([x[-1] for x, _ in path]) for path in paths.values()], 0.5, method="lower")
+        levels: list[float] = np.linspace(low, high, 5)[1:-1].tolist() if low < high else []
+        return {
+            level: {
+                name: np.array([np.interp(level, x, y, np.nan, np.nan) for x, y in path])
+                for name, path in paths.items()
+            }
+            for level in levels
+        }
+
     def within(self, env: str) -> dict[str, Group]:
         """The groups of an environment, by algorithm."""
         return {name: self.groups[name, env] for name in self.algorithms if (name, env) in self.groups}
@@ -164,8 +217,10 @@ class Study:
         """Algorithms and environments of the aggregates, of which every pair has runs.
 
         The environments are those of the algorithm that has runs in most of them. An algorithm without runs in one of
-        these is left out.
+        these is left out. Both are empty if scores are drawn against a metric: then the score alone ranks nothing.
         """
+        if self.against:
+            return [], []
         covered = {name: [env for env in self.scales if (name, env) in self.groups] for name in self.algorithms}
         environments = max(covered.values(), key=len, default=[])
         return [name for name, envs in covered.items() if environments and set(environments) <= set(envs)], environments
@@ -186,13 +241,8 @@ class Study:
         )
 
     def beats(self, ours: str, theirs: str, environments: Sequence[str]) -> bool:
-        """Whether `ours` is better than `theirs`: the 95 % interval of the probability lies above one half.
-
-        It is not if there are so few runs that even complete separation has a p-value of 0.05 or more.
-        """
-        sizes = [[len(self.groups[name, env].runs) for name in (ours, theirs)] for env in environments]
-        orders = math.prod(math.comb(n + m, n) for n, m in sizes)
-        return bool(2 / orders < 0.05 and self.better(ours, theirs, environments).low > 0.5)
+        """Whether the final scores of `ours` are significantly better than those of `theirs`."""
+        return is_better(*[[self.groups[name, env].final for env in environments] for name in (ours, theirs)])
 
     def planned(self, name: str, env: str) -> int:
         """The number of runs of an algorithm in an environment, unfinished, failed and missing ones included."""

@@ -87,6 +87,8 @@ class Suite:
     """In the order of seeds, so that an interrupted suite has every pair."""
     title: str = ""
     description: str = ""
+    against: str | None = None
+    """A metric of the task, in the final evaluation, that the report draws the score against: `kl_reference`."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Settings of all runs except those of peers, which take precedence over presets."""
     total_steps: Count = 100_000

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from rlzoo.benchmark.formatting import NOTHING, estimate, fixed, number, one_line, significant
-from rlzoo.benchmark.statistics import Interval, iqm_interval, median_interval
+from rlzoo.benchmark.statistics import Interval, iqm, iqm_interval, is_better, median_interval
 from rlzoo.benchmark.study import Study
 from rlzoo.runs.logs.display import duration
 
@@ -32,7 +32,8 @@ def improvement(study: Study) -> Table:
 def final_scores(study: Study) -> Table:
     """IQMs of final scores; medians of the task's own metrics and of training time.
 
-    The best stochastic score is bold, and so are those without a significant difference from it.
+    The best stochastic score is bold, and so are those without a significant difference from it; none is if scores are
+    drawn against a metric.
     """
     further = list(dict.fromkeys(key for group in study.groups.values() for key in group.further))
     rows = []
@@ -42,7 +43,7 @@ def final_scores(study: Study) -> Table:
         best = max(scores, key=lambda name: scores[name].estimate, default="")
         for name, group in within.items():
             score = estimate(scores[name], digits)
-            if len(within) > 1 and not study.beats(best, name, [env]):
+            if len(within) > 1 and not study.against and not study.beats(best, name, [env]):
                 score = Markup("**{}** {}").format(*score.split(" ", 1))
             rows.append([
                 env,
@@ -56,6 +57,29 @@ def final_scores(study: Study) -> Table:
             ])  # fmt: skip
     head = ["Environment", "Algorithm", "Stochastic", "Deterministic", *further, "Seconds", "Steps per second", "Runs"]
     return head, rows
+
+
+def at_equal(study: Study) -> Table:
+    """IQMs of scores at equal values of the metric `against`, over the seeds that have it if most do.
+
+    The best is bold, and so are those without a significant difference from it.
+    """
+    found = {env: study.at_equal(env) for env in study.environments}
+    names = list(dict.fromkeys(name for levels in found.values() for scores in levels.values() for name in scores))
+    rows = []
+    for env, levels in found.items():
+        digits = score_digits(study, env)
+        for level, scores in levels.items():
+            whole = {name: x[np.isfinite(x)] for name, x in scores.items() if 2 * np.isfinite(x).sum() > len(x)}
+            best = max(whole, key=lambda name: float(iqm([whole[name]])), default="")
+            cells = []
+            for name in names:
+                text = estimate(iqm_interval([whole[name]]), digits) if name in whole else NOTHING
+                if name in whole and not is_better([whole[best]], [whole[name]]):
+                    text = Markup("**{}** {}").format(*text.split(" ", 1))
+                cells.append(text)
+            rows.append([env, fixed(level, 2), *cells])
+    return ["Environment", str(study.against), *names], rows
 
 
 def time_to_threshold(study: Study) -> Table:

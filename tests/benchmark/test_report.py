@@ -149,6 +149,60 @@ def test_overlapping_scores_are_both_bold() -> None:
     assert bold(page) == ["trpo", "npg"]
 
 
+def sweep(label: str, points: Sequence[tuple[float, float]], seeds: Sequence[int] = range(4)) -> list[Outcome]:
+    """Runs of one algorithm at (KL, score) points, under a label for each; the KL of a seed is higher by the seed."""
+    return [
+        outcome(
+            f"{label}, {i}", seed=seed, final=score, further={"kl_reference": kl + seed}, settings={"algorithm": label}
+        )
+        for i, (kl, score) in enumerate(points)
+        for seed in seeds
+    ]
+
+
+def test_scores_at_equal_values_of_a_metric() -> None:
+    """The KL of trpo is 0 to 16, that of npg 8 to 24, and half of the seeds' offset is 1.5."""
+    outcomes = [*sweep("trpo", [(16, 32), (0, 0)]), *sweep("npg", [(8, 0), (24, 16)])]
+    study = Study.of([results(outcomes, against="kl_reference")])
+    assert list(study.lines("E")) == ["trpo", "npg"]
+    assert [group.further["kl_reference"] for group in study.lines("E")["trpo"]] == [1.5, 17.5]
+    equal = study.at_equal("E")
+    assert list(equal) == [11.5, 13.5, 15.5]  # quarters of 9.5 to 17.5
+    assert equal[11.5]["trpo"].tolist() == [23.0, 21.0, 19.0, 17.0]  # twice the KL that is left without the seed
+    assert equal[11.5]["npg"].tolist() == [3.5, 2.5, 1.5, 0.5]
+    rows = table(to_markdown(study), "Score against kl_reference")
+    assert rows[0] == ["Environment", "kl_reference", "trpo", "npg"]
+    assert [row[1] for row in rows[1:]] == ["11.50", "13.50", "15.50"]
+    assert rows[1][2].startswith("**20.00** [")
+    assert rows[1][3].startswith("2.00 [")
+
+
+def test_a_suite_with_a_metric_has_one_figure_and_no_ranking() -> None:
+    outcomes = [*sweep("trpo", [(16, 32), (0, 0)]), *sweep("npg", [(8, 0), (24, 16)])]
+    study = Study.of([results(outcomes, against="kl_reference")])
+    page = to_markdown(study)
+    assert list(draw(study)) == ["against"]
+    assert re.findall("^## (.*)", page, re.MULTILINE)[:2] == ["Score against kl_reference", "Final scores"]
+    assert not bold(page)
+    assert "significant difference: " not in page
+
+
+def test_lines_without_a_shared_range_are_not_compared() -> None:
+    outcomes = [*sweep("trpo", [(0, 0), (1, 1)]), *sweep("npg", [(8, 0), (24, 16)]), *runs("reinforce", [1.0, 2.0])]
+    study = Study.of([results(outcomes, against="kl_reference")])
+    assert list(study.lines("E")) == ["trpo", "npg"]  # reinforce has no such metric
+    assert study.at_equal("E") == {}
+    assert "Score where" not in to_markdown(study)
+
+
+@pytest.mark.parametrize(("seeds", "shown"), [((0, 1, 30), "4.50 [4.00, 5.00]"), ((0, 1, 20, 21), "–")])
+def test_seeds_without_the_value_are_left_out(seeds: Sequence[int], shown: str) -> None:
+    outcomes = [*sweep("trpo", [(0, 0), (16, 16)], seeds), *sweep("npg", [(0, 0), (26, 13)], [0, 0, 0])]
+    study = Study.of([results(outcomes, against="kl_reference")])
+    rows = table(to_markdown(study), "Score against kl_reference")
+    assert rows[1][2].strip("*").replace("** ", " ") == shown
+
+
 def test_time_to_threshold() -> None:
     reached_late = outcome(seed=0, returns=(0, 10, 20, 30))  # at 300 steps, 3 s
     reached_soon = outcome(seed=1, returns=(0, 26, 0, 0))  # at 100 steps, and lost again

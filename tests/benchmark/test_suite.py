@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 from rlzoo.benchmark import known_suites
+from rlzoo.benchmark.results import Results, Writer
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.core.errors import ConfigError
 from rlzoo.runs.configuration.config import make_config
@@ -56,6 +57,23 @@ def test_defaults(suite_of):
     expected = make_config("trpo", "CartPole-v1", **{**preset, "total_steps": 100_000}).to_dict()
     del expected["env"], expected["seed"]
     assert first.settings == json.loads(json.dumps(expected))
+
+
+def test_the_metric_that_scores_are_drawn_against(suite_of, tmp_path):
+    assert suite_of(SMALL).against is None
+    suite = suite_of(SMALL + "against: kl_reference\n")
+    assert suite.against == "kl_reference"
+    Writer(tmp_path, suite, "a command", {}).begin()
+    assert Results.read(tmp_path).against == "kl_reference"
+
+
+def test_results_without_that_metric_are_read(suite_of, tmp_path):
+    """Those of earlier versions."""
+    Writer(tmp_path, suite_of(SMALL), "a command", {}).begin()
+    record = json.loads((tmp_path / "suite.json").read_text())
+    del record["suite"]["against"]
+    (tmp_path / "suite.json").write_text(json.dumps(record))
+    assert Results.read(tmp_path).against is None
 
 
 def test_jobs_come_seed_by_seed(suite_of):
