@@ -63,7 +63,7 @@ class Algorithm(abc.ABC):
 
     name: ClassVar[str]
     second_order: ClassVar[bool] = False
-    """Whether the algorithm differentiates the policy twice."""
+    """Whether the algorithm needs Fisher products, which take forward-mode derivatives."""
     estimator: Estimator
 
     def __post_init__(self) -> None:

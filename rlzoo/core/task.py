@@ -78,7 +78,7 @@ class Setup:
     grouped: bool = False
     """Whether the estimator compares rows of one group."""
     second_order: bool = False
-    """Whether the algorithm differentiates the policy twice."""
+    """Whether the algorithm needs Fisher products, which take forward-mode derivatives."""
     fast: bool = True
     """Whether to use the faster implementations."""
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from rlzoo.lm.model.hugging_face import loading, location, quiet
 from rlzoo.lm.model.saving import SPECIAL_TOKENS
 
 Attention = Literal["auto", "sdpa", "eager"]
-"""Implementation of attention: fused (sdpa), or in plain operations (eager), which has a second derivative. `auto` is
+"""Implementation of attention: fused (sdpa), or in plain operations (eager), with forward-mode derivatives. `auto` is
 the fused one where the architecture has it."""
 
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"

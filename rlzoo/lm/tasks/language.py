@@ -121,11 +121,11 @@ class LanguageTask(Task):
         check_fisher_fraction(setup, rows, "responses_per_batch")
         require(
             not (settings.attention == "sdpa" and setup.second_order),
-            f"attention: {algorithm} needs second derivatives, which fused attention (sdpa) does not have; use eager",
+            f"attention: {algorithm} needs forward-mode derivatives, which sdpa does not have; use eager",
         )
         require(
             not (settings.gradient_checkpointing and setup.second_order),
-            f"gradient_checkpointing has no second derivatives, which {algorithm} needs; use micro_batch_tokens",
+            f"gradient_checkpointing has no forward-mode derivatives, which {algorithm} needs; use micro_batch_tokens",
         )
         require(
             settings.beta_target is None or 0.2 * rows < settings.beta_horizon,

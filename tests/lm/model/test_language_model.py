@@ -1,4 +1,4 @@
-"""A language model as actor and critic: shift, padding, ratio, temperature, adapters, second derivatives."""
+"""A language model as actor and critic: shift, padding, ratio, temperature, adapters, derivatives."""
 
 import json
 import math
@@ -20,6 +20,7 @@ from lm_builders import (
     single,
 )
 from tiny import PAD, make_tokenizer
+from torch.autograd import forward_ad
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
@@ -131,14 +132,16 @@ def test_the_last_token_changes_nothing_before_it(kind, critic):
     rows = make_rows([(2, 6)])
     other = rows._replace(token=rows.token.clone())
     other.token[0, -1] = (rows.token[0, -1] + 1) % LETTERS
-    both = torch.cat([rows.obs, other.obs])
-    policy, value = model(both)
-    action = both[:, 1:, 0]
-    logp = policy.map(lambda x: x[:, :-1]).log_prob(action)
-    assert torch.equal(logp[0, :-1], logp[1, :-1])
-    assert torch.equal(value[0, :-1], value[1, :-1])
-    assert logp[0, -1] != logp[1, -1]
-    assert value[0, 2:-1].all()
+
+    def outcome(rows):
+        policy, value = model(rows.obs)
+        return policy.map(lambda x: x[:, :-1]).log_prob(rows.token[:, 1:])[0], value[0]
+
+    (logp, value), (other_logp, other_value) = outcome(rows), outcome(other)
+    assert torch.equal(logp[:-1], other_logp[:-1])
+    assert torch.equal(value[:-1], other_value[:-1])
+    assert logp[-1] != other_logp[-1]
+    assert value[2:-1].all()
 
 
 @ALL_KINDS
@@ -527,24 +530,28 @@ def test_fisher_products_equal_the_explicit_fisher_matrix(micro_batch_tokens):
 
 
 @ALL_KINDS
-def test_fused_attention_has_no_second_derivative_and_plain_attention_has_one(kind):
-    def second(attention):
-        model, rows = make_model(kind, attention=attention), make_rows(SIZES)
-        parameters = model.policy_parameters()
-        entropy = model.distribution(rows.obs).entropy().mean()
-        first = torch.autograd.grad(entropy, parameters, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
+def test_fused_attention_has_no_forward_mode_derivative_and_plain_attention_has_one(kind, monkeypatch):
+    monkeypatch.setattr("rlzoo.lm.model.attention._LONGEST", {})
 
-    assert all(g.isfinite().all() for g in second("eager"))
-    with pytest.raises(RuntimeError, match=r"derivative for aten::_scaled_dot_product.* is not implemented"):
-        second("sdpa")
+    def tangent(attention):
+        model, rows = make_model(kind, attention=attention), make_rows(SIZES)
+        with forward_ad.dual_level():
+            moving = {name: forward_ad.make_dual(p.detach(), p.detach()) for name, p in model.named_parameters()}
+            policy, _ = torch.func.functional_call(model, moving, (rows.obs,))
+            return forward_ad.unpack_dual(policy.hidden).tangent
+
+    assert tangent("eager").isfinite().all()
+    with pytest.raises(NotImplementedError, match="forward AD"):
+        tangent("sdpa")
 
 
 @pytest.mark.parametrize("algorithm", ["npg", "trpo"])
 def test_fused_attention_is_refused_where_two_derivatives_are_needed(algorithm):
-    with pytest.raises(ConfigError, match=f"attention: {algorithm} needs second derivatives, which fused attention"):
+    with pytest.raises(
+        ConfigError, match=f"attention: {algorithm} needs forward-mode derivatives, which sdpa"
+    ):
         make_config(algorithm, "RandomWalks", attention="sdpa")
-    with pytest.raises(ConfigError, match="gradient_checkpointing has no second derivatives"):
+    with pytest.raises(ConfigError, match="gradient_checkpointing has no forward-mode derivatives"):
         make_config(algorithm, "RandomWalks", gradient_checkpointing=True)
     assert make_config(algorithm, "RandomWalks").task.attention == "auto"
     assert make_config("ppo-clip", "RandomWalks", attention="sdpa").task.attention == "sdpa"

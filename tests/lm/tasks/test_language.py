@@ -278,10 +278,10 @@ def test_a_new_task_is_one_file(own_sft, data, tmp_path, monkeypatch):
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"beta": -0.1}, "beta must be at least 0"),
         ({"responses_per_prompt": 3}, "responses_per_batch must be a multiple of responses_per_prompt = 3, got 8"),
-        ({"attention": "sdpa", "algorithm": "npg"}, "npg needs second derivatives, which fused attention"),
+        ({"attention": "sdpa", "algorithm": "npg"}, "npg needs forward-mode derivatives, which sdpa"),
         (
             {"gradient_checkpointing": True, "algorithm": "trpo"},
-            "gradient_checkpointing has no second derivatives, which trpo needs",
+            "gradient_checkpointing has no forward-mode derivatives, which trpo needs",
         ),
         ({"critic": "reward-model"}, "reward must be the directory of one"),
         ({"beta_target": 6.0, "beta_horizon": 1.0}, "beta_horizon must be above a fifth of responses_per_batch = 8"),
