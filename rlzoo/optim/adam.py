@@ -48,13 +48,9 @@ class Adam:
         max_grad_norm: float | None = None,
         auxiliary: bool = True,
     ) -> float:
-        """One step down the gradient of `loss(model, batch, *scalars)`.
+        """One step down the gradient of `loss(model, batch, *scalars)`; returns its norm before clipping.
 
-        Args:
-            auxiliary: add the model's auxiliary loss, if it has one.
-
-        Returns:
-            The gradient's norm before clipping.
+        With `auxiliary`, the model's auxiliary loss is added, if it has one.
 
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.

@@ -547,9 +547,7 @@ def test_fused_attention_has_no_forward_mode_derivative_and_plain_attention_has_
 
 @pytest.mark.parametrize("algorithm", ["npg", "trpo"])
 def test_fused_attention_is_refused_where_two_derivatives_are_needed(algorithm):
-    with pytest.raises(
-        ConfigError, match=f"attention: {algorithm} needs forward-mode derivatives, which sdpa"
-    ):
+    with pytest.raises(ConfigError, match=f"attention: {algorithm} needs forward-mode derivatives, which sdpa"):
         make_config(algorithm, "RandomWalks", attention="sdpa")
     with pytest.raises(ConfigError, match="gradient_checkpointing has no forward-mode derivatives"):
         make_config(algorithm, "RandomWalks", gradient_checkpointing=True)
