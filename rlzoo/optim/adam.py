@@ -34,9 +34,8 @@ class Adam:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.theta = flatten_parameters(self.parameters)
         self.share = processes.share(len(self.theta))
-        own = self.theta[self.share]
-        self.m, self.v, self.count = torch.zeros_like(own), torch.zeros_like(own), 0
-        self.eps, self.betas = eps, betas
+        self.m, self.v = (torch.zeros_like(self.theta[self.share]) for _ in range(2))
+        self.eps, self.betas, self.count = eps, betas, 0
 
     def minimize(
         self,
