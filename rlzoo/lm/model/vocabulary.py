@@ -211,6 +211,14 @@ def restricted(logits: Float[Tensor, "S V"], words: Int[Tensor, "S W"]) -> Float
     return logits.masked_fill(bits.flatten(1)[:, : logits.shape[-1]] == 0, IMPOSSIBLE)
 
 
+def has_bfloat16(device: str) -> bool:
+    """Whether a device that is there computes matrix products in bfloat16."""
+    kind = torch.device(device).type
+    if kind == "cuda" and torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.amp.autocast_mode.is_autocast_available(kind)
+
+
 def autocast(device: torch.device, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[None]:
     """Context in which matrix products are computed in `dtype`; None changes nothing."""
     return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)

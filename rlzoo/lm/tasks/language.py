@@ -34,6 +34,7 @@ from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
 from rlzoo.lm.model.saving import save
+from rlzoo.lm.model.vocabulary import has_bfloat16
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv, stop_ids
 from rlzoo.lm.reward.functions import given_function
@@ -119,6 +120,8 @@ class LanguageTask(Task):
             rows % each == 0, f"responses_per_batch must be a multiple of responses_per_prompt = {each}, got {rows}"
         )
         check_fisher_fraction(setup, rows, "responses_per_batch")
+        has_precision = settings.precision == "float32" or has_bfloat16(setup.device)
+        require(has_precision, f"precision: {setup.device} does not compute in bfloat16; use float32")
         require(
             not (settings.attention == "sdpa" and setup.second_order),
             f"attention: {algorithm} needs forward-mode derivatives, which sdpa does not have; use eager",

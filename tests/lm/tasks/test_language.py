@@ -15,6 +15,7 @@ from rlzoo.core.errors import ConfigError
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import packed
 from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.runs.configuration.config import check
 from rlzoo.runs.loop import Trainer
 
 
@@ -270,6 +271,16 @@ def test_a_new_task_is_one_file(own_sft, data, tmp_path, monkeypatch):
     samples = rlzoo.play(run, 3)
     assert [x.prompt for x in samples] == ["the", "a", "the"]
     assert all(x.score == float("cat" in x.response) for x in samples)
+
+
+def test_bfloat16_on_a_device_without_it_is_one_line(data, monkeypatch):
+    settings = config(data, precision="bfloat16", device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    check(settings)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
+    with pytest.raises(ConfigError, match=r"^precision: cuda does not compute in bfloat16; use float32$"):
+        check(settings)
 
 
 @pytest.mark.parametrize(
