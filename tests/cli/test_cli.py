@@ -342,7 +342,7 @@ FIRST = "algorithm and environment are missing: rlzoo train ALGORITHM ENV [--opt
 KNOWN = "(known: reinforce, npg, trpo, ppo-penalty, ppo-clip, ppo)"
 NO_SCREEN = "there is no screen to open a window on: give --video FILE.mp4"
 PER_PROMPT = "responses_per_batch must be a multiple of responses_per_prompt = 4, got 6"
-SDPA = "attention: trpo needs second derivatives, which fused attention (sdpa) does not have; use eager"
+SDPA = "attention: trpo needs forward-mode derivatives, which sdpa does not have; use eager"
 ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of ('auto', 'eager', 'sdpa')."
 
 
