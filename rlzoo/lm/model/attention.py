@@ -74,10 +74,11 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self, key_states: Float[Tensor, "N g T d"], value_states: Float[Tensor, "N g T d"], *args: Any, **kwargs: Any
     ) -> tuple[Float[Tensor, "N g C d"], Float[Tensor, "N g C d"]]:
         """Adds T tokens and returns all."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._keys, self._values = key_states[:, :, :0], value_states[:, :, :0]
-        start, new = self.get_seq_length(), key_states.shape[2]
+        if self.keys is None:
+            self.is_initialized, self.dtype, self.device = True, key_states.dtype, key_states.device
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+            self._keys, self._values = self.keys, self.values
+        start, new = self.keys.shape[2], key_states.shape[2]
         self._keys = self._with_room(self._keys, start, key_states)
         self._values = self._with_room(self._values, start, value_states)
         self.keys, self.values = self._keys[:, :, : start + new], self._values[:, :, : start + new]
