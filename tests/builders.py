@@ -11,7 +11,8 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.env import VectorEnv
-from rlzoo.optim.natural_gradient import FlatPolicy
+from rlzoo.optim.natural_gradient import FlatFunction, FlatPolicy
+from rlzoo.optim.objective import objective_terms
 
 SPACES = {
     "discrete": spaces.Discrete(3),
@@ -124,6 +125,33 @@ class PolicyAt(FlatPolicy):
 
     def __call__(self, theta, term=None):
         return super().__call__(theta, term or (lambda model: model.distribution(self.obs)))
+
+
+KINDS = {
+    "discrete": {"space": SPACES["discrete"]},
+    "multidiscrete": {"space": SPACES["multidiscrete"]},
+    "box": {"space": SPACES["box"]},
+    "box, state-dependent std": {"space": SPACES["box"], "state_dependent_std": True},
+    "shared trunk": {"space": SPACES["discrete"], "shared_trunk": True},
+}
+"""Kinds of policies whose Fisher matrix can be written out."""
+
+
+def make_policy(kind):
+    generator = torch.Generator().manual_seed(1)
+    return PolicyAt(
+        make_model(hidden=(3,), **KINDS[kind]), torch.randn(6, 1, 4, generator=generator, dtype=torch.float64)
+    )
+
+
+def mean_kl(model, batch):
+    """E[KL(π_old ‖ π_θ)] by its definition."""
+    return batch.mean(batch.old.kl(model.distribution(batch.obs)))
+
+
+def kl_function(policy, batch):
+    """θ ↦ E[KL(π_old ‖ π_θ)]."""
+    return FlatFunction(policy, "KL", objective_terms(mean_kl, policy.model, batch, auxiliary=False))
 
 
 def explicit_fisher(policy, theta, weight):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -15,12 +15,13 @@ from torch import Tensor
 
 from rlzoo.core import processes
 from rlzoo.core.distributions import Distribution
+from rlzoo.core.tensors import Tensors
 
 _ABSENT = torch.empty(0)
 
 
 @dataclass(frozen=True)
-class Buffer:
+class Buffer(Tensors):
     """One iteration of experience.
 
     A step is *forced* when the environment ignored its action (the step after an episode's end, prompt tokens,
@@ -75,22 +76,6 @@ class Buffer:
             else:
                 changes[name] = None if x is None else x.map(fn)
         return Buffer(**changes, group_size=self.group_size, row_size=self.row_size)
-
-    def tensors(self) -> list[Tensor]:
-        """Every tensor that is present."""
-        found: list[Tensor] = []
-
-        def keep(x: Tensor) -> Tensor:
-            found.append(x)
-            return x
-
-        self.map(keep)
-        return found
-
-    def with_tensors(self, tensors: Iterable[Tensor]) -> Buffer:
-        """A buffer with `tensors` in the order of `tensors()`."""
-        rest = iter(tensors)
-        return self.map(lambda _: next(rest))
 
     @property
     def num_rows(self) -> int:

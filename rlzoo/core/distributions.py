@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -14,13 +14,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from rlzoo.core.tensors import Tensors
+
 IMPOSSIBLE = -1e9
 """Logit of an illegal category: its probability is exactly 0, and p·log p and every gradient stay finite."""
 _BLOCK = 512
 """Categories whose probabilities are summed first when sampling from many."""
 
 
-class Distribution(abc.ABC):
+class Distribution(Tensors):
     """Distribution over actions, one for each state of a batch.
 
     A sample is a deterministic function of noise that does not depend on the parameters, so the caller owns the
@@ -71,10 +73,6 @@ class Distribution(abc.ABC):
     def kl(self, other: Self) -> Float[Tensor, "*batch"]:
         """KL(self ‖ other) in closed form, in nats."""
 
-    @abc.abstractmethod
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """The distribution with `fn` applied to its tensors, such as an index over the batch."""
-
     def restrict(self, legal: Bool[Tensor, "*batch K"]) -> Self:
         """The distribution given that the action is legal. The K categories are those of all parts in order."""
         raise NotImplementedError(f"{type(self).__name__} has no categories")
@@ -82,22 +80,6 @@ class Distribution(abc.ABC):
     def detach(self) -> Self:
         """The same distribution without gradient."""
         return self.map(torch.Tensor.detach)
-
-    def tensors(self) -> list[Tensor]:
-        """The tensors through which the distribution depends on a model's parameters."""
-        found: list[Tensor] = []
-
-        def keep(x: Tensor) -> Tensor:
-            found.append(x)
-            return x
-
-        self.map(keep)
-        return found
-
-    def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
-        """The distribution with `tensors` in the order of `tensors()`."""
-        rest = iter(tensors)
-        return self.map(lambda _: next(rest))
 
     @abc.abstractmethod
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "*batch"]) -> list[Tensor]:

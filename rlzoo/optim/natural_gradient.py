@@ -48,10 +48,6 @@ class FlatPolicy:
         for p, value in zip(self._named.values(), self.unflatten(theta), strict=True):
             p.copy_(value)
 
-    def expectation(self, f: Loss, batch: Buffer) -> FlatFunction:
-        """θ ↦ f(model, batch), a mean over the batch."""
-        return FlatFunction(self, f.__name__, objective_terms(f, self.model, batch, auxiliary=False))
-
     def objective(self, surrogate: Loss, batch: Buffer) -> FlatFunction:
         """θ ↦ surrogate(model, batch) minus the model's auxiliary loss, which algorithms maximise."""
 

@@ -38,24 +38,15 @@ def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:
     return _surrogate(model.distribution(batch.obs), batch)
 
 
-def mean_kl(model: ActorCritic, batch: Buffer) -> Tensor:
-    """E[KL(π_old ‖ π_θ)], exact over actions."""
-    return _mean_kl(model.distribution(batch.obs), batch)
-
-
 def surrogate_and_kl(model: ActorCritic, batch: Buffer) -> Float[Tensor, "2"]:
-    """`surrogate` and `mean_kl`, from one forward pass."""
+    """`surrogate` and E[KL(π_old ‖ π_θ)], exact over actions, from one forward pass."""
+    assert batch.old is not None
     policy = model.distribution(batch.obs)
-    return torch.stack([_surrogate(policy, batch), _mean_kl(policy, batch)])
+    return torch.stack([_surrogate(policy, batch), batch.mean(batch.old.kl(policy))])
 
 
 def _surrogate(policy: Distribution, batch: Buffer) -> Tensor:
     return batch.mean(torch.exp(policy.log_prob(batch.action) - batch.logp) * batch.advantage)
-
-
-def _mean_kl(policy: Distribution, batch: Buffer) -> Tensor:
-    assert batch.old is not None
-    return batch.mean(batch.old.kl(policy))
 
 
 def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:

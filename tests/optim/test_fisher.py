@@ -2,30 +2,16 @@
 
 import pytest
 import torch
-from builders import SPACES, PolicyAt, explicit_fisher, make_model
+from builders import KINDS, explicit_fisher, kl_function, make_policy, mean_kl
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
-from rlzoo.optim.objective import mean_kl
-
-KINDS = {
-    "discrete": {"space": SPACES["discrete"]},
-    "multidiscrete": {"space": SPACES["multidiscrete"]},
-    "box": {"space": SPACES["box"]},
-    "box, state-dependent std": {"space": SPACES["box"], "state_dependent_std": True},
-    "shared trunk": {"space": SPACES["discrete"], "shared_trunk": True},
-}
 
 WEIGHT = torch.full((6, 1), 1 / 6, dtype=torch.float64)
 
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def make_policy(kind):
-    model = make_model(hidden=(3,), **KINDS[kind])
-    return PolicyAt(model, random(6, 1, 4, seed=1))
 
 
 def batch_of(policy):
@@ -37,7 +23,7 @@ def batch_of(policy):
 
 def kl_of(policy):
     """θ ↦ E[KL(π_old ‖ π_θ)] over the policy's observations."""
-    return policy.expectation(mean_kl, batch_of(policy))
+    return kl_function(policy, batch_of(policy))
 
 
 def fisher_of(policy, damping=0.0):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from builders import SPACES, PolicyAt, make_buffer, make_model
+from builders import KINDS, SPACES, PolicyAt, kl_function, make_buffer, make_model
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,26 +18,12 @@ from rlzoo.optim.natural_gradient import (
     line_search,
     trust_region_step,
 )
-from rlzoo.optim.objective import mean_kl
-
-KINDS = {
-    "discrete": {"space": SPACES["discrete"]},
-    "multidiscrete": {"space": SPACES["multidiscrete"]},
-    "box": {"space": SPACES["box"]},
-    "box, state-dependent std": {"space": SPACES["box"], "state_dependent_std": True},
-    "shared trunk": {"space": SPACES["discrete"], "shared_trunk": True},
-}
 
 WEIGHT = torch.full((6, 1), 1 / 6, dtype=torch.float64)
 
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def make_policy(kind):
-    model = make_model(hidden=(3,), **KINDS[kind])
-    return PolicyAt(model, random(6, 1, 4, seed=1))
 
 
 def test_flat_policy_is_a_pure_function_of_theta():
@@ -112,7 +98,7 @@ def make_functions(part_steps):
     with torch.no_grad():
         batch = batch.replace(old=model.distribution(batch.obs).detach())
     policy = FlatPolicy(model)
-    functions = policy.objective(whitened_surrogate, batch), policy.expectation(mean_kl, batch)
+    functions = policy.objective(whitened_surrogate, batch), kl_function(policy, batch)
     return policy.theta, *functions, fisher_vector_product(policy, policy.theta, batch, damping=0.1)
 
 
