@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedTokenizerBase
-from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from rlzoo.core.distributions import Categorical
@@ -26,6 +25,7 @@ from rlzoo.lm.model.pretrained import without_dropout
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import TokenDistribution
 from rlzoo.lm.model.vocabulary import Head, autocast, restricted
+from rlzoo.lm.model.weights import Casts, use_faster_layers
 
 _NO_GRAD_TOKENS = 4096
 """Tokens of a micro-batch in forwards without gradient."""
@@ -78,7 +78,8 @@ class Trunk(nn.Module):
             enable({"use_reentrant": False})
         self._pad = getattr(base.config, "pad_token_id", None)
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
-        self._casts: dict[str, tuple[int, Tensor]] = {}
+        # with checkpointing, weights are used again in the backward pass, and each forward casts them
+        self._casts = None if precision is None or gradient_checkpointing else Casts(base, precision)
 
     def forward(self, obs: Int[Tensor, "R T O"]) -> Float[Tensor, "R T H"]:
         rows = max(1, _NO_GRAD_TOKENS // obs.shape[1])
@@ -105,37 +106,9 @@ class Trunk(nn.Module):
         if mask is None and self._pad is not None and bool((token == self._pad).any()):
             mask = attention.long()  # Hugging Face warns without one
         with autocast(token.device, self.precision):
-            given, casts = {"input_ids": token, "attention_mask": mask, **more}, self._cast_weights()
+            given = {"input_ids": token, "attention_mask": mask, **more}
+            casts = {} if self._casts is None else self._casts.weights()
             return torch.func.functional_call(self.base, casts, kwargs=given) if casts else self.base(**given)
-
-    def _cast_weights(self) -> dict[str, Tensor]:
-        """The weights of linear layers in the precision of products, cast once for each change of them.
-
-        None of them if parameters are replaced, or used again in the backward pass: then each forward casts.
-        """
-        if self.precision is None or self.gradient_checkpointing:
-            return {}
-        linear = {name: m for name, m in self.base.named_modules() if isinstance(m, (nn.Linear, Conv1D))}
-        weights = {f"{name}.weight": m.weight for name, m in linear.items()}
-        if not all(isinstance(weight, nn.Parameter) for weight in weights.values()):
-            return {}
-        for name, weight in weights.items():
-            if self._casts.get(name, (-1,))[0] != weight._version:
-                self._casts[name] = weight._version, weight.detach().to(self.precision)
-        return {name: _Cast.apply(weight, self._casts[name][1]) for name, weight in weights.items()}  # type: ignore[no-untyped-call]
-
-
-class _Cast(torch.autograd.Function):
-    """A weight in lower precision, given its cast."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, cast: Tensor) -> Tensor:
-        ctx.dtype = weight.dtype
-        return cast.view_as(cast)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.to(ctx.dtype), None
 
 
 class TokenHead(Policy):
@@ -214,7 +187,7 @@ class LanguageModel(ActorCritic):
     ) -> None:
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
-            _fuse_gelu(transformer)
+            use_faster_layers(transformer)
             use_fastest_attention(transformer)
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
@@ -337,14 +310,6 @@ def with_adapter(actor: Any, rank: int, seed: int) -> Any:
         torch.manual_seed(seed)
         adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
         return get_peft_model(actor, adapter)
-
-
-def _fuse_gelu(model: nn.Module) -> None:
-    """Replaces GPT-2's GELU of eight operations by one operation with the same result."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if type(child) is NewGELUActivation:
-                setattr(module, name, nn.GELU("tanh"))
 
 
 class Memory(NamedTuple):

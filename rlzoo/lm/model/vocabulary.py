@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzoo.core.distributions import IMPOSSIBLE, categorical_fisher
+from rlzoo.core.gradients import Place
 
 _BLOCK = {"cpu": 2**20, "other": 2**25}
 """Number of logits in a block, by kind of device."""
@@ -118,7 +119,7 @@ class LogProb(torch.autograd.Function):
         head, precision, inputs = steps.head, steps.precision, steps.inputs()
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.zeros_like(steps.hidden) if of_hidden else None
-        d_weight = torch.empty_like(head.weight) if of_weight else None
+        d_weight = Place(head.weight) if of_weight else None
         d_bias = torch.empty_like(head.bias) if of_bias else None
         for block, product in zip(steps.blocks(), ctx.kept, strict=True):
             probs = (steps.finish(product, block) - ctx.log_z.unsqueeze(-1)).exp_()
@@ -130,10 +131,10 @@ class LogProb(torch.autograd.Function):
             if d_hidden is not None:
                 d_hidden += d_product @ head.weight[block].to(precision)
             if d_weight is not None:
-                d_weight[block] = d_product.t() @ inputs
+                d_weight.put(d_product.t() @ inputs, block)
         if d_hidden is not None and head.temperature != 1:
             d_hidden /= head.temperature
-        return d_hidden, d_weight, d_bias, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.result, d_bias, None, None, None
 
 
 def _inside(action: Int[Tensor, "S"], block: slice) -> tuple[Bool[Tensor, "S"], Int[Tensor, "S 1"]]:

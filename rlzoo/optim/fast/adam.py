@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.gradients import FlatGradient
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.optim.adam import Adam, clip_norm
 from rlzoo.optim.fast.compilation import compiled
@@ -35,7 +36,7 @@ class FastAdam:
     def __init__(self, adam: Adam, compile: bool = False) -> None:
         self.adam = adam
         self.compile = compile
-        self._grad: Tensor | None = None  # kept, because new memory of this size costs as much as the arithmetic
+        self._grad = FlatGradient(adam.parameters, adam.theta)
         self._programs: dict[tuple[Any, ...], tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]] = {}
 
     def minimize(
@@ -65,21 +66,15 @@ class FastAdam:
 
     def _gradient(self, terms: Sequence[Term], model: ActorCritic) -> Tensor:
         """The gradient (P,) of a sum of terms. Only one term is in memory at a time."""
-        g: Tensor | None = None
-        parameters = self.adam.parameters
+        self._grad.clear()
         for term in terms:
             with Tape() as tape:
                 total = term(model)
                 if tape.used:
-                    flat = torch.cat([grad.reshape(-1) for grad in tape.gradients(total, parameters)])
-                    g = flat if g is None else g.add_(flat)
+                    self._grad.add(tape.gradients(total, self.adam.parameters))
                     continue
-            if self._grad is None:
-                self._grad = torch.empty_like(self.adam.theta)
-            _backward(total, parameters, self._grad, first=g is None)
-            g = self._grad
-        assert g is not None
-        return g
+            self._grad.add_from(total)
+        return self._grad.vector
 
     def _compiled_step(
         self,
@@ -140,31 +135,6 @@ class FastAdam:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.adam.load_state_dict(state)
-
-
-def _backward(total: Tensor, parameters: Sequence[nn.Parameter], g: Tensor, first: bool) -> None:
-    """Writes the gradient of `total` into `g` (P,), or adds it if it is not the first. Parts are moved when ready."""
-    views = dict(zip(parameters, unflatten(g, parameters), strict=True))
-    missing = dict.fromkeys(parameters) if first else {}
-
-    def move(p: Tensor) -> None:
-        assert isinstance(p, nn.Parameter)
-        assert p.grad is not None
-        if p in missing:
-            views[p].copy_(p.grad)
-            del missing[p]
-        else:
-            views[p].add_(p.grad)
-        p.grad = None
-
-    hooks = [p.register_post_accumulate_grad_hook(move) for p in parameters]  # type: ignore[no-untyped-call]
-    try:
-        torch.autograd.backward(total, inputs=list(parameters))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for p in missing:
-        views[p].zero_()
 
 
 class _LossView(nn.Module):

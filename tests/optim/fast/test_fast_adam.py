@@ -52,6 +52,22 @@ def test_steps_equal_those_of_the_plain_adam_to_rounding(network, part_steps):
     assert faster.adam.count == plain.count == 5
 
 
+class Decay:
+    """An auxiliary loss that no network computes: ½‖θ‖² of the model, as one term."""
+
+    def draw(self, rows):
+        return [lambda model: 0.5 * sum(p.square().sum() for p in model.parameters())]
+
+
+def test_auxiliary_losses_without_a_network_add_up_with_those_that_have_one():
+    models = make_model(), make_model()
+    adams, batch = [Adam(list(model.parameters())) for model in models], make_batch(models[0])
+    for model, optimizer in zip(models, (adams[0], FastAdam(adams[1])), strict=True):
+        model.auxiliary = Decay()
+        optimizer.minimize(policy_loss, model, batch, 1.0, learning_rate=0.01)
+    torch.testing.assert_close(adams[1].m, adams[0].m, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("block", [1, 7, 64])
 def test_steps_in_blocks_equal_torch(block, monkeypatch):
     monkeypatch.setattr(fast, "_BLOCK", block)
