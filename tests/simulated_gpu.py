@@ -9,6 +9,7 @@ import contextlib
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -31,6 +32,8 @@ class OnGpu(torch.Tensor):
         self = torch.Tensor._make_wrapper_subclass(cls, memory.size(), device=GPU, **options)
         self.memory = memory
         return self
+
+    is_meta = False
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -137,8 +140,7 @@ def _is_single(x):
 @contextlib.contextmanager
 def simulated():
     """Context in which the device `GPU` computes. Gives the `Simulation`."""
-    simulation, swaps = Simulation(), torch.__future__.get_swap_module_params_on_conversion()
-    real_autocast = torch.autocast
+    simulation, real_autocast, real_apply = Simulation(), torch.autocast, nn.Module._apply
 
     @contextlib.contextmanager
     def autocast(device_type, dtype=None, enabled=True, **more):
@@ -150,10 +152,19 @@ def simulated():
         yield
         simulation.precision = before
 
-    torch.__future__.set_swap_module_params_on_conversion(True)  # else modules would not share a parameter any more
-    try:
-        patched = mock.patch.multiple(torch, Generator=Generator, autocast=autocast)
-        with patched, _Functions(simulation), simulation:
-            yield simulation
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(swaps)
+    def apply(self, *args, **kwargs):
+        """Moves a module. Parameters keep their identity, so that modules still share them."""
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            return real_apply(self, *args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(torch, Generator=Generator, autocast=autocast))
+        stack.enter_context(mock.patch.object(nn.Module, "_apply", apply))
+        fused = "torch.optim.optimizer._get_fused_kernels_supported_devices"
+        stack.enter_context(mock.patch(fused, return_value=["cpu", GPU]))
+        stack.enter_context(_Functions(simulation))
+        yield stack.enter_context(simulation)

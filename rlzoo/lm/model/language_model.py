@@ -78,7 +78,7 @@ class Trunk(nn.Module):
             enable({"use_reentrant": False})
         base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
-        self._casts: dict[str, tuple[int, Tensor]] = {}
+        self._casts: dict[str, tuple[tuple[int, torch.device], Tensor]] = {}
 
     def forward(self, obs: Int[Tensor, "R T O"]) -> Float[Tensor, "R T H"]:
         rows = max(1, _NO_GRAD_TOKENS // obs.shape[1])
@@ -124,8 +124,9 @@ class Trunk(nn.Module):
         if not all(isinstance(weight, nn.Parameter) for weight in weights.values()):
             return {}
         for name, weight in weights.items():
-            if self._casts.get(name, (-1,))[0] != weight._version:
-                self._casts[name] = weight._version, weight.detach().to(self.precision)
+            state = weight._version, weight.device
+            if name not in self._casts or self._casts[name][0] != state:
+                self._casts[name] = state, weight.detach().to(self.precision)
         return {name: _Cast.apply(weight, self._casts[name][1]) for name, weight in weights.items()}  # type: ignore[no-untyped-call]
 
 
