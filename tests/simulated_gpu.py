@@ -45,8 +45,10 @@ class OnGpu(torch.Tensor):
             args[0].memory = args[1].memory
         elif func is torch.Tensor.tolist:
             args = (args[0].cpu(),)
-        elif func is torch.Tensor.__getitem__ and isinstance(args[1], list):
-            args = args[0], torch.tensor(args[1]).to(GPU)
+        elif func is torch.Tensor.__getitem__:
+            x, index = args
+            parts = index if isinstance(index, tuple) else (index,)
+            args = x, tuple(torch.tensor(part).to(GPU) if isinstance(part, list) else part for part in parts)
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
