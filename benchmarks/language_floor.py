@@ -1,6 +1,7 @@
 """The floor of a PPO iteration on GPT-2: its matrix products and its attention alone, in the same precision.
 
     python benchmarks/language_floor.py gpt2 --precision bf16
+    python benchmarks/language_floor.py gpt2 --precision bf16 --device cuda
 
 Weights are already in the precision of the products, and results are written into memory that is there. Generation has
 the layout of weights that is fastest for few rows, attention the faster one of the fused kernel and plain products.
@@ -11,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
 
 import torch
-from language_throughput import SIZES
+from language_throughput import SIZES, clock
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import GPT2Config
@@ -54,8 +54,10 @@ def head_of(rows: int, config: GPT2Config, dtype: torch.dtype) -> Product:
     return Product(rows, config.n_embd, config.vocab_size, dtype)
 
 
-def packed(token: list[Product]) -> Callable[[], None]:
+def packed(token: list[Product]) -> Callable[[], object]:
     """The products of one new token of each row. All weights are their own, as they do not fit into the cache."""
+    if token[0].w.device.type != "cpu":
+        return lambda: [torch.mm(x.x, x.w.t(), out=x.y) for x in token]
     layouts = [(x.x, torch.ops.mkldnn._reorder_linear_weight(x.w, len(x.x))) for x in token]
 
     def work() -> None:
@@ -86,10 +88,11 @@ def attentions(
 def seconds(work: Callable[[], object], times: int = 5) -> float:
     work()
     taken = []
+    device = str(torch.get_default_device())
     for _ in range(times):
-        start = time.perf_counter()
+        start = clock(device)
         work()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock(device) - start)
     return min(taken)
 
 
@@ -123,8 +126,10 @@ def main() -> None:
     parser.add_argument("size", choices=list(SIZES))
     parser.add_argument("--precision", choices=list(DTYPES), default="fp32")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.set_default_device(options.device)
     print(json.dumps(floor(options.size, options.precision)))
 
 

@@ -6,6 +6,8 @@
     python benchmarks/language_throughput.py generate                         # beside model.generate
     python benchmarks/language_throughput.py trpo --sizes gpt2                # natural gradients beside PPO-clip
 
+With `--device cuda` everything is on a GPU, and memory is that of the GPU.
+
 TRL needs other versions of its dependencies, so it has its own environment. Contestants take turns, each in its own
 process, so that load of the machine affects all of them. The sizes are those of `benchmarks/peers/trl_ppo.py`. An
 iteration is everything from prompts to the updated model: generation, log-probabilities, reference, rewards, four
@@ -82,7 +84,27 @@ def make_prompts(size: str, path: Path) -> None:
     path.write_text("".join(" ".join(map(str, row)) + "\n" for row in words))
 
 
-def train(algorithm: str, size: str, precision: str, iterations: int, folder: Path, **settings: Any) -> dict[str, Any]:
+def clock(device: str) -> float:
+    """Seconds, once the device has done all that it was given."""
+    import torch
+
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def peak_memory_gb(device: str) -> float:
+    """Largest memory so far: of the process, or of what it has on a GPU."""
+    import torch
+
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def train(
+    algorithm: str, size: str, precision: str, iterations: int, folder: Path, device: str, **settings: Any
+) -> dict[str, Any]:
     """Seconds and response tokens of iterations after a first one."""
     from rlzoo import Trainer, make_config
 
@@ -90,15 +112,15 @@ def train(algorithm: str, size: str, precision: str, iterations: int, folder: Pa
     config = make_config(
         algorithm, "Prompts", model=str(folder / "model"), prompts=str(folder / "prompts.txt"),
         reward=f"{__file__}:random_scores", responses_per_batch=shape["prompts"], max_new_tokens=shape["new_tokens"],
-        precision=PRECISIONS[precision], total_steps=10**9, **settings,
+        precision=PRECISIONS[precision], total_steps=10**9, device=device, **settings,
     )  # fmt: skip
     trainer = Trainer(config)
     trainer.iterate()
     seconds, tokens, metrics = [], [], {}
     for _ in range(iterations):
-        start, before = time.perf_counter(), trainer.step
+        start, before = clock(device), trainer.step
         metrics = trainer.iterate().metrics
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock(device) - start)
         tokens.append(trainer.step - before)
     return {
         "iteration_seconds": statistics.median(seconds),
@@ -108,7 +130,7 @@ def train(algorithm: str, size: str, precision: str, iterations: int, folder: Pa
     }
 
 
-def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[str, Any]:
+def generate(size: str, precision: str, iterations: int, folder: Path, device: str) -> dict[str, Any]:
     """Seconds of rlzoo's collection and of `model.generate`, in turns, with the same weights and prompts."""
     import torch
 
@@ -121,27 +143,27 @@ def generate(size: str, precision: str, iterations: int, folder: Path) -> dict[s
     shape = SIZES[size]
     model = pretrained.load_causal_lm(folder / "model")
     dtype = {"fp32": None, "bf16": torch.bfloat16}[precision]
-    ours = LanguageModel(model, precision=dtype)
-    theirs = pretrained.load_causal_lm(folder / "model").to(dtype or torch.float32)
+    ours = LanguageModel(model, precision=dtype).to(device)
+    theirs = pretrained.load_causal_lm(folder / "model").to(device, dtype or torch.float32)
     tokenizer = pretrained.load_tokenizer(folder / "model")
     lines = (folder / "prompts.txt").read_text().splitlines()[: shape["prompts"]]
-    prompt = torch.tensor(pretrained.encode(tokenizer, lines))
+    prompt = torch.tensor(pretrained.encode(tokenizer, lines), device=device)
     everywhere = torch.ones_like(prompt).bool()
     end, new = int(tokenizer.eos_token_id), shape["new_tokens"]
     env = LMEnv(ours, tokenizer, lines, random_scores, max_new_tokens=new).over(lines)
     collector = Collector(env, whole_episodes=True)
     seconds: dict[str, list[float]] = {"ours": [], "generate": []}
     for _ in range(iterations + 1):
-        start = time.perf_counter()
+        start = clock(device)
         collector.collect(TokenActor(ours))
-        seconds["ours"].append(time.perf_counter() - start)
-        start = time.perf_counter()
+        seconds["ours"].append(clock(device) - start)
+        start = clock(device)
         with torch.no_grad():
             theirs.generate(
                 prompt, attention_mask=everywhere.long(), max_new_tokens=new, do_sample=True, top_k=0,
                 eos_token_id=end, pad_token_id=end,
             )  # fmt: skip
-        seconds["generate"].append(time.perf_counter() - start)
+        seconds["generate"].append(clock(device) - start)
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
@@ -153,11 +175,10 @@ def contestant(options: argparse.Namespace) -> None:
     folder, size, precision = Path(options.folder), options.size, options.precision
     iterations = options.iterations or SIZES[size]["iterations"]
     if options.what in SETTINGS:
-        result = train(options.what, size, precision, iterations, folder, **SETTINGS[options.what])
+        result = train(options.what, size, precision, iterations, folder, options.device, **SETTINGS[options.what])
     else:
-        result = generate(size, precision, iterations, folder)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    print(json.dumps({**result, "peak_memory_gb": round(peak, 2)}))
+        result = generate(size, precision, iterations, folder, options.device)
+    print(json.dumps({**result, "peak_memory_gb": round(peak_memory_gb(options.device), 2)}))
 
 
 def run(command: list[str]) -> dict[str, Any]:
@@ -169,19 +190,19 @@ def run(command: list[str]) -> dict[str, Any]:
 
 def ours(what: str, size: str, precision: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     arguments = [what, "--contestant", "--size", size, "--precision", precision, "--folder", str(folder)]
-    arguments += ["--threads", str(options.threads)]
+    arguments += ["--threads", str(options.threads), "--device", options.device]
     arguments += ["--iterations", str(options.iterations)] if options.iterations else []
     return run([sys.executable, __file__, *arguments])
 
 
 def peer(size: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    arguments = [size, "--precision", precision, "--threads", str(options.threads)]
+    arguments = [size, "--precision", precision, "--threads", str(options.threads), "--device", options.device]
     arguments += ["--iterations", str(options.iterations)] if options.iterations else []
     return run([options.peer, str(HERE / "peers" / "trl_ppo.py"), *arguments])
 
 
 def floor(size: str, precision: str, options: argparse.Namespace) -> float:
-    arguments = [size, "--precision", precision, "--threads", str(options.threads)]
+    arguments = [size, "--precision", precision, "--threads", str(options.threads), "--device", options.device]
     return float(run([sys.executable, str(HERE / "language_floor.py"), *arguments])["total"])
 
 
@@ -274,6 +295,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--contestant", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--size", choices=list(SIZES), help=argparse.SUPPRESS)
     parser.add_argument("--precision", choices=list(PRECISIONS), help=argparse.SUPPRESS)
@@ -289,7 +311,8 @@ def main() -> None:
     )
     RESULTS.mkdir(exist_ok=True)
     text = "\n".join([f"`{shown}`, {options.threads} PyTorch threads.", "", *table, ""])
-    (RESULTS / f"language-{options.what}.md").write_text(text)
+    name = options.what if options.device == "cpu" else f"{options.what}-{options.device.replace(':', '-')}"
+    (RESULTS / f"language-{name}.md").write_text(text)
     print(text)
 
 

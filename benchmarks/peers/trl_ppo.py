@@ -1,4 +1,4 @@
-"""The peer of the language models' benchmarks: TRL 0.11.4's PPOTrainer on CPU, with random weights and random scores.
+"""The peer of the language models' benchmarks: TRL 0.11.4's PPOTrainer, with random weights and random scores.
 
 TRL 0.11 announces this trainer's removal in 0.12, and is measured with the transformers of its time, so it gets an
 environment of its own:
@@ -107,22 +107,22 @@ def random_prompts(size: Size, config: GPT2Config, generator: torch.Generator) -
     return torch.randint(config.vocab_size - 1, (size.prompts, size.prompt_tokens), generator=generator)
 
 
-def measure_ppo(size: Size, precision: str, minibatch: int, iterations: int, seed: int) -> dict[str, Any]:
+def measure_ppo(size: Size, precision: str, minibatch: int, iterations: int, seed: int, device: str) -> dict[str, Any]:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(make_model(size))
     model_config = model.pretrained_model.config
     config = PPOConfig(
         seed=seed, learning_rate=1e-5, ppo_epochs=4, batch_size=size.prompts, mini_batch_size=minibatch,
-        accelerator_kwargs={"cpu": True, "mixed_precision": "bf16" if precision == "bf16" else "no"},
+        accelerator_kwargs={"cpu": device == "cpu", "mixed_precision": "bf16" if precision == "bf16" else "no"},
     )  # fmt: skip
     trainer = PPOTrainer(config, model, create_reference_model(model), make_tokenizer(model_config))
     options = sampling(size, model_config)
     dtype = OutputDtype(model.pretrained_model.lm_head)
     generation, update, forward, optimize = [], [], [], []
     for iteration in range(1 + iterations):
-        queries = list(random_prompts(size, model_config, generator))
-        scores = list(torch.randn(size.prompts, generator=generator))
+        queries = list(random_prompts(size, model_config, generator).to(trainer.current_device))
+        scores = list(torch.randn(size.prompts, generator=generator).to(trainer.current_device))
         start = time.perf_counter()
         responses = trainer.generate(queries, batch_size=size.prompts, return_prompt=False, **options)
         generated = time.perf_counter()
@@ -185,7 +185,10 @@ def check_lengths(responses: list[torch.Tensor], size: Size) -> None:
         raise SystemExit(f"expected {size.prompts} responses of {size.new_tokens} tokens, got lengths {lengths}")
 
 
-def peak_memory_gb() -> float:
+def peak_memory_gb(device: str = "cpu") -> float:
+    """Of the process, or of what it has had on the GPU."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
@@ -204,6 +207,7 @@ def main() -> None:
     parser.add_argument("--minibatch", type=int, help="responses per optimizer step (default: all of the batch)")
     parser.add_argument("--threads", type=int, default=2, help="PyTorch threads")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the trainer")
     arguments = parser.parse_args()
     size = SIZES[arguments.size]
     iterations = size.iterations if arguments.iterations is None else arguments.iterations
@@ -222,12 +226,12 @@ def main() -> None:
         result = measure_generation(size, arguments.precision, iterations, arguments.seed)
     else:
         peer = f"trl {trl.__version__} PPOTrainer"
-        result = measure_ppo(size, arguments.precision, minibatch, iterations, arguments.seed)
+        result = measure_ppo(size, arguments.precision, minibatch, iterations, arguments.seed, arguments.device)
     seconds = result["generation_seconds"] + (result["update_seconds"] or 0.0)
     record = {
         "peer": peer, "size": arguments.size, "precision": arguments.precision, **result,
         "tokens_per_second": size.prompts * size.new_tokens / seconds,
-        "peak_memory_gb": peak_memory_gb(), "import_memory_gb": import_memory,
+        "peak_memory_gb": peak_memory_gb(arguments.device), "import_memory_gb": import_memory,
         "iterations": iterations, "prompts": size.prompts, "prompt_tokens": size.prompt_tokens,
         "new_tokens": size.new_tokens, "threads": arguments.threads, "seed": arguments.seed,
         "torch": torch.__version__, "transformers": transformers.__version__, "load_average_before": load,

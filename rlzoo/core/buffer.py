@@ -141,7 +141,7 @@ class Buffer(Tensors):
             return
         order = torch.from_numpy(rng.permutation(whole.num_rows)).to(self.mask.device)
         shuffled = whole.map(lambda x: x[order])
-        has_steps = shuffled.mask.any(1)
+        has_steps = shuffled.mask.any(1).cpu()
         for start in range(0, whole.num_rows, rows):
             if has_steps[start : start + rows].any():
                 minibatch = shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]

@@ -77,7 +77,7 @@ def joined() -> Iterator[None]:
         yield
         return
     if torch.cuda.is_available():
-        torch.cuda.set_device(_own_gpu())
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     store, own, count = next(iter(rendezvous("env://")))
     _group, _joined = _Group(PrefixStore(f"rlzoo{_joined}", store), own, count), _joined + 1
     try:
@@ -117,11 +117,13 @@ def _said_by_first(error: Exception) -> bool:
     return False
 
 
-def _own_gpu() -> int:
-    """The GPU of this process. Raises `ConfigError` if there are fewer than processes on this machine."""
+def check_gpu(device: torch.device) -> None:
+    """Raises `ConfigError` if several processes would train on the same GPU."""
+    if device.type != "cuda" or _group is None:
+        return
+    require(device.index is None, f"device must be cuda, of which each process takes its own; got {device}")
     here, count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
     require(here <= count, f"each process needs a GPU of its own: there are {here} processes and {count} GPUs")
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 @contextlib.contextmanager

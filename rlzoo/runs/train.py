@@ -263,15 +263,16 @@ def default_directory(config: Config, seeds: bool = False) -> Path:
 
 
 def check_device(device: str) -> None:
-    """Raises `ConfigError` if PyTorch does not have the device."""
+    """Raises `ConfigError` if PyTorch cannot compute in double precision on the device, or processes would share it."""
     try:
-        torch.device(device)
+        known = torch.device(device)
     except RuntimeError as error:
-        raise ConfigError(f"device must be cpu, cuda, cuda:N, mps or the like, got {device!r}") from error
+        raise ConfigError(f"device must be cpu, cuda, cuda:N or the like, got {device!r}") from error
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros((), dtype=torch.float64, device=known).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
+    processes.check_gpu(known)
 
 
 @contextlib.contextmanager

@@ -450,7 +450,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
             "train ppo CartPole-v1 --env-kwargs max_episode_steps=0",
             "environment 'CartPole-v1' cannot be made: num_envs=8 and max_episode_steps=0 must be positive",
         ),
-        ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N, mps or the like, got 'abacus'"),
+        ("train ppo CartPole-v1 --device abacus", "device must be cpu, cuda, cuda:N or the like, got 'abacus'"),
         (
             "train ppo CartPole-v1 --estimator gea",
             "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-mean, group-norm)",

@@ -9,6 +9,7 @@ from builders import make_buffer, make_model
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
+from simulated_gpu import GPU, simulated
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
@@ -261,3 +262,15 @@ def test_sample_of_everything_is_the_buffer_and_draws_nothing():
     before = rng.bit_generator.state
     assert buffer.sample(1.0, rng) is buffer
     assert rng.bit_generator.state == before
+
+
+def test_the_host_waits_once_for_all_minibatches_of_an_epoch():
+    """To learn which have no step. The random order is sent to the GPU."""
+    buffer = make_buffer(make_model(), rows=8, steps=4).rows(1)
+    expected = [x.reward for x in buffer.minibatches(4, np.random.default_rng(0))]
+    with simulated() as gpu:
+        moved = buffer.map(lambda x: x.to(GPU))
+        gpu.waits.clear()
+        found = list(moved.minibatches(4, np.random.default_rng(0)))
+        assert gpu.waits == ["_to_copy", "_to_copy"]
+        assert all(torch.equal(x.reward.cpu(), y) for x, y in zip(found, expected, strict=True))

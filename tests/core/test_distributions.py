@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from simulated_gpu import GPU, simulated
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, kl_divergence
 
@@ -49,10 +50,40 @@ def others(seed):
     ]
 
 
-@pytest.mark.parametrize("kind", range(4))
-def test_fisher_product_is_that_of_the_hessian_of_the_kl(kind):
+KINDS = pytest.mark.parametrize("kind", range(4))
+
+
+def of_kind(kind):
+    """A distribution of each kind over a batch of 7."""
     pairs = others(0)
-    distribution = [*(mine for mine, _ in pairs), Product((pairs[1][0], pairs[0][0]), (3, 1))][kind]
+    return [*(mine for mine, _ in pairs), Product((pairs[1][0], pairs[0][0]), (3, 1))][kind]
+
+
+@KINDS
+def test_everything_stays_on_the_device_of_the_parameters(kind):
+    def results(distribution, device):
+        drawn = distribution.sample(torch.Generator(device).manual_seed(0))
+        other = distribution.map(lambda x: 0.5 * x)
+        legal = None if distribution.std is not None else (distribution.noise() > -99)
+        return [
+            drawn, distribution.mode, distribution.log_prob(drawn), distribution.entropy(), distribution.kl(other),
+            *distribution.fisher(other.tensors(), distribution.entropy()),
+            *([] if legal is None else distribution.restrict(legal).tensors()),
+        ]  # fmt: skip
+
+    expected = results(of_kind(kind), "cpu")
+    with simulated() as gpu:
+        distribution = of_kind(kind).map(lambda x: x.to(GPU))
+        gpu.waits.clear()
+        found = results(distribution, GPU)
+        assert gpu.waits == []
+        assert {x.device.type for x in found} == {GPU}
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(found, expected, strict=True))
+
+
+@KINDS
+def test_fisher_product_is_that_of_the_hessian_of_the_kl(kind):
+    distribution = of_kind(kind)
     tensors = distribution.tensors()
     weight = random(7, seed=1).square()
 

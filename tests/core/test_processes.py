@@ -171,3 +171,18 @@ def test_adam_keeps_a_share_of_the_moments_and_makes_the_same_steps():
         torch.testing.assert_close(adam.m, alone.m[processes.share(3)])
 
     in_each(2, check)
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
+    cuda = torch.device("cuda")
+    processes.check_gpu(torch.device("cuda:1"))  # one process may take any
+    monkeypatch.setattr(processes, "_group", processes._Group(None, 0, 2))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    processes.check_gpu(cuda)
+    with pytest.raises(ConfigError, match="device must be cuda, of which each process takes its own; got cuda:1"):
+        processes.check_gpu(torch.device("cuda:1"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match="each process needs a GPU of its own: there are 2 processes and 1 GPUs"):
+        processes.check_gpu(cuda)
+    processes.check_gpu(torch.device("cpu"))  # two processes on the CPU of a machine with one GPU

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from simulated_gpu import GPU, simulated
 
 from rlzoo.core.streams import STREAMS, number, stream, torch_generator
 
@@ -41,3 +42,11 @@ def test_torch_generators_follow_their_stream():
     first, again, other = (torch.randn(3, generator=torch_generator(stream(seed, "init"))) for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_a_torch_generator_is_made_for_its_device():
+    with simulated():
+        assert torch_generator(stream(1, "action")).device.type == "cpu"
+        generator = torch_generator(stream(1, "action"), GPU)
+        assert generator.device.type == GPU
+        torch.empty(3, device=GPU).normal_(generator=generator)

@@ -27,7 +27,7 @@ from rlzoo.runs.evaluate import describe, load_task
 from rlzoo.runs.logs.display import LineDisplay
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
-from rlzoo.runs.train import default_directory, resume, train
+from rlzoo.runs.train import check_device, default_directory, resume, train
 
 
 def weights_of(trainer):
@@ -381,10 +381,23 @@ def test_default_directory(tmp_path, monkeypatch):
 
 
 def test_nothing_is_left_of_a_run_that_cannot_start(tmp_path):
-    for wrong in ({"env": "CartPol-v1"}, {"device": "cuda:99"}, {"device": "abacus"}, {"env_kwargs": {"gravity": 0}}):
+    devices = [{"device": name} for name in ("cuda:99", "abacus", "meta")]
+    for wrong in ({"env": "CartPol-v1"}, *devices, {"env_kwargs": {"gravity": 0}}):
         with pytest.raises((ConfigError, ValueError, RuntimeError)):
             short_runs.quick_run(tmp_path / "run", **wrong)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_device_must_compute_in_double_precision(monkeypatch):
+    """MPS does not."""
+
+    def zeros(*shape, dtype, device):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype\nas the MPS framework has none")
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    message = r"^device 'mps' is not available: Cannot convert a MPS Tensor to float64 dtype$"
+    with pytest.raises(ConfigError, match=message):
+        check_device("mps")
 
 
 def test_progress_on_a_display_of_ones_own(tmp_path):

@@ -172,13 +172,13 @@ def fit(
     steps = settings.epochs * math.ceil(len(rows) / settings.batch_size)
     step = 0
     for epoch in range(1, settings.epochs + 1):
-        total, seen = torch.zeros((), dtype=torch.float64), 0
+        total, seen = torch.zeros((), dtype=torch.float64, device=parameters[0].device), 0
         for batch in batches_by_length(rows, widths, settings.batch_size, rng):
             count = max(1, sum(terms[i] for i in batch))
             for micro_batch in micro_batches(batch, widths, settings.micro_batch_tokens):
                 summed = loss(micro_batch)
                 (summed / count).backward()  # type: ignore[no-untyped-call]
-                total += summed.detach().cpu()
+                total += summed.detach()
             norm = nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm or math.inf)
             for name, x in (("loss", total), ("gradient of the loss", norm)):
                 if not bool(x.isfinite()):

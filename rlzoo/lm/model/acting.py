@@ -53,7 +53,7 @@ class TokenActor:
         uniform = self._uniform(len(obs), not forced.all())
         if forced.all():
             return np.zeros(len(obs), np.int64)
-        columns = torch.from_numpy(np.stack(self._unread, 1)).to(self._device)
+        columns = torch.from_numpy(np.stack(self._unread, 1))
         self._unread = []
         if self._packed is None:
             model, rows = self._model, len(obs)

@@ -24,8 +24,19 @@ def use_fastest_attention(model: Any) -> None:
     """Makes a Hugging Face model that uses "sdpa" choose between that and plain products for each forward pass."""
     if model.config._attn_implementation == "sdpa":
         ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask)
         model.config._attn_implementation = NAME
+
+
+def mask(
+    attention_mask: Bool[Tensor, "N C"] | None = None, allow_is_causal_skip: bool = True, **more: Any
+) -> Bool[Tensor, "N 1 T C"] | None:
+    """Hugging Face's `sdpa_mask`, which is not left out if there is an `attention_mask`.
+
+    To find out that no token is masked, the host would have to wait for the device. A caller who knows it gives none.
+    """
+    skip = allow_is_causal_skip and attention_mask is None
+    return sdpa_mask(attention_mask=attention_mask, allow_is_causal_skip=skip, **more)
 
 
 def attention(

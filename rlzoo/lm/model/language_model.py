@@ -76,7 +76,7 @@ class Trunk(nn.Module):
         if gradient_checkpointing:
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-        self._pad = getattr(base.config, "pad_token_id", None)
+        base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
         # with checkpointing, weights are used again in the backward pass, and each forward casts them
         self._casts = None if precision is None or gradient_checkpointing else Casts(base, precision)
@@ -89,26 +89,33 @@ class Trunk(nn.Module):
 
     def _states(self, rows: Rows) -> Float[Tensor, "R T H"]:
         """Leaves out the columns before the first token of any row and after the last acting step."""
-        started, acting = rows.attention.any(0), rows.acts.any(0)
-        first = int(started.long().argmax())
-        last = max(len(acting) - int(acting.flip(0).long().argmax()), first + 1) if bool(acting.any()) else first + 1
-        hidden = self.run(rows.token[:, first:last], rows.attention[:, first:last], use_cache=False).last_hidden_state
+        columns = torch.stack([rows.attention.any(0), rows.attention.all(0), rows.acts.any(0)])
+        started, full, acting = columns.cpu().numpy()  # the only time that the host waits for the device
+        first = int(started.argmax())
+        last = max(len(acting) - int(acting[::-1].argmax()), first + 1) if acting.any() else first + 1
+        token, attention = rows.token[:, first:last], rows.attention[:, first:last]
+        hidden = self.run(token, attention, padded=not full[first:last].all(), use_cache=False).last_hidden_state
         hidden = hidden.masked_fill(~rows.acts[:, first:last].unsqueeze(-1), 0)
         return nn.functional.pad(hidden, (0, 0, first, len(acting) - last))
 
-    def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
-        """The transformer's output for the last T of C tokens. The others are in a cache."""
+    def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], padded: bool = True, **more: Any) -> Any:
+        """The transformer's output for the last T of C tokens. The others are in a cache.
+
+        Args:
+            padded: whether a column is padding in any row. Without padding there is no mask, which is faster.
+        """
         if self._takes_positions:
             more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
         if self.gradient_checkpointing:  # works in training mode only, where Hugging Face turns the cache off
             self.base.train(torch.is_grad_enabled())
-        mask = None if bool(attention.all()) else attention.long()  # faster without a mask
-        if mask is None and self._pad is not None and bool((token == self._pad).any()):
-            mask = attention.long()  # Hugging Face warns without one
         with autocast(token.device, self.precision):
-            given = {"input_ids": token, "attention_mask": mask, **more}
+            given = {"input_ids": token, "attention_mask": attention.long() if padded else None, **more}
             casts = {} if self._casts is None else self._casts.weights()
             return torch.func.functional_call(self.base, casts, kwargs=given) if casts else self.base(**given)
+
+
+def _trust(*_: object) -> None:
+    """Instead of Hugging Face's check that tokens without a mask are no padding."""
 
 
 class TokenHead(Policy):
@@ -211,7 +218,7 @@ class LanguageModel(ActorCritic):
         token = torch.arange(2, device=next(self.parameters()).device).unsqueeze(0)
         seen = Rows(token, torch.ones_like(token).bool(), torch.ones_like(token).bool()).obs
         logits = causal_lm(self.actor)(token, attention_mask=torch.ones_like(token)).logits
-        hidden = self.trunk.run(token, seen[..., 1].bool(), use_cache=False).last_hidden_state
+        hidden = self.trunk.run(token, seen[..., 1].bool(), padded=False, use_cache=False).last_hidden_state
         ours = self.policy.functional._replace(temperature=1.0, autocast=None)(hidden[0].to(logits.dtype))
         exact = self.trunk.precision is None
         require(
@@ -246,13 +253,21 @@ class LanguageModel(ActorCritic):
         return self.trunk(obs) if self.value.trunk is None else obs
 
     def act(self, obs: Int[Tensor, "N T O"], memory: Memory | None = None) -> tuple[Categorical, Memory]:
-        """π(·|s) (N,) after T more tokens. T is the length of the prompt at first, and then 1."""
+        """π(·|s) (N,) after T more tokens. T is the length of the prompt at first, and then 1.
+
+        Args:
+            obs: may be on the host, which then finds padding in it without waiting for the device.
+        """
+        padded = not bool(Rows.of(obs).attention.all())
+        obs = obs.to(next(self.parameters()).device, non_blocking=True)
         rows = Rows.of(obs)
         if memory is None:
-            memory = Memory(new_cache(self.trunk.base), rows.attention)
+            memory = Memory(new_cache(self.trunk.base), rows.attention, padded)
         else:
-            memory = Memory(memory.cache, torch.cat([memory.attention, rows.attention], 1))
-        out = self.trunk.run(rows.token, memory.attention, use_cache=True, past_key_values=memory.cache)
+            attention = torch.cat([memory.attention, rows.attention], 1)
+            memory = Memory(memory.cache, attention, padded or memory.padded)
+        cached = {"use_cache": True, "past_key_values": memory.cache}
+        out = self.trunk.run(rows.token, memory.attention, memory.padded, **cached)
         logits, allowed = self.policy.logits(out.last_hidden_state[:, -1]), Rows.allowed(obs)
         return Categorical(logits if allowed is None else restricted(logits, allowed[:, -1])), memory
 
@@ -317,6 +332,8 @@ class Memory(NamedTuple):
 
     cache: Cache
     attention: Bool[Tensor, "N C"]
+    padded: bool
+    """Whether not all are."""
 
 
 def causal_lm(actor: Any) -> Any:

@@ -18,7 +18,7 @@ class Casts:
 
     def __init__(self, base: nn.Module, precision: torch.dtype) -> None:
         self._base, self._precision = base, precision
-        self._kept: dict[str, tuple[int, Tensor]] = {}
+        self._kept: dict[str, tuple[tuple[int, torch.device], Tensor]] = {}
 
     def weights(self) -> dict[str, Tensor]:
         """By name; none of them if parameters are replaced."""
@@ -27,8 +27,9 @@ class Casts:
         if not all(isinstance(weight, nn.Parameter) for weight in weights.values()):
             return {}
         for name, weight in weights.items():
-            if self._kept.get(name, (-1,))[0] != weight._version:
-                self._kept[name] = weight._version, weight.detach().to(self._precision)
+            state = weight._version, weight.device
+            if name not in self._kept or self._kept[name][0] != state:
+                self._kept[name] = state, weight.detach().to(self._precision)
         return {name: _Cast.apply(weight, self._kept[name][1]) for name, weight in weights.items()}  # type: ignore[no-untyped-call]
 
 

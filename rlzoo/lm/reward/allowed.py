@@ -54,13 +54,13 @@ class AllowedTokens:
 
     def observed(self, obs: Int[Tensor, "R T 3"]) -> Int[Tensor, "R T O"]:
         """Observations of complete rows (see `Rows`), with the bits of the tokens allowed at each acting step."""
-        token, attention, acts = Rows.of(obs)
+        token, attention, acts = Rows.of(obs.cpu())
         columns = []
         for t in range(obs.shape[1]):
             seen = zip(token[:, : t + 1], attention[:, : t + 1], acts[:, t], strict=True)
             rows = [ids[keep].tolist() if act else None for ids, keep, act in seen]
             columns.append(torch.from_numpy(self(rows, t)))
-        return torch.cat([obs, torch.stack(columns, 1)], -1)
+        return torch.cat([obs, torch.stack(columns, 1).to(obs.device)], -1)
 
     def _tokens(self, row: list[int], where: str) -> list[int]:
         try:

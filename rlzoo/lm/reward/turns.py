@@ -131,10 +131,10 @@ class Talk:
 
 def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
     """The tokens of each row after its prompt, and whether the model said them."""
-    steps = buffer.mask.shape[1]
-    token, attention = buffer.obs[:, 1 : steps + 1, 0], buffer.obs[:, 1 : steps + 1, 1].bool()
-    keep = attention & (buffer.mask.cumsum(1) > 0)
-    rows = zip(buffer.mask, token, keep, strict=True)
+    obs, masks = buffer.obs.cpu(), buffer.mask.cpu()
+    token, attention = obs[:, 1 : masks.shape[1] + 1, :2].unbind(-1)
+    keep = attention.bool() & (masks.cumsum(1) > 0)
+    rows = zip(masks, token, keep, strict=True)
     return [list(zip(mask[kept].tolist(), ids[kept].tolist(), strict=True)) for mask, ids, kept in rows]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_gpu import GPU, simulated
 from tiny import CONFIGS, EOS, PAD, Said, lm_loss, make_lm, make_tokenizer, save_lm
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -365,3 +366,14 @@ def test_texts_that_were_cut_are_told(texts_path, config_path, tmp_path):
 def test_line_of_an_epoch():
     metrics = {"epoch": 2, "cut": 0, "loss": math.pi, "held_out_loss": 2.0}
     assert describe(metrics, 3) == "epoch 2/3: loss 3.142, held-out loss 2"
+
+
+@pytest.mark.parametrize("tokens", [1, 100])
+def test_the_host_waits_for_the_gpu_once_for_each_step_and_not_for_each_micro_batch(tokens):
+    """It reads whether loss and gradient are finite, the loss of the step, and that of the epoch."""
+    with simulated() as gpu:
+        model, loss = quadratic([1, 3, 2, 1], [8.0, 4.0, 2.0, 1.0])
+        model.to(GPU)
+        gpu.waits.clear()
+        fit(model, range(4), [5] * 4, [1] * 4, loss, settings(micro_batch_tokens=tokens), lambda *_: None)
+        assert gpu.waits == ["_local_scalar_dense"] * 4

@@ -19,6 +19,7 @@ from lm_builders import (
     move,
     single,
 )
+from simulated_gpu import GPU, simulated
 from tiny import PAD, make_tokenizer
 from torch.autograd import forward_ad
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
@@ -210,6 +211,22 @@ def test_columns_without_tokens_or_actions_are_left_out(monkeypatch):
     assert rows.token.shape[1] == 3 + 11 + 4
     distributed(model, rows)
     assert seen[0].shape == (4, 10)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_host_waits_for_the_gpu_once_to_learn_which_columns_hold_tokens(kind, attention):
+    """And once more in Hugging Face's code if there is no padding."""
+    for sizes, waits in ((SIZES, ["_to_copy"]), ([(2, 3), (2, 3)], ["_to_copy", "_local_scalar_dense"])):
+        rows, plain = make_rows(sizes), make_model(kind, attention=attention)
+        expected = plain(rows.obs)[1]
+        with simulated() as gpu:
+            model = make_model(kind, attention=attention).to(GPU)
+            obs = rows.obs.to(GPU)
+            gpu.waits.clear()
+            _, value = model(obs)
+            assert gpu.waits == waits
+            torch.testing.assert_close(value.cpu(), expected, rtol=0, atol=1e-5)
 
 
 def test_rows_without_an_action_give_zeros():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from lm_builders import KINDS, STOPS, collect, experience, letters, make_actor, make_env, make_model, make_rows, single
 from scipy.stats import chi2
+from simulated_gpu import GPU, simulated
 from tiny import PAD, make_tokenizer
 from transformers import GenerationConfig
 
@@ -299,3 +300,55 @@ def test_two_rollouts_differ_and_the_same_seed_gives_the_same():
         assert all(map(torch.equal, a, b))
     responses = [buffers[i][1] for buffers in (first, other) for i in (0, 1)]
     assert not any(a.shape == b.shape and torch.equal(a, b) for a in responses for b in responses if a is not b)
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("prompts", [PROMPTS, [[3, 8], [7, 1]]], ids=["padded", "unpadded"])
+def test_the_host_waits_for_the_gpu_once_for_each_token(kind, attention, prompts):
+    """For the token itself. A prompt is sent while the GPU may still work, and it is read in one pass."""
+    with simulated() as gpu:
+        model = make_model(kind, attention=attention).to(GPU)
+        env = env_of(model, prompts, stop=STOPS)
+        actor = TokenActor(model, torch.Generator(GPU).manual_seed(0))
+        obs, forced = env.reset()
+        while True:
+            gpu.waits.clear()
+            action = actor(obs, forced, None)
+            if not env._alive.any():
+                break
+            assert gpu.waits == ([] if forced.all() else ["_to_copy"])
+            obs, _, _, _, forced = env.step(action)
+        assert env._column > len(prompts[0])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@ALL_KINDS
+def test_a_gpu_samples_what_the_cpu_samples(kind, deterministic):
+    plain = make_model(kind)
+    expected = sampled(plain, stop=STOPS, deterministic=deterministic)
+    with simulated():
+        model = make_model(kind).to(GPU)
+        actor = TokenActor(model, torch.Generator(GPU).manual_seed(0), deterministic)
+        found = Collector(env_of(model, stop=STOPS), whole_episodes=True).collect(actor).buffer
+        logp = evaluate(model, found.map(lambda x: x.to(GPU))).logp
+        assert logp.device.type == GPU
+        logp = logp.cpu()
+    assert torch.equal(found.action, expected.action)
+    torch.testing.assert_close(logp, evaluate(plain, expected).logp, rtol=0, atol=1e-5)
+
+
+@ALL_KINDS
+@torch.no_grad()
+def test_a_gpu_keeps_values_in_the_precision_of_products(kind):
+    """A CPU keeps them in float32. Acting still gives the log-probabilities of training, up to rounding."""
+    rows = make_rows([(3, 5), (3, 5)])
+    expected = make_model(kind).distribution(rows.obs).log_prob(rows.action)[:, 3]
+    with simulated():
+        model = make_model(kind, settings={"precision": torch.bfloat16}).to(GPU)
+        _, memory = model.act(rows.obs[:, :3])
+        policy, memory = model.act(rows.obs[:, 3:4], memory)
+        kept = memory.cache.layers[0].values
+        assert (kept.device.type, kept.dtype) == (GPU, torch.bfloat16)
+        found = policy.log_prob(rows.action[:, 3].to(GPU)).cpu()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.2)

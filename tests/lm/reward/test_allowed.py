@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_builders import collect, experience, make_env, make_model, make_rows, move
 from scipy.stats import chi2
+from simulated_gpu import GPU, simulated
 
 import rlzoo
 from rlzoo.algorithms import ALGORITHMS
@@ -15,6 +16,7 @@ from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.model.acting import TokenActor
+from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.model.tokens import TokenDistribution
 from rlzoo.lm.model.vocabulary import Head, restricted, words_of
 from rlzoo.lm.reward.allowed import AllowedTokens
@@ -153,6 +155,22 @@ def data(tmp_path_factory):
 
 def one(prompts, responses):
     return [float(len(x)) for x in responses]
+
+
+def test_a_step_by_hand_with_a_model_on_the_gpu():
+    """The host finds the tokens that are allowed, and the GPU gets them."""
+
+    def rewards(device):
+        allowed, reference = AllowedTokens(next_letters, "next", V), Reference(make_model(seed=1).to(device))
+        env = make_env(make_model().to(device), ["uv"], rows=2, allowed=allowed, reference=reference)
+        by_hand = ResponseEnv(env)
+        by_hand.reset()
+        return [by_hand.step(token)[1] for token in (22, 23, 24)]
+
+    expected = rewards("cpu")
+    assert all(expected)
+    with simulated():
+        assert rewards(GPU) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

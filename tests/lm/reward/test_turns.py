@@ -6,6 +6,7 @@ import short_runs
 import tiny
 import torch
 from lm_builders import buffer_of, collect, experience, make_env, make_model, move
+from simulated_gpu import GPU, simulated
 from tiny import PAD
 
 import rlzoo
@@ -17,7 +18,7 @@ from rlzoo.lm.model.language_model import Rows
 from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
-from rlzoo.lm.reward.turns import Answer, Turns
+from rlzoo.lm.reward.turns import Answer, Turns, spoken
 from rlzoo.runs.loop import Trainer
 
 
@@ -278,3 +279,13 @@ def test_settings(data):
         conversation_env(prompts=[Prompt("ab", {"turns": 1})])
     with pytest.raises(ConfigError, match="ResponseEnv gives one response to a prompt: leave out turns"):
         ResponseEnv(conversation_env())
+
+
+def test_what_was_said_is_read_from_the_gpu_at_once():
+    buffer = collect(make_env(make_model(), turns=Turns(echo, "echo"), max_new_tokens=12))
+    expected = spoken(buffer)
+    with simulated() as gpu:
+        moved = buffer.map(lambda x: x.to(GPU))
+        gpu.waits.clear()
+        assert spoken(moved) == expected
+        assert gpu.waits == ["_to_copy", "_to_copy"]
