@@ -89,7 +89,8 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
     of the value that the advantages used.
     """
     policy = model.distribution(batch.obs)
-    logp = policy.log_prob(batch.action)
+    logp, kl, entropy = policy.evaluate(batch.action, batch.old, entropy=True)
+    assert entropy is not None
     advantage = batch.whitened_advantage if whiten else batch.advantage
     ratio = torch.exp(logp - batch.logp)
     objective = ratio * advantage
@@ -98,7 +99,7 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
         objective = objective.minimum(ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
         outside = ((logp - batch.logp).expm1().abs() > clip_coef).to(logp.dtype)
         metrics["clip_fraction"] = float(batch.mean(outside))
-    metrics["kl"] = float(batch.mean(k3(batch.logp, logp) if batch.old is None else batch.old.kl(policy)))
+    metrics["kl"] = float(batch.mean(k3(batch.logp, logp) if kl is None else kl))
     std = policy.std
     if std is not None:
         metrics["action_std"] = float(batch.mean(std.mean(-1)))
@@ -109,7 +110,7 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
     error = batch.return_ - batch.value
     unexplained = variance(error) / variance(batch.return_).clamp(min=1e-12)
     return metrics | {
-        "entropy": float(batch.mean(policy.entropy())),
+        "entropy": float(batch.mean(entropy)),
         "policy_loss": -float(batch.mean(objective)),
         "value_loss": 0.5 * float(batch.mean(error.square())),
         "explained_variance": 1 - float(unexplained),

@@ -68,13 +68,14 @@ class PPOPenalty(Algorithm):
     def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float, ent_coef: float) -> Tensor:
         """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
-        assert batch.old is not None
+        logp, kl, entropy = policy.evaluate(batch.action, batch.old, entropy=bool(self.ent_coef))
+        assert kl is not None
         advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
-        ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
-        objective = ratio * advantage - kl_coef * batch.old.kl(policy)
+        ratio = torch.exp(logp - batch.logp)
+        objective = ratio * advantage - kl_coef * kl
         loss = 0.5 * self.vf_coef * value_error(value, batch) - objective
-        if self.ent_coef:
-            loss = loss - ent_coef * policy.entropy()
+        if entropy is not None:
+            loss = loss - ent_coef * entropy
         return batch.mean(loss)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,6 +20,17 @@ IMPOSSIBLE = -1e9
 """Logit of an illegal category: its probability is exactly 0, and p·log p and every gradient stay finite."""
 _BLOCK = 512
 """Categories whose probabilities are summed first when sampling from many."""
+
+
+class Evaluated(NamedTuple):
+    """What an objective of a policy π needs to know in each state, in nats."""
+
+    log_prob: Float[Tensor, "*batch"]
+    """log π(a)."""
+    kl: Float[Tensor, "*batch"] | None
+    """KL(π_old ‖ π), if asked for."""
+    entropy: Float[Tensor, "*batch"] | None
+    """−E[log π], if asked for."""
 
 
 class Distribution(Tensors):
@@ -72,6 +83,11 @@ class Distribution(Tensors):
     @abc.abstractmethod
     def kl(self, other: Self) -> Float[Tensor, "*batch"]:
         """KL(self ‖ other) in closed form, in nats."""
+
+    def evaluate(self, action: Tensor, old: Self | None = None, entropy: bool = False) -> Evaluated:
+        """`log_prob(action)`, and if asked for `old.kl(self)` and `entropy()`, all at once where that saves work."""
+        log_prob = self.log_prob(action)
+        return Evaluated(log_prob, None if old is None else old.kl(self), self.entropy() if entropy else None)
 
     def restrict(self, legal: Bool[Tensor, "*batch K"]) -> Self:
         """The distribution given that the action is legal. The K categories are those of all parts in order."""

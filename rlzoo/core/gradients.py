@@ -80,6 +80,7 @@ class Place:
     """Where an autograd function puts the gradient of a weight, in parts that do not overlap."""
 
     def __init__(self, weight: Tensor) -> None:
+        differentiated_once()
         found, self._begun = (None, False) if _filled is None else _filled.place(weight)
         self._grad = torch.empty_like(weight) if found is None else found
         self.result = self._grad if found is None else None
@@ -97,3 +98,13 @@ class Place:
         if not self._begun:
             self._grad.zero_()
         self._grad.index_add_(0, row.reshape(-1), value.reshape(-1, value.shape[-1]).to(self._grad.dtype))
+
+
+def differentiated_once() -> None:
+    """Called in a backward pass that has no derivative.
+
+    Raises:
+        RuntimeError: it was asked for one (`create_graph`).
+    """
+    if torch.is_grad_enabled():
+        raise RuntimeError("language models are differentiated once: take Fisher products with fisher_vector_product")

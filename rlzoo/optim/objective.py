@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.distributions import Distribution
 from rlzoo.core.models import ActorCritic, Term
 
 Loss = Callable[..., Tensor]
@@ -35,18 +34,18 @@ def objective_terms(
 
 def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:
     """E[π_θ/π_old·Â], whose gradient at θ_old is the policy gradient."""
-    return _surrogate(model.distribution(batch.obs), batch)
+    return _surrogate(model.distribution(batch.obs).log_prob(batch.action), batch)
 
 
 def surrogate_and_kl(model: ActorCritic, batch: Buffer) -> Float[Tensor, "2"]:
     """`surrogate` and E[KL(π_old ‖ π_θ)], exact over actions, from one forward pass."""
-    assert batch.old is not None
-    policy = model.distribution(batch.obs)
-    return torch.stack([_surrogate(policy, batch), batch.mean(batch.old.kl(policy))])
+    logp, kl, _ = model.distribution(batch.obs).evaluate(batch.action, batch.old)
+    assert kl is not None
+    return torch.stack([_surrogate(logp, batch), batch.mean(kl)])
 
 
-def _surrogate(policy: Distribution, batch: Buffer) -> Tensor:
-    return batch.mean(torch.exp(policy.log_prob(batch.action) - batch.logp) * batch.advantage)
+def _surrogate(logp: Float[Tensor, "R T"], batch: Buffer) -> Tensor:
+    return batch.mean(torch.exp(logp - batch.logp) * batch.advantage)
 
 
 def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:

@@ -10,17 +10,17 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from rlzoo.core.distributions import Categorical, Distribution
+from rlzoo.core.distributions import Categorical, Distribution, Evaluated
 from rlzoo.lm.model import vocabulary
-from rlzoo.lm.model.vocabulary import Head, LogProb, Steps, restricted
+from rlzoo.lm.model.vocabulary import Evaluate, Head, Steps, restricted
 
 
 @dataclass(frozen=True)
 class TokenDistribution(Distribution):
     """A categorical over the vocabulary at every acting step of (R, T). Every result is 0 at the other steps.
 
-    Log-probabilities, and every result without gradients, are computed over blocks of the vocabulary. Entropy and KL
-    with gradients, which can be differentiated twice, keep logits (S, V): micro-batches bound their size.
+    Log-probabilities, entropy, and the KL of a fixed distribution to this one come from one pass over blocks of the
+    vocabulary, gradients too. Only the KL of a distribution with gradient to another one keeps logits (S, V).
     """
 
     hidden: Float[Tensor, "R T H"]
@@ -59,20 +59,30 @@ class TokenDistribution(Distribution):
         with torch.no_grad():
             return self._placed(vocabulary.mode(self._steps))
 
-    def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
-        steps = self._steps
+    def evaluate(
+        self, action: Int[Tensor, "R T"], old: TokenDistribution | None = None, entropy: bool = False
+    ) -> Evaluated:
+        if old is not None and old._differentiable:
+            return super().evaluate(action, old, entropy)
+        steps, of_old = self._steps, None if old is None else old._steps
         given = steps.hidden, self.head.weight, self.head.bias
-        return self._placed(LogProb.apply(*given, steps, action[self.acts], self._differentiable))  # type: ignore[no-untyped-call]
+        log_prob, *others = Evaluate.apply(*given, steps, action[self.acts], of_old, entropy, self._differentiable)  # type: ignore[no-untyped-call]
+        return Evaluated(self._placed(log_prob), *(None if x is None else self._placed(x) for x in others))
+
+    def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
+        return self.evaluate(action).log_prob
 
     def entropy(self) -> Float[Tensor, "R T"]:
-        if not self._differentiable:
-            return self._placed(vocabulary.entropy(self._steps))
-        return self._placed(-(self._log_probs.exp() * self._log_probs).sum(-1))
+        found = self.evaluate(self.acts.long(), entropy=True).entropy
+        assert found is not None
+        return found
 
     def kl(self, other: TokenDistribution) -> Float[Tensor, "R T"]:
-        if not (self._differentiable or other._differentiable):
-            return self._placed(vocabulary.kl(self._steps, other._steps))
-        return self._placed((self._log_probs.exp() * (self._log_probs - other._log_probs)).sum(-1))
+        if self._differentiable:
+            return self._placed((self._log_probs.exp() * (self._log_probs - other._log_probs)).sum(-1))
+        found = other.evaluate(self.acts.long(), old=self).kl
+        assert found is not None
+        return found
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TokenDistribution:
         allowed = None if self.allowed is None else fn(self.allowed)

@@ -7,6 +7,7 @@ a lower precision block by block.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlzoo.core.distributions import IMPOSSIBLE, categorical_fisher
-from rlzoo.core.gradients import Place
+from rlzoo.core.gradients import Place, differentiated_once
 
 _BLOCK = {"cpu": 2**20, "other": 2**25}
 """Number of logits in a block, by kind of device."""
@@ -85,8 +86,11 @@ class Steps(NamedTuple):
         return (self.finish(product, block) for block, product in self.products())
 
 
-class LogProb(torch.autograd.Function):
-    """log π(a) at each step. The gradient of a step's logits is g·(1[a] − π)."""
+class Evaluate(torch.autograd.Function):
+    """At each step log π(a); if asked for, also KL(π_old ‖ π) and the entropy H of π.
+
+    The gradients in a step's logits are 1[a] − π, π − π_old, and −π·(log π + H). π_old is held fixed.
+    """
 
     @staticmethod
     def forward(
@@ -96,35 +100,46 @@ class LogProb(torch.autograd.Function):
         bias: Float[Tensor, "V"] | None,
         steps: Steps,
         action: Int[Tensor, "S"],
+        old: Steps | None,
+        entropy: bool,
         keep: bool,
-    ) -> Float[Tensor, "S"]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`hidden`, `weight` and `bias` are those of `steps`, named for autograd. `keep` keeps what backward needs."""
-        kept, totals = [], []
+        ctx.set_materialize_grads(False)
+        totals, logit_means, old_totals, differences, kept = [], [], [], [], []
         taken = action.new_zeros(action.shape, dtype=torch.promote_types(weight.dtype, torch.float32))
-        for block, product in steps.products():
+        old_products = itertools.repeat(None) if old is None else (product for _, product in old.products())
+        for (block, product), old_product in zip(steps.products(), old_products, strict=False):
             logits = steps.finish(product, block)
             totals.append(logits.logsumexp(-1))
             inside, index = _inside(action, block)
             taken = torch.where(inside, logits.gather(-1, index).squeeze(-1), taken)
+            if entropy:
+                logit_means.append(((logits - totals[-1].unsqueeze(-1)).exp_() * logits).sum(-1))
+            if old is not None and old_product is not None:
+                theirs = old.finish(old_product, block)
+                old_totals.append(theirs.logsumexp(-1))
+                differences.append(((theirs - old_totals[-1].unsqueeze(-1)).exp_() * (theirs - logits)).sum(-1))
             if keep:
-                kept.append(product)
+                kept.append((product, old_product))
         log_z = torch.stack(totals).logsumexp(0)
-        ctx.steps, ctx.action, ctx.kept, ctx.log_z = steps, action, kept, log_z
-        return taken - log_z
+        h = log_z - _mean(logit_means, totals) if entropy else None
+        old_log_z = None if old is None else torch.stack(old_totals).logsumexp(0)
+        kl = None if old_log_z is None else _mean(differences, old_totals) - old_log_z + log_z
+        ctx.steps, ctx.action, ctx.old, ctx.kept = steps, action, old, kept
+        ctx.log_z, ctx.entropy, ctx.old_log_z = log_z, h, old_log_z
+        return taken - log_z, kl, h
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Float[Tensor, "S"]) -> tuple[Tensor | None, ...]:
-        steps, grad = ctx.steps, grad.unsqueeze(-1)
+    def backward(ctx: Any, grad: Tensor | None, of_kl: Tensor | None, of_entropy: Tensor | None) -> tuple[Any, ...]:
+        differentiated_once()
+        steps, (wants_hidden, wants_weight, wants_bias) = ctx.steps, ctx.needs_input_grad[:3]
         head, precision, inputs = steps.head, steps.precision, steps.inputs()
-        of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
-        d_hidden = torch.zeros_like(steps.hidden) if of_hidden else None
-        d_weight = Place(head.weight) if of_weight else None
-        d_bias = torch.empty_like(head.bias) if of_bias else None
-        for block, product in zip(steps.blocks(), ctx.kept, strict=True):
-            probs = (steps.finish(product, block) - ctx.log_z.unsqueeze(-1)).exp_()
-            inside, index = _inside(ctx.action, block)
-            d_logits = probs.mul_(-grad).scatter_add_(-1, index, grad * inside.unsqueeze(-1))
+        d_hidden = torch.zeros_like(steps.hidden) if wants_hidden else None
+        d_weight = Place(head.weight) if wants_weight else None
+        d_bias = torch.empty_like(head.bias) if wants_bias else None
+        for block, (product, old_product) in zip(steps.blocks(), ctx.kept, strict=True):
+            d_logits = Evaluate._of_logits(ctx, block, product, old_product, grad, of_kl, of_entropy)
             if d_bias is not None:
                 d_bias[block] = d_logits.sum(0) / head.temperature
             d_product = d_logits.to(precision)
@@ -134,7 +149,37 @@ class LogProb(torch.autograd.Function):
                 d_weight.put(d_product.t() @ inputs, block)
         if d_hidden is not None and head.temperature != 1:
             d_hidden /= head.temperature
-        return d_hidden, None if d_weight is None else d_weight.result, d_bias, None, None, None
+        return d_hidden, None if d_weight is None else d_weight.result, d_bias, None, None, None, None, None
+
+    @staticmethod
+    def _of_logits(
+        ctx: Any,
+        block: slice,
+        product: Float[Tensor, "S C"],
+        old_product: Float[Tensor, "S C"] | None,
+        grad: Float[Tensor, "S"] | None,
+        of_kl: Float[Tensor, "S"] | None,
+        of_entropy: Float[Tensor, "S"] | None,
+    ) -> Float[Tensor, "S C"]:
+        """The gradient in the logits of a block of the vocabulary."""
+        logp = ctx.steps.finish(product, block) - ctx.log_z.unsqueeze(-1)
+        zero = logp.new_zeros(len(logp))
+        grad, of_kl = (zero if g is None else g for g in (grad, of_kl))
+        scale = (of_kl - grad).unsqueeze(-1)
+        if of_entropy is not None:
+            scale = scale - of_entropy.unsqueeze(-1) * (logp + ctx.entropy.unsqueeze(-1))
+        d_logits = logp.exp_().mul_(scale)
+        inside, index = _inside(ctx.action, block)
+        d_logits.scatter_add_(-1, index, (grad * inside).unsqueeze(-1))
+        if old_product is not None:
+            theirs = ctx.old.finish(old_product, block) - ctx.old_log_z.unsqueeze(-1)
+            d_logits -= theirs.exp_().mul_(of_kl.unsqueeze(-1))
+        return d_logits
+
+
+def _mean(means: list[Float[Tensor, "S"]], totals: list[Float[Tensor, "S"]]) -> Float[Tensor, "S"]:
+    """The mean over the vocabulary, given the means in its blocks and the logarithms of their shares."""
+    return (torch.stack(totals).softmax(0) * torch.stack(means)).sum(0)
 
 
 def _inside(action: Int[Tensor, "S"], block: slice) -> tuple[Bool[Tensor, "S"], Int[Tensor, "S 1"]]:
@@ -149,28 +194,6 @@ def mode(steps: Steps) -> Int[Tensor, "S"]:
     winner = torch.stack([x.values for x in best]).argmax(0)
     starts = torch.tensor([block.start for block in steps.blocks()], device=winner.device)
     return torch.stack([x.indices for x in best]).gather(0, winner.unsqueeze(0)).squeeze(0) + starts[winner]
-
-
-def entropy(steps: Steps) -> Float[Tensor, "S"]:
-    """−Σ_a π(a)·log π(a), not differentiable."""
-    totals, means = [], []
-    for logits in steps.logits():
-        totals.append(logits.logsumexp(-1))
-        means.append(((logits - totals[-1].unsqueeze(-1)).exp_() * logits).sum(-1))
-    log_z = torch.stack(totals)
-    return log_z.logsumexp(0) - (log_z.softmax(0) * torch.stack(means)).sum(0)
-
-
-def kl(steps: Steps, other: Steps) -> Float[Tensor, "S"]:
-    """Σ_a π(a)·(log π(a) − log π_other(a)), not differentiable."""
-    totals, others, means = [], [], []
-    for mine, theirs in zip(steps.logits(), other.logits(), strict=True):
-        totals.append(mine.logsumexp(-1))
-        others.append(theirs.logsumexp(-1))
-        means.append(((mine - totals[-1].unsqueeze(-1)).exp_() * (mine - theirs)).sum(-1))
-    log_z = torch.stack(totals)
-    difference = (log_z.softmax(0) * torch.stack(means)).sum(0)
-    return difference - log_z.logsumexp(0) + torch.stack(others).logsumexp(0)
 
 
 def fisher(

@@ -8,7 +8,7 @@ import torch
 from rlzoo.core.distributions import Categorical
 from rlzoo.lm.model import vocabulary
 from rlzoo.lm.model.tokens import TokenDistribution
-from rlzoo.lm.model.vocabulary import Head, Steps
+from rlzoo.lm.model.vocabulary import Head, Steps, restricted
 
 R, T, H, V = 3, 5, 4, 150
 ACTS = torch.tensor([[0, 1, 1, 1, 0], [1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
@@ -27,6 +27,14 @@ def whole(x):
     """Logits of every step, acting or not, by their definition."""
     bias = 0 if x.head.bias is None else x.head.bias
     return Categorical((x.hidden @ x.head.weight.t() + bias) / x.head.temperature)
+
+
+def possible(x):
+    """`whole`, without the tokens that are not allowed."""
+    logits = whole(x).logits
+    if x.allowed is not None:
+        logits = restricted(logits.flatten(0, 1), x.allowed.flatten(0, 1)).view_as(logits)
+    return Categorical(logits)
 
 
 ACTION = torch.randint(V, (R, T), generator=torch.Generator().manual_seed(3))
@@ -71,21 +79,56 @@ def test_equals_a_categorical_of_all_logits_where_it_acts_and_is_0_elsewhere(bia
 
 
 @pytest.mark.usefixtures("blocks")
-@pytest.mark.parametrize("quantity", ["log_prob", "entropy", "kl"])
+@pytest.mark.parametrize("quantity", ["log_prob", "entropy", "kl", "kl of a fixed one"])
 def test_gradients_are_those_of_a_categorical_of_all_logits(quantity):
     def gradients(view):
         x, y = make(0, 0.4, bias=True), make(10, 0.4, bias=True)
         leaves = [leaf.requires_grad_() for leaf in (x.hidden, x.head.weight, x.head.bias)]
         first, second = view(x), view(y)
-        given = {"log_prob": (ACTION,), "entropy": (), "kl": (second,)}[quantity]
+        found = {
+            "log_prob": lambda: first.log_prob(ACTION),
+            "entropy": first.entropy,
+            "kl": lambda: first.kl(second),
+            "kl of a fixed one": lambda: second.kl(first),
+        }[quantity]()
         weight = 3 * normal(R, T, seed=7) * ACTS  # of either sign, and not small
-        return torch.autograd.grad((weight * getattr(first, quantity)(*given)).sum(), leaves)
+        return torch.autograd.grad((weight * found).sum(), leaves)
 
     mine, expected = gradients(lambda x: x), gradients(whole)
     for a, b in zip(mine, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
     assert not mine[0][~ACTS].any()
     assert mine[0][ACTS].all(-1).all()
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("parts", ["log_prob", "log_prob kl", "log_prob entropy", "kl entropy", "log_prob kl entropy"])
+@pytest.mark.parametrize("restrict", [False, True])
+def test_what_an_objective_needs_comes_from_one_pass_with_its_gradient(parts, restrict):
+    def found(evaluate):
+        x, y = make(0, 0.4, bias=True), make(10, 0.4, bias=True)
+        if restrict:
+            x, y = (dataclasses.replace(z, allowed=torch.full((R, T, 3), 0b0110111)) for z in (x, y))
+        leaves = [leaf.requires_grad_() for leaf in (x.hidden, x.head.weight, x.head.bias)]
+        together = evaluate(x, y)._asdict()
+        values = [together[name] for name in parts.split()]
+        total = sum((3 * normal(R, T, seed=7 + i) * ACTS * value).sum() for i, value in enumerate(values))
+        return values, torch.autograd.grad(total, leaves)
+
+    allowed = 5 * torch.ones_like(ACTION) if restrict else ACTION
+    mine = found(lambda x, y: x.evaluate(allowed, y, entropy="entropy" in parts))
+    expected = found(lambda x, y: possible(x).evaluate(allowed, possible(y), entropy="entropy" in parts))
+    for a, b in zip(mine[0], expected[0], strict=True):
+        torch.testing.assert_close(a, b * ACTS, rtol=0, atol=1e-12)
+    for a, b in zip(mine[1], expected[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_second_derivatives_are_refused():
+    x = make()
+    x.hidden.requires_grad_()
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        torch.autograd.grad(x.log_prob(ACTION).sum(), x.hidden, create_graph=True)
 
 
 def test_logits_exist_for_acting_steps_alone_and_a_block_at_a_time(monkeypatch):
@@ -97,6 +140,8 @@ def test_logits_exist_for_acting_steps_alone_and_a_block_at_a_time(monkeypatch):
     assert made == [(5, 64), (5, 64), (5, 22)]
     x.kl(make(10))
     assert len(made) == 9
+    x.evaluate(ACTION, make(10), entropy=True)
+    assert len(made) == 15
     assert max(made) == (5, 64)
 
 
@@ -165,7 +210,7 @@ def test_fisher_product_is_that_of_the_hessian_of_the_kl(bias, temperature, rest
     tangents = [normal(*u.shape, seed=6) for u in x.tensors()]
 
     def kl(*tensors):
-        return (weight * x.kl(x.with_tensors(tensors))).sum()
+        return (weight * ACTS * possible(x).kl(possible(x.with_tensors(tensors)))).sum()
 
     _, expected = torch.autograd.functional.hvp(kl, tuple(x.tensors()), tuple(tangents))
     found = x.fisher(tangents, weight)
