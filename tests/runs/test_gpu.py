@@ -134,7 +134,8 @@ def on_gpu(work):
 def test_supervised_fine_tuning(kind, tmp_path):
     def work(device):
         out = tmp_path / device
-        metrics = rlzoo.sft(TEXTS, tiny.make_lm(kind), out, tokenizer=tiny.make_tokenizer(), device=device, **BRIEF)
+        model, tokenizer = tiny.make_lm(kind).to(device), tiny.make_tokenizer()
+        metrics = rlzoo.sft(TEXTS, model, out, tokenizer=tokenizer, device=device, **BRIEF)
         return {**metrics, "seconds": 0.0}, (out / "model.safetensors").stat().st_size
 
     found, expected = on_gpu(work)
