@@ -8,6 +8,7 @@ import pytest
 import torch
 from builders import parameters
 from gymnasium import spaces
+from simulated_gpu import GPU, simulated
 
 from rlzoo.control.networks import Network
 from rlzoo.core.env import VectorEnv
@@ -95,6 +96,17 @@ def test_task_trains(algorithm):
     assert np.isfinite(list(metrics.values())).all()
     assert before < 2
     assert trainer.task.evaluate(100, seed=0).mean_return > 3.5
+
+
+def test_a_gpu_gives_the_same_experience_and_evaluation():
+    def results(device):
+        trainer = make_trainer("ppo-clip", device=device)
+        episodes = [x for _ in range(3) for x in trainer.iterate().episodes]
+        return episodes, trainer.task.evaluate(10, seed=0).returns.tolist()
+
+    expected = results("cpu")
+    with simulated():
+        assert results(GPU) == expected
 
 
 @ALL

@@ -11,6 +11,7 @@ import rlzoo
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.runs.train import resume, train
 
+pytestmark = pytest.mark.slow
 VALUE = {"vf_epochs": 2, "vf_minibatch_size": 50}
 CONTROL = {
     "ppo-clip": {**short_runs.PPO, "fast": False},
@@ -61,7 +62,6 @@ def data(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "more"), LANGUAGE.values(), ids=LANGUAGE)
 def test_language(algorithm, more, data, tmp_path):
     settings = short_language_runs.settings(data, algorithm, **{**more, "total_steps": 50})
@@ -76,7 +76,6 @@ def after(last):
     return range(min(last[-1], 40), tiny.EOS + 1)
 
 
-@pytest.mark.slow
 def test_a_learned_score_with_a_critic_like_it_and_allowed_tokens(data, tmp_path):
     tiny.make_reward_model(data / "model").save(data / "rewards")
     more = {"reward": str(data / "rewards"), "critic": "reward-model", "allowed_tokens": f"{__file__}:after"}
@@ -87,7 +86,6 @@ def test_a_learned_score_with_a_critic_like_it_and_allowed_tokens(data, tmp_path
     assert_close(numbers(run), numbers(expected))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo-clip", "trpo"])
 def test_bfloat16(algorithm, data, tmp_path, monkeypatch):
     """Its rounding is not that of the CPU, so only what does not depend on the tokens is compared."""
@@ -102,7 +100,6 @@ def test_bfloat16(algorithm, data, tmp_path, monkeypatch):
     assert all(np.isfinite(x) for record in found for x in record.values() if isinstance(x, float))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["control", "language"])
 def test_a_resumed_run_is_that_without_the_interruption(kind, data, tmp_path):
     """Moments and the states of generators come back to the GPU from the checkpoint."""
@@ -129,19 +126,18 @@ def on_gpu(work):
     return found, work("cpu")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_supervised_fine_tuning(kind, tmp_path):
     def work(device):
         out = tmp_path / device
-        metrics = rlzoo.sft(TEXTS, tiny.make_lm(kind), out, tokenizer=tiny.make_tokenizer(), device=device, **BRIEF)
+        model, tokenizer = tiny.make_lm(kind).to(device), tiny.make_tokenizer()
+        metrics = rlzoo.sft(TEXTS, model, out, tokenizer=tokenizer, device=device, **BRIEF)
         return {**metrics, "seconds": 0.0}, (out / "model.safetensors").stat().st_size
 
     found, expected = on_gpu(work)
     assert found == (pytest.approx(expected[0], rel=1e-5), expected[1])
 
 
-@pytest.mark.slow
 def test_reward_models(tmp_path):
     """Training, calibration, and scores of texts by the model that was saved."""
     base = tiny.save_lm(tmp_path / "base")

@@ -323,13 +323,16 @@ def test_the_host_waits_for_the_gpu_once_for_each_token(kind, attention, prompts
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("whole_rows", [None, 3])
 @ALL_KINDS
-def test_a_gpu_samples_what_the_cpu_samples(kind, deterministic):
+def test_a_gpu_samples_what_the_cpu_samples(kind, whole_rows, deterministic):
+    """The model may be made there. With `whole_rows`, random numbers are drawn as for the share of a process."""
     plain = make_model(kind)
     expected = sampled(plain, stop=STOPS, deterministic=deterministic)
     with simulated():
-        model = make_model(kind).to(GPU)
-        actor = TokenActor(model, torch.Generator(GPU).manual_seed(0), deterministic)
+        model = LanguageModel(make_actor(kind).to(GPU)).to(GPU)
+        model.load_state_dict(plain.state_dict())
+        actor = TokenActor(model, torch.Generator(GPU).manual_seed(0), deterministic, whole_rows=whole_rows)
         found = Collector(env_of(model, stop=STOPS), whole_episodes=True).collect(actor).buffer
         logp = evaluate(model, found.map(lambda x: x.to(GPU))).logp
         assert logp.device.type == GPU

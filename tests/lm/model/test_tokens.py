@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from simulated_gpu import GPU, simulated
 
 from rlzoo.core.distributions import Categorical
 from rlzoo.lm.model import vocabulary
@@ -58,6 +59,38 @@ def test_log_prob_by_hand():
     hidden, acts = torch.tensor([[[1.0], [1.0], [0.5]]], dtype=torch.float64), torch.tensor([[True, False, True]])
     logp = TokenDistribution(hidden, acts, Head(weight, None, 1.0, None)).log_prob(torch.tensor([[0, 0, 1]]))
     assert logp.exp().tolist() == [pytest.approx([4 / 6, 1, 1 / 4], abs=1e-12)]
+
+
+@pytest.mark.parametrize("columns", [150, 150 * 64])
+def test_everything_stays_on_the_gpu(columns, monkeypatch):
+    """In blocks of the vocabulary, or in one; with gradients and without; with all tokens or some allowed."""
+    monkeypatch.setattr(vocabulary, "_BLOCK", {"cpu": columns, "other": columns})
+    monkeypatch.setattr(vocabulary, "_NARROWEST", 64)
+    words = torch.from_numpy(vocabulary.words_of(normal(R, T, V, seed=5).numpy() > 0))
+
+    def results(x, y, action, generator):
+        hidden, weight = x.hidden.requires_grad_(), x.head.weight.requires_grad_()
+        graph = [x.log_prob(action), x.entropy(), x.kl(y)]
+        grads = torch.autograd.grad(sum(z.sum() for z in graph), (hidden, weight))
+        with torch.no_grad():
+            weight = x.entropy()
+            fisher = x.fisher([hidden, x.head.weight, *([] if x.head.bias is None else [x.head.bias])], weight)
+            return [*graph, *grads, *fisher, weight, x.kl(y), x.mode, x.sample(generator)]
+
+    for bias, allowed in ((False, None), (True, words)):
+        pair = [dataclasses.replace(make(seed, 0.7, bias), allowed=allowed) for seed in (0, 10)]
+        expected = results(*pair, ACTION, torch.Generator().manual_seed(0))
+        pair = [dataclasses.replace(make(seed, 0.7, bias), allowed=allowed) for seed in (0, 10)]
+        with simulated():
+            moved = []
+            for x in pair:
+                offset = None if x.head.bias is None else x.head.bias.to(GPU)
+                head = x.head._replace(weight=x.head.weight.to(GPU), bias=offset)
+                moved.append(dataclasses.replace(x.map(lambda z: z.to(GPU)), head=head))
+            found = results(*moved, ACTION.to(GPU), torch.Generator(GPU).manual_seed(0))
+            assert {x.device.type for x in found} == {GPU}
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine.cpu(), theirs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.usefixtures("blocks")

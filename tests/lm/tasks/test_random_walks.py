@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_builders import collect, make_actor, move
+from simulated_gpu import GPU, simulated
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import ConfigError
@@ -314,6 +315,9 @@ def test_a_uniform_policy_by_hand():
     torch.testing.assert_close(expected_optimality(model, walks.tokenizer(), walks, ["b", "c"]), expected)
     swapped = expected_optimality(model, walks.tokenizer(), walks, ["c", "b"])
     torch.testing.assert_close(swapped, expected.flip(0))
+    with simulated():
+        on_gpu = expected_optimality(model.to(GPU), walks.tokenizer(), walks, ["b", "c"])
+        torch.testing.assert_close(on_gpu, expected)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
