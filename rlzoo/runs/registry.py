@@ -76,6 +76,14 @@ def task_class(name: Any) -> type[Task]:
     return _load(CONTROL) if found is None else found
 
 
+def reward_threshold(env: str) -> float | None:
+    """Mean return at which an environment counts as solved, by the registry of Gymnasium."""
+    import gymnasium
+
+    known = gymnasium.registry.get(env)
+    return None if known is None or known.reward_threshold is None else float(known.reward_threshold)
+
+
 def _load(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
