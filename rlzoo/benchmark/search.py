@@ -21,7 +21,7 @@ from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark.runner import parallel
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, feasible, space_for
 from rlzoo.benchmark.statistics import Interval, iqm_interval
-from rlzoo.core.errors import ConfigError, NonFiniteError, RunError, TrainingError, require
+from rlzoo.core.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
 from rlzoo.runs.configuration.config import ALIASES, assemble, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
@@ -172,7 +172,7 @@ def run_trial(trial: Trial) -> str:
         return f"trial {trial.number}: {error}"
     except Exception as error:
         study.tell(mine, state=optuna.trial.TrialState.FAIL)
-        return f"{_FAILED}trial {trial.number}: {type(error).__name__}: {' '.join(str(error).split())}"
+        return f"{_FAILED}trial {trial.number}: {described(error)}"
 
 
 _FAILED = "failed: "

@@ -16,7 +16,7 @@ import torch
 from rlzoo.algorithms import Algorithm
 from rlzoo.core import processes
 from rlzoo.core.env import env_name
-from rlzoo.core.errors import ConfigError, RunError, require
+from rlzoo.core.errors import ConfigError, RunError, described, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.configuration.defaults import from_config, starting_from
@@ -285,5 +285,4 @@ def _restoring(run: Run) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise RunError(f"{run.path}: the checkpoint does not fit config.json: {reason}") from error
+        raise RunError(f"{run.path}: the checkpoint does not fit config.json: {described(error)}") from error
