@@ -136,7 +136,6 @@ def search(
         try:
             with interruptible(stopped):
                 for line in parallel(run_trial, ask(), jobs):
-                    require_trained(line)
                     say(f"{line}  ({_count(study)} of {trials})")
                 best, start = _best(study), _start(study)
                 validation = _validate(study, best, start, algorithm, env, validation_seeds, jobs, say)
@@ -149,7 +148,11 @@ def search(
 
 
 def run_trial(trial: Trial) -> str:
-    """Runs a trial in a worker process, and tells the study its score. Returns a line that says what came out."""
+    """Runs a trial in a worker process, and tells the study its score. Returns a line that says what came out.
+
+    Raises:
+        TrainingError: an unexpected error.
+    """
     torch.set_num_threads(1)
     optuna = _optuna()
     study = _open(trial.study, f"{trial.algorithm}/{trial.env}")
@@ -172,16 +175,7 @@ def run_trial(trial: Trial) -> str:
         return f"trial {trial.number}: {error}"
     except Exception as error:
         study.tell(mine, state=optuna.trial.TrialState.FAIL)
-        return f"{_FAILED}trial {trial.number}: {described(error)}"
-
-
-_FAILED = "failed: "
-
-
-def require_trained(line: str) -> None:
-    """Raises `TrainingError` if a line of `run_trial` tells of an unexpected error."""
-    if line.startswith(_FAILED):
-        raise TrainingError(line)
+        raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
 
 
 def curve(algorithm: str, env: str, settings: Mapping[str, Any], seed: int) -> Iterator[float]:
@@ -219,7 +213,6 @@ def _open(file: Path, name: str) -> Any:
         return optuna.create_study(
             study_name=name,
             storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file))),
-            sampler=_sampler(0),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=EVALUATIONS // 2),
             direction="maximize",
             load_if_exists=True,
@@ -303,17 +296,15 @@ def _validate(
 ) -> dict[int, Interval]:
     """Scores of the best trial and of the start on other seeds. Those of an earlier session are kept."""
     scores: dict[str, float] = dict(study.user_attrs.get("validation", {}))
-    wanted = {f"{trial.number}:{seed}": (trial, seed) for trial in {start.number: start, best.number: best}.values()
-              for seed in seeds}  # fmt: skip
-    todo = [(key, algorithm, env, trial.user_attrs["settings"], seed) for key, (trial, seed) in wanted.items()
-            if key not in scores]  # fmt: skip
+    trials = {trial.number: trial.user_attrs["settings"] for trial in (best, start)} if seeds else {}
+    wanted = [(f"{n}:{seed}", algorithm, env, settings, seed) for n, settings in trials.items() for seed in seeds]
+    todo = [job for job in wanted if job[0] not in scores]
     if todo:
-        say(f"validating trials {', '.join(sorted({key.split(':')[0] for key in wanted}))} on other seeds")
+        say(f"validating trials {', '.join(sorted(map(str, trials)))} on other seeds")
     for key, score in parallel(_validation_run, todo, jobs):
         scores[key] = score
         study.set_user_attr("validation", scores)
-    numbers = dict.fromkeys((best.number, start.number)) if seeds else {}
-    return {number: iqm_interval([[scores[f"{number}:{seed}"] for seed in seeds]]) for number in numbers}
+    return {n: iqm_interval([[scores[f"{n}:{seed}"] for seed in seeds]]) for n in trials}
 
 
 def _validation_run(job: tuple[str, str, str, dict[str, Any], int]) -> tuple[str, float]:
