@@ -55,12 +55,22 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of a suite."""
+class Labelled:
+    """What tells a job from the others of a suite."""
 
     label: str
     env: str
     seed: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.label, self.env, self.seed
+
+
+@dataclass(frozen=True)
+class Job(Labelled):
+    """One run of a suite."""
+
     settings: dict[str, Any]
     """All settings that determine the outcome."""
     eval_interval: int
@@ -68,10 +78,6 @@ class Job:
     final_episodes: int
     peer: str | None = None
     """Absolute `file.py:name` of a peer."""
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.label, self.env, self.seed
 
 
 @dataclass(frozen=True)
