@@ -5,6 +5,7 @@ import pytest
 import short_language_runs
 import short_runs
 import tiny
+import torch
 from simulated_gpu import GPU, simulated
 
 import rlzoo
@@ -139,14 +140,17 @@ def test_supervised_fine_tuning(kind, tmp_path):
 
 
 def test_reward_models(tmp_path):
-    """Training, calibration, and scores of texts by the model that was saved."""
+    """Training, calibration, and scores of texts and of tokens by the model that was saved."""
     base = tiny.save_lm(tmp_path / "base")
 
     def work(device):
         out = tmp_path / device
         metrics = rlzoo.train_reward_model(PAIRS, base, out, device=device, **BRIEF)
-        scores = RewardModel.load(out, device=device)(["is a", "is b"], [" good", " bad and more"])
-        return {**metrics, "seconds": 0.0}, scores
+        model, ids = RewardModel.load(out, device=device), torch.tensor([[1, 2, 3]], device=device)
+        by_tokens = model.score_ids(ids, ids > 0)
+        assert by_tokens.device.type == device
+        scores = model(["is a", "is b"], [" good", " bad and more"])
+        return {**metrics, "seconds": 0.0}, [*scores, *by_tokens.tolist()]
 
     (metrics, scores), expected = on_gpu(work)
     assert metrics == pytest.approx(expected[0], rel=1e-4)
