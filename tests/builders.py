@@ -7,10 +7,12 @@ import torch
 from gymnasium import spaces
 
 from rlzoo.control.networks import Network
+from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.env import VectorEnv
+from rlzoo.core.task import Setup
 from rlzoo.optim.natural_gradient import FlatFunction, FlatPolicy
 from rlzoo.optim.objective import objective_terms
 
@@ -179,6 +181,15 @@ def explicit_fisher(policy, theta, weight):
         score = jacobian(lambda t, taken=taken: policy(t).log_prob(taken))
         fisher = fisher + torch.einsum("rt,rtp,rtq->pq", weight * distribution.log_prob(taken).exp(), score, score)
     return fisher
+
+
+def evaluate_model(model, env, episodes, *, seed, deterministic=False, **settings):
+    """Plays complete episodes of a control environment with a model, in a task of its own."""
+    task = ControlTask(Control(**settings), Setup(env), model)
+    try:
+        return task.evaluate(episodes, seed=seed, deterministic=deterministic)
+    finally:
+        task.close()
 
 
 class Scripted(VectorEnv):

@@ -50,6 +50,9 @@ KINDS = {
     "ppo-clip": ("ppo-clip", PPO),
     "trpo": ("trpo", TRPO),
     "lora": ("ppo-clip", {**PPO, "lora_rank": 2, "critic": "actor"}),
+    "lora-trpo": ("trpo", {**TRPO, "lora_rank": 2, "critic": "actor"}),
+    "bfloat16-trpo": ("trpo", {**TRPO, "precision": "bfloat16"}),
+    "bfloat16-npg": ("npg", {**TRPO, "precision": "bfloat16", "fisher_fraction": 0.5}),
     "turns": ("ppo-clip", {**PPO, **TURNS}),
     "turns-trpo": ("trpo", {**TRPO, **TURNS}),
 }

@@ -10,9 +10,10 @@ from typing import Any
 
 from rlzoo.benchmark.job import Outcome
 from rlzoo.benchmark.results import Key, Results, holds_results
-from rlzoo.benchmark.suite import Environment, threshold
+from rlzoo.benchmark.suite import Environment
 from rlzoo.core.errors import RunError
 from rlzoo.runs.configuration.record import read_record, read_settings
+from rlzoo.runs.registry import reward_threshold
 from rlzoo.runs.run import Run
 
 _STANDARD = ("step", "final", "mean_return", "std_return", "min_return", "max_return", "mean_length", "episodes")
@@ -184,7 +185,7 @@ def _environment(found: Sequence[_Found]) -> Environment:
     """An environment with the largest budget and the shortest evaluation interval of its runs."""
     totals = [int(x.settings["total_steps"]) for x in found]
     intervals = [x.settings.get("eval_interval") or max(1, n // 10) for x, n in zip(found, totals, strict=True)]
-    return Environment(found[0].env, max(totals), min(intervals), threshold(found[0].env))
+    return Environment(found[0].env, max(totals), min(intervals), reward_threshold(found[0].env))
 
 
 def _home(paths: Sequence[Path]) -> Path:

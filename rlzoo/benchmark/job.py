@@ -12,18 +12,15 @@ import numpy as np
 import torch
 
 from rlzoo.benchmark.peer import Evaluate, Watch, load_peer
-from rlzoo.benchmark.suite import Job
+from rlzoo.benchmark.suite import Job, Labelled
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Labelled):
     """A finished job."""
 
-    label: str
-    env: str
-    seed: int
     settings: dict[str, Any]
     steps: list[int]
     """(K,) training steps at each evaluation, from 0 to the end of training."""
@@ -38,26 +35,15 @@ class Outcome:
     seconds: list[float] = field(default_factory=list)
     """(K,) seconds of training before each evaluation, without those of evaluations."""
 
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.label, self.env, self.seed
-
 
 @dataclass(frozen=True)
-class Failure:
+class Failure(Labelled):
     """A failed job."""
 
-    label: str
-    env: str
-    seed: int
     error: str
     """Type and message of the exception, in one line."""
     details: str = ""
     """The traceback."""
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.label, self.env, self.seed
 
 
 def run_job(job: Job) -> Outcome | Failure:

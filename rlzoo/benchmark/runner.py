@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import joblib
@@ -21,8 +19,9 @@ from rlzoo.benchmark.job import Failure, Outcome, run_job
 from rlzoo.benchmark.progress import Progress
 from rlzoo.benchmark.results import Results, Writer, check_folder, finished
 from rlzoo.benchmark.suite import Job, Suite
-from rlzoo.core.errors import ConfigError, Interrupted, require
+from rlzoo.core.errors import ConfigError, require
 from rlzoo.runs.files import lock
+from rlzoo.runs.signals import interruptible
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -56,22 +55,22 @@ def run_suite(
     require(workers >= 1, f"jobs must be at least 1, got {workers}")
     out, progress = Path(out), progress or Progress()
     check_folder(out, overwrite)
-    with lock(out), interruptible() as interrupted:
+    with lock(out):
         kept = {} if overwrite else finished(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
         writer.begin(overwrite)
         todo = [job for job in suite.jobs if job.key not in kept]
         start = time.monotonic()
         progress.start(suite.jobs, len(kept))
+
+        def stopped() -> str:
+            return f"stopped with {len(writer.outcomes)} of {len(suite.jobs)} jobs done; the same command resumes"
+
         try:
-            with contextlib.closing(BACKENDS[backend](todo, workers)) as outcomes:
+            with interruptible(stopped), contextlib.closing(BACKENDS[backend](todo, workers)) as outcomes:
                 for outcome in outcomes:
                     writer.add(outcome)
                     progress.update(outcome)
-        except KeyboardInterrupt as error:
-            number = interrupted[0] if interrupted else signal.SIGINT
-            message = f"stopped with {len(writer.outcomes)} of {len(suite.jobs)} jobs done; the same command resumes"
-            raise Interrupted(message, number) from error
         finally:
             progress.close()
             writer.end(time.monotonic() - start)
@@ -142,23 +141,3 @@ def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
 
 
 BACKENDS = {"loky": _on_loky, "ray": _on_ray}
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """Raises KeyboardInterrupt on SIGTERM too, and appends its number to the list."""
-    received: list[int] = []
-
-    def note(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    try:
-        before: Any = signal.signal(signal.SIGTERM, note)
-    except ValueError:  # not the main thread
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -7,7 +7,6 @@ preset.toml   the best settings, for `rlzoo train --preset`
 from __future__ import annotations
 
 import json
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +18,15 @@ import torch
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from rlzoo.algorithms import ALGORITHMS
-from rlzoo.benchmark.runner import interruptible, parallel
+from rlzoo.benchmark.runner import parallel
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, feasible, space_for
 from rlzoo.benchmark.statistics import Interval, iqm_interval
-from rlzoo.core.errors import ConfigError, Interrupted, NonFiniteError, RunError, TrainingError, require
+from rlzoo.core.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
 from rlzoo.runs.configuration.config import ALIASES, assemble, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.signals import interruptible
 
 EVALUATIONS = 20
 """Evaluations of a run."""
@@ -108,7 +108,7 @@ def search(
     space = space_for(algorithm, values, fixed)
     require(bool(space), f"there is nothing to search for {algorithm} on {env}")
     file = (out / _STUDY).absolute()  # worker processes may have another working directory
-    with lock(out), interruptible() as received:
+    with lock(out):
         study = _open(file, f"{algorithm}/{env}")
         _check_same(study, out, {"base": json.loads(json.dumps(base)), "seeds": list(seeds)})
         _enqueue(study, space, values, variant)
@@ -130,17 +130,17 @@ def search(
                 trial.set_user_attr("settings", settings)
                 yield Trial(file, trial.number, algorithm, env, settings, tuple(seeds))
 
+        def stopped() -> str:
+            return f"stopped with {_count(study)} of {trials} trials done; the same command continues"
+
         try:
-            for line in parallel(run_trial, ask(), jobs):
-                require_trained(line)
-                say(f"{line}  ({_count(study)} of {trials})")
-            best, start = _best(study), _start(study)
-            validation = _validate(study, best, start, algorithm, env, validation_seeds, jobs, say)
+            with interruptible(stopped):
+                for line in parallel(run_trial, ask(), jobs):
+                    say(f"{line}  ({_count(study)} of {trials})")
+                best, start = _best(study), _start(study)
+                validation = _validate(study, best, start, algorithm, env, validation_seeds, jobs, say)
         except TerminatedWorkerError as error:
             raise TrainingError("the process of a trial was killed; memory may have run out") from error
-        except KeyboardInterrupt as error:
-            message = f"stopped with {_count(study)} of {trials} trials done; the same command continues"
-            raise Interrupted(message, received[0] if received else signal.SIGINT) from error
         found = Found(out / _PRESET, best.number, start.number, _count(study), best.value, start.value, validation)
         settings = {name: _rounded(x) for name, x in best.user_attrs["settings"].items()}
         write_atomically(found.preset, _preset(algorithm, env, settings, found, seeds, validation_seeds, command))
@@ -148,8 +148,11 @@ def search(
 
 
 def run_trial(trial: Trial) -> str:
-    """Runs a trial in a worker process, and tells the study its score. Returns a line that says what came out."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Runs a trial in a worker process, and tells the study its score. Returns a line that says what came out.
+
+    Raises:
+        TrainingError: an unexpected error.
+    """
     torch.set_num_threads(1)
     optuna = _optuna()
     study = _open(trial.study, f"{trial.algorithm}/{trial.env}")
@@ -172,16 +175,7 @@ def run_trial(trial: Trial) -> str:
         return f"trial {trial.number}: {error}"
     except Exception as error:
         study.tell(mine, state=optuna.trial.TrialState.FAIL)
-        return f"{_FAILED}trial {trial.number}: {type(error).__name__}: {' '.join(str(error).split())}"
-
-
-_FAILED = "failed: "
-
-
-def require_trained(line: str) -> None:
-    """Raises `TrainingError` if a line of `run_trial` tells of an unexpected error."""
-    if line.startswith(_FAILED):
-        raise TrainingError(line)
+        raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
 
 
 def curve(algorithm: str, env: str, settings: Mapping[str, Any], seed: int) -> Iterator[float]:
@@ -219,7 +213,6 @@ def _open(file: Path, name: str) -> Any:
         return optuna.create_study(
             study_name=name,
             storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file))),
-            sampler=_sampler(0),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=EVALUATIONS // 2),
             direction="maximize",
             load_if_exists=True,
@@ -303,21 +296,18 @@ def _validate(
 ) -> dict[int, Interval]:
     """Scores of the best trial and of the start on other seeds. Those of an earlier session are kept."""
     scores: dict[str, float] = dict(study.user_attrs.get("validation", {}))
-    wanted = {f"{trial.number}:{seed}": (trial, seed) for trial in {start.number: start, best.number: best}.values()
-              for seed in seeds}  # fmt: skip
-    todo = [(key, algorithm, env, trial.user_attrs["settings"], seed) for key, (trial, seed) in wanted.items()
-            if key not in scores]  # fmt: skip
+    trials = {trial.number: trial.user_attrs["settings"] for trial in (best, start)} if seeds else {}
+    wanted = [(f"{n}:{seed}", algorithm, env, settings, seed) for n, settings in trials.items() for seed in seeds]
+    todo = [job for job in wanted if job[0] not in scores]
     if todo:
-        say(f"validating trials {', '.join(sorted({key.split(':')[0] for key in wanted}))} on other seeds")
+        say(f"validating trials {', '.join(sorted(map(str, trials)))} on other seeds")
     for key, score in parallel(_validation_run, todo, jobs):
         scores[key] = score
         study.set_user_attr("validation", scores)
-    numbers = dict.fromkeys((best.number, start.number)) if seeds else {}
-    return {number: iqm_interval([[scores[f"{number}:{seed}"] for seed in seeds]]) for number in numbers}
+    return {n: iqm_interval([[scores[f"{n}:{seed}"] for seed in seeds]]) for n in trials}
 
 
 def _validation_run(job: tuple[str, str, str, dict[str, Any], int]) -> tuple[str, float]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     key, algorithm, env, settings, seed = job
     return key, score_of(list(curve(algorithm, env, settings, seed)))

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rlzoo.benchmark.runner import interruptible
 from rlzoo.core.errors import (
     ConfigError,
     EnvError,
@@ -35,6 +34,7 @@ from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.evaluate import describe
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
+from rlzoo.runs.signals import interruptible
 from rlzoo.runs.train import check_device, resume
 
 _POLL = 0.5
@@ -110,7 +110,7 @@ def train_seeds(
     waiting = {seed: run for seed, run in runs.items() if seed not in bar.finished}
     running: dict[int, _Process] = {}
     failed: dict[int, Failed] = {}
-    with interruptible() as received:
+    with interruptible(lambda: f"stopped; continue with: rlzoo resume {next(iter(runs.values())).path.parent}"):
         bar.start()
         try:
             while waiting or running:
@@ -128,11 +128,9 @@ def train_seeds(
                         failed[seed] = failure
                         display.say(f"seed {seed} failed: {failure.error}")
                 bar.update()
-        except KeyboardInterrupt as error:
+        except KeyboardInterrupt:
             _stop(running.values())
-            number = received[0] if received else signal.SIGINT
-            folder = next(iter(runs.values())).path.parent
-            raise Interrupted(f"stopped; continue with: rlzoo resume {folder}", number) from error
+            raise
         finally:
             display.close()
     return failed

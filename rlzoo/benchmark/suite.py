@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import yaml
 
 from rlzoo.algorithms import ALGORITHMS
@@ -22,7 +21,7 @@ from rlzoo.core.fields import Count, NonNegativeInt, check_fields
 from rlzoo.core.files import read_bytes
 from rlzoo.runs.configuration.config import ALIASES, make_config
 from rlzoo.runs.configuration.defaults import with_preset
-from rlzoo.runs.registry import task_class
+from rlzoo.runs.registry import reward_threshold, task_class
 
 _MOST_SEEDS = 100_000
 
@@ -56,12 +55,22 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of a suite."""
+class Labelled:
+    """What tells a job from the others of a suite."""
 
     label: str
     env: str
     seed: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.label, self.env, self.seed
+
+
+@dataclass(frozen=True)
+class Job(Labelled):
+    """One run of a suite."""
+
     settings: dict[str, Any]
     """All settings that determine the outcome."""
     eval_interval: int
@@ -69,10 +78,6 @@ class Job:
     final_episodes: int
     peer: str | None = None
     """Absolute `file.py:name` of a peer."""
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.label, self.env, self.seed
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def load_suite(name: Path | str) -> Suite:
     for env, fields in parts["environments"]:
         budget = fields.get("total_steps", suite.total_steps)
         interval = suite.eval_interval or (max(1, budget // 20) if isinstance(budget, int) else 1)
-        defaults = {"total_steps": budget, "eval_interval": interval, "threshold": threshold(env)}
+        defaults = {"total_steps": budget, "eval_interval": interval, "threshold": reward_threshold(env)}
         suite.environments[env] = _make(document, Environment, ("environments", env), defaults | fields, id=env)
     _check(document, suite)
     return dataclasses.replace(suite, jobs=tuple(_jobs(document, suite)))
@@ -194,12 +199,6 @@ def _make(document: _Document, cls: Any, path: tuple[Any, ...], content: dict[st
     except ConfigError as error:
         raise document.error(_mentioned(document, [path], error), str(error)) from error
     return made
-
-
-def threshold(env: str) -> float | None:
-    """The reward threshold of an environment in the registry of Gymnasium."""
-    known = gymnasium.registry.get(env)
-    return None if known is None or known.reward_threshold is None else float(known.reward_threshold)
 
 
 def _check(document: _Document, suite: Suite) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlzoo.cli.options import Switch
 from rlzoo.core import threads as chosen
@@ -86,8 +86,8 @@ def pair_of(config: str) -> tuple[str, str] | None:
         return None
 
 
-def display(options: Output) -> Display:
-    """The display that the options ask for."""
+def display(options: Any) -> Display:
+    """The display that the options `quiet` and `json` ask for."""
     from rlzoo.runs.logs.display import Display, make_display
 
     return Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)

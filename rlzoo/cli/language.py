@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlzoo.cli.common import Threads, importing, threads_for
+from rlzoo.cli.common import Threads, display, importing, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
 from rlzoo.core.screen import show
 from rlzoo.runs.configuration.settings import settings_of
@@ -78,11 +77,8 @@ def _fit_options(name: str, description: str, options: type[F], settings: type[S
 
 def _arguments(options: _Fit, settings: FitSettings) -> dict[str, Any]:
     """Arguments of `sft` and `train_reward_model`."""
-    from rlzoo.runs.logs.display import Display, make_display
-
-    display = Display() if options.quiet else make_display(sys.stderr if options.json else sys.stdout)
     chosen = {name: getattr(options, name) for name in ("model", "out", "overwrite")}
-    return {**chosen, "settings": settings, "progress": display}
+    return {**chosen, "settings": settings, "progress": display(options)}
 
 
 def _report_fit(metrics: dict[str, float], options: _Fit, epochs: int) -> int:

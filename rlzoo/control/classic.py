@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -30,7 +30,9 @@ _THREE = _constant(3.0)
 _TWO_PI = _constant(2 * math.pi)
 
 
-def _box(low: list[float], high: list[float]) -> Box:
+def _box(*high: float, low: Sequence[float] | None = None) -> Box:
+    """A box with these bounds, by default symmetric."""
+    low = [-x for x in high] if low is None else low
     return Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
 
 
@@ -46,7 +48,6 @@ class ClassicControl(VectorEnv):
         num_envs: int,
         seed: int,
         max_episode_steps: int,
-        *,
         state_size: int,
         observation_space: Box,
         action_space: gymnasium.Space[Any],
@@ -160,15 +161,8 @@ class CartPole(ClassicControl):
     MAX_ANGLE = _constant(math.radians(12))
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, sutton_barto_reward: bool = False) -> None:
-        bounds = [2 * float(self.MAX_POSITION), math.inf, 2 * float(self.MAX_ANGLE), math.inf]
-        super().__init__(
-            num_envs,
-            seed,
-            max_episode_steps,
-            state_size=4,
-            observation_space=_box([-bound for bound in bounds], bounds),
-            action_space=Discrete(2),
-        )
+        observed = _box(2 * float(self.MAX_POSITION), math.inf, 2 * float(self.MAX_ANGLE), math.inf)
+        super().__init__(num_envs, seed, max_episode_steps, 4, observed, Discrete(2))
         self._sutton_barto_reward = sutton_barto_reward
 
     def _initial(self, count: int) -> Array:
@@ -230,15 +224,8 @@ class Acrobot(ClassicControl):
     HEIGHT = _constant(1.0)
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int) -> None:
-        bounds = [1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi]
-        super().__init__(
-            num_envs,
-            seed,
-            max_episode_steps,
-            state_size=4,
-            observation_space=_box([-bound for bound in bounds], bounds),
-            action_space=Discrete(3),
-        )
+        observed = _box(1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi)
+        super().__init__(num_envs, seed, max_episode_steps, 4, observed, Discrete(3))
 
     def _initial(self, count: int) -> Array:
         # Gymnasium rounds the first state, and only that one, to float32.
@@ -283,44 +270,49 @@ class Acrobot(ClassicControl):
         rows[4:] = self._state[2:]
 
 
-_MIN_POSITION = _constant(-1.2)
-_MAX_POSITION = _constant(0.6)
-_MAX_SPEED = _constant(0.07)
-_VALLEY_GRAVITY = _constant(0.0025)
+class _Car(ClassicControl):
+    """Base class of both mountain cars, in a valley of height sin 3x. State and observation (x, v)."""
 
+    MIN_POSITION = _constant(-1.2)
+    MAX_POSITION = _constant(0.6)
+    MAX_SPEED = _constant(0.07)
+    GRAVITY = _constant(0.0025)
 
-def _valley() -> Box:
-    return _box([-1.2, -0.07], [0.6, 0.07])
+    def __init__(
+        self, num_envs: int, seed: int, max_episode_steps: int, goal_velocity: float, action_space: gymnasium.Space[Any]
+    ) -> None:
+        super().__init__(num_envs, seed, max_episode_steps, 2, _box(0.6, 0.07, low=[-1.2, -0.07]), action_space)
+        self._goal_velocity = _constant(goal_velocity)
 
+    def _initial(self, count: int) -> Array:
+        """At rest near the bottom of the valley: x uniform in [-0.6, -0.4]."""
+        state = np.zeros((2, count))
+        state[0] = self._rng.uniform(-0.6, -0.4, count)
+        return state
 
-def _drive(state: Array, push: Array) -> tuple[Array, Array]:
-    """One step of the dynamics of both mountain cars, in place; returns x and v.
+    def _drive(self, push: Array) -> tuple[Array, Array]:
+        """One step, which returns x and v.
 
-    v += push - 0.0025 cos 3x and x += v in a valley of height sin 3x, |v| <= 0.07 and -1.2 <= x <= 0.6. At the left
-    end the car stops.
-    """
-    x, v = state
-    v += push - _VALLEY_GRAVITY * np.cos(_THREE * x)
-    v[...] = _clip(v, -_MAX_SPEED, _MAX_SPEED)
-    x += v
-    v[x <= _MIN_POSITION] = 0.0
-    x[...] = _clip(x, _MIN_POSITION, _MAX_POSITION)
-    return x, v
+        v += push - 0.0025 cos 3x and x += v, with |v| <= 0.07 and -1.2 <= x <= 0.6. At the left end the car stops.
+        """
+        x, v = self._state
+        v += push - self.GRAVITY * np.cos(_THREE * x)
+        v[...] = _clip(v, -self.MAX_SPEED, self.MAX_SPEED)
+        x += v
+        v[x <= self.MIN_POSITION] = 0.0
+        x[...] = _clip(x, self.MIN_POSITION, self.MAX_POSITION)
+        return x, v
 
-
-def _parked(rng: np.random.Generator, count: int) -> Array:
-    """At rest near the bottom of the valley: x uniform in [-0.6, -0.4]."""
-    state = np.zeros((2, count))
-    state[0] = rng.uniform(-0.6, -0.4, count)
-    return state
+    def _observe(self, rows: Array) -> None:
+        rows[...] = self._state
 
 
 @final
-class MountainCar(ClassicControl):
+class MountainCar(_Car):
     """Drive an underpowered car out of a valley by pushing left (0), not at all (1) or right (2).
 
-    State and observation (x, v), with the dynamics of `_drive` and push ±0.001. An episode terminates when
-    x >= 0.5 and v >= `goal_velocity`. Reward -1 for every step.
+    The dynamics are those of `_Car`, with push ±0.001. An episode terminates when x >= 0.5 and v >= `goal_velocity`.
+    Reward -1 for every step.
 
     Moore, "Efficient memory-based learning for robot control", 1990; Sutton and Barto's book, Example 10.1.
     """
@@ -329,34 +321,20 @@ class MountainCar(ClassicControl):
     GOAL = _constant(0.5)
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
-        super().__init__(
-            num_envs,
-            seed,
-            max_episode_steps,
-            state_size=2,
-            observation_space=_valley(),
-            action_space=Discrete(3),
-        )
-        self._goal_velocity = _constant(goal_velocity)
-
-    def _initial(self, count: int) -> Array:
-        return _parked(self._rng, count)
+        super().__init__(num_envs, seed, max_episode_steps, goal_velocity, Discrete(3))
 
     def _dynamics(self, action: Array) -> tuple[float, Bools]:
-        x, v = _drive(self._state, self.PUSHES.take(action, mode="clip"))
+        x, v = self._drive(self.PUSHES.take(action, mode="clip"))
         return -1.0, (x >= self.GOAL) & (v >= self._goal_velocity)
-
-    def _observe(self, rows: Array) -> None:
-        rows[...] = self._state
 
 
 @final
-class MountainCarContinuous(ClassicControl):
+class MountainCarContinuous(_Car):
     """The mountain car with a continuous action: u in [-1, 1] pushes by 0.0015 u.
 
-    State and observation (x, v), with the dynamics of `_drive`. An episode terminates when x >= 0.45 and
-    v >= `goal_velocity`. Reward -0.1 u², and 100 more for the terminating step. Gymnasium rounds this
-    problem's state to float32 after each step; here it stays float64.
+    The dynamics are those of `_Car`. An episode terminates when x >= 0.45 and v >= `goal_velocity`. Reward -0.1 u², and
+    100 more for the terminating step. Gymnasium rounds this problem's state to float32 after each step; here it stays
+    float64.
 
     Moore, 1990, as in Gymnasium's MountainCarContinuous.
     """
@@ -368,27 +346,13 @@ class MountainCarContinuous(ClassicControl):
     MAX_ACTION = _constant(1.0)
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
-        super().__init__(
-            num_envs,
-            seed,
-            max_episode_steps,
-            state_size=2,
-            observation_space=_valley(),
-            action_space=_box([-1.0], [1.0]),
-        )
-        self._goal_velocity = _constant(goal_velocity)
-
-    def _initial(self, count: int) -> Array:
-        return _parked(self._rng, count)
+        super().__init__(num_envs, seed, max_episode_steps, goal_velocity, _box(1.0))
 
     def _dynamics(self, action: Array) -> tuple[Array, Bools]:
         u = _clip(action[:, 0], -self.MAX_ACTION, self.MAX_ACTION)
-        x, v = _drive(self._state, self.POWER * u)
+        x, v = self._drive(self.POWER * u)
         terminated = (x >= self.GOAL) & (v >= self._goal_velocity)
         return self.GOAL_REWARD * terminated - self.COST * u * u, terminated
-
-    def _observe(self, rows: Array) -> None:
-        rows[...] = self._state
 
 
 @final
@@ -414,15 +378,7 @@ class Pendulum(ClassicControl):
     TORQUE_COST = _constant(0.001)
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, g: float = 10.0) -> None:
-        bounds = [1.0, 1.0, 8.0]
-        super().__init__(
-            num_envs,
-            seed,
-            max_episode_steps,
-            state_size=2,
-            observation_space=_box([-bound for bound in bounds], bounds),
-            action_space=_box([-2.0], [2.0]),
-        )
+        super().__init__(num_envs, seed, max_episode_steps, 2, _box(1.0, 1.0, 8.0), _box(2.0))
         self._gravity_gain = _constant(3 * g / 2)
 
     def _initial(self, count: int) -> Array:

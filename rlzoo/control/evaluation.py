@@ -7,36 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.acting import ActionNoise
 from rlzoo.control.envs import Source
-from rlzoo.core.actors import Actor
-from rlzoo.core.env import Array, Bools, VectorEnv
+from rlzoo.core.env import Array, Bools
 from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, play_episodes
-from rlzoo.core.models import ActorCritic
-
-
-def evaluate_model(
-    model: ActorCritic,
-    env_id: Any,
-    episodes: int,
-    *,
-    seed: int,
-    deterministic: bool = False,
-    vectorized: bool = True,
-    fast: bool = True,
-    **env_kwargs: Any,
-) -> Evaluation:
-    """Plays `episodes` complete episodes with a model, which stays unchanged. See `evaluate_actor`.
-
-    Args:
-        env_id: an id, or a `Source`.
-    """
-
-    def actor(env: Any, seed: int) -> Actor:
-        return make_actor(model, evaluation_noise(env, seed, deterministic), fast)
-
-    return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
 
 
 def evaluate_actor(
@@ -46,8 +21,6 @@ def evaluate_actor(
     *,
     seed: int,
     deterministic: bool = False,
-    vectorized: bool = True,
-    **env_kwargs: Any,
 ) -> Evaluation:
     """Plays `episodes` complete episodes.
 
@@ -58,35 +31,20 @@ def evaluate_actor(
         act: `(obs (N, *obs), noise (N, Z), starts (N,)) -> action`, with standard noise (see `ActionNoise`) that is 0
             if `deterministic`. `starts` tells in which copies an episode begins with this observation.
     """
-
-    def actor(env: Any, seed: int) -> Actor:
-        noise = evaluation_noise(env, seed, deterministic)
-        return lambda obs, forced, starts: act(obs, next(noise), starts)
-
-    return _evaluate(actor, env_id, episodes, seed, deterministic, vectorized, env_kwargs)
+    require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
+    require(seed >= 0, f"seed must be at least 0, got {seed}")
+    source = Source(env_id)
+    env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
+    env = source.make(source.evaluation_copies(episodes), env_seed)
+    noise = evaluation_noise(env, actor_seed, deterministic)
+    try:
+        found = play_episodes(env, lambda obs, forced, starts: act(obs, next(noise), starts), episodes)
+        return Evaluation.of(found, deterministic, seed)
+    finally:
+        env.close()
 
 
 def evaluation_noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:
     """Action noise for an evaluation in `env`."""
     noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
     return noise.zeros() if deterministic else noise
-
-
-def _evaluate(
-    make_actor: Callable[[VectorEnv, int], Actor],
-    env: Any,
-    episodes: int,
-    seed: int,
-    deterministic: bool,
-    vectorized: bool,
-    env_kwargs: dict[str, Any],
-) -> Evaluation:
-    require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
-    require(seed >= 0, f"seed must be at least 0, got {seed}")
-    source = env if isinstance(env, Source) else Source(env, env_kwargs, vectorized=vectorized)
-    env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
-    copies = source.make(source.evaluation_copies(episodes), env_seed)
-    try:
-        return Evaluation.of(play_episodes(copies, make_actor(copies, actor_seed), episodes), deterministic, seed)
-    finally:
-        copies.close()

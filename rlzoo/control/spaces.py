@@ -67,14 +67,9 @@ def categories(space: Space) -> list[int]:
     )
 
 
-def noise_size(space: Space) -> int:
-    """Numbers of standard noise that a sample needs: one for each category, or for each component of a Box."""
-    return sum(sum(categories(leaf)) or math.prod(leaf.shape or ()) for leaf in leaves(space))
-
-
 def is_gumbel(space: Space) -> Array:
-    """(Z,) for each number of noise, whether it is a Gumbel, for a category, rather than a normal."""
-    sizes = [sum(categories(leaf)) or math.prod(leaf.shape or ()) for leaf in leaves(space)]
+    """(Z,) whether each number of standard noise is a Gumbel, for a category, or a normal, for a component of a Box."""
+    sizes = [sum(categories(leaf)) or action_columns(leaf) for leaf in leaves(space)]
     return np.repeat([bool(categories(leaf)) for leaf in leaves(space)], sizes)
 
 

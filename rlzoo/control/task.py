@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -18,7 +19,6 @@ from rlzoo.control.cnn import CNN, is_image
 from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs import Source
 from rlzoo.control.evaluation import evaluation_noise
-from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.control.rendering import watch
@@ -162,11 +162,7 @@ class ControlTask(EnvTask):
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Plays episodes in a window, or records them at the environment's own frame rate."""
-
-        def actor(env: GymnasiumEnv, seed: int) -> Actor:
-            noise = ActionNoise(env.action_space, env.num_envs, np.random.default_rng(seed))
-            return make_actor(self.model, noise.zeros() if deterministic else noise, self.setup.fast)
-
+        actor = partial(self.evaluation_actor, deterministic=deterministic)
         return Played.of(watch(source_of(self.settings, self.setup), actor, episodes, seed, video))
 
     def _restart(self) -> None:

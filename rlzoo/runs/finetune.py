@@ -176,26 +176,21 @@ def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
 
 @contextlib.contextmanager
 def _output(model: object, out: Path | str | None, overwrite: bool) -> Iterator[None]:
-    """Checks `out`, and locks it against other processes by a file beside it."""
-    _check_out(model, out, overwrite)
-    if out is None:
-        yield
-        return
-    path = Path(out).resolve()
-    with lock(Path(out), path.with_name(f".{path.name}.lock")):
-        check_output(out, overwrite)  # another process may have been first
-        yield
-
-
-def _check_out(model: object, out: Path | str | None, overwrite: bool) -> None:
+    """Checks `model` and `out`, and locks the latter against other processes by a file beside it."""
     named = isinstance(model, (Path, str))
     require(
         named or isinstance(model, (PreTrainedModel, RewardModel)),
         f'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got {type(model).__name__}',
     )
     require(out is not None or not named, 'out is missing: the folder to save the model in, such as out="models/sft"')
-    if out is not None:
-        check_output(out, overwrite)
+    if out is None:
+        yield
+        return
+    check_output(out, overwrite)
+    path = Path(out).resolve()
+    with lock(Path(out), path.with_name(f".{path.name}.lock")):
+        check_output(out, overwrite)  # another process may have been first
+        yield
 
 
 def _tokenizer(

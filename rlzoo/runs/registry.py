@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzoo.core.errors import ConfigError, UnknownEnv, no_such
@@ -69,16 +70,19 @@ def task_class(name: Any) -> type[Task]:
     if isinstance(name, type) and issubclass(name, Task):
         return name
     if not isinstance(name, str):
-        return _load(CONTROL)
+        return resolve_name(CONTROL)
     if name in TASKS:
-        return _load(TASKS[name].task)
+        return resolve_name(TASKS[name].task)
     found = _user_task(name)
-    return _load(CONTROL) if found is None else found
+    return resolve_name(CONTROL) if found is None else found
 
 
-def _load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+def reward_threshold(env: str) -> float | None:
+    """Mean return at which an environment counts as solved, by the registry of Gymnasium."""
+    import gymnasium
+
+    known = gymnasium.registry.get(env)
+    return None if known is None or known.reward_threshold is None else float(known.reward_threshold)
 
 
 def _user_task(name: str) -> type[Task] | None:

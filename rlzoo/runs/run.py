@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from rlzoo.core.errors import RunError
 from rlzoo.core.files import LARGE, check_regular, most_in_memory, read_bytes
 from rlzoo.core.models import ActorCritic
-from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, pack, unpack
+from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
 from rlzoo.runs.configuration.record import git_commit, read_record, read_settings, reason, versions
@@ -303,16 +303,12 @@ class Run:
         """Steps of the checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
 
-    def save(self, step: int, checkpoint: Checkpoint) -> None:
-        """Writes a checkpoint, then deletes all but the last two and the best.
+    def save(self, step: int, files: Mapping[str, bytes]) -> None:
+        """Writes a checkpoint, which is packed already, then deletes all but the last two and the best.
 
         Raises:
             OSError: it could not be written, for example because the disk is full. Older checkpoints are intact.
         """
-        self.write(step, pack(step, checkpoint))
-
-    def write(self, step: int, files: dict[str, bytes]) -> None:
-        """`save` for a checkpoint that is packed already."""
         target = self.checkpoints / str(step)
         if target.exists():
             return

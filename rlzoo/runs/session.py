@@ -65,6 +65,9 @@ class Session:
         ended = ended and self.run.extended_at != self.trainer.step
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         try:
+            if self.trainer.task.starts_from is not None and not self.run.steps():
+                self._save(None)  # so that the run no longer depends on the one that it started from
+                self._wait()
             with self._failures_named(), self.signals:
                 if self.trainer.step == 0 and self.trainer.task.evaluates_start and not self.run.evaluations():
                     self._evaluate(self.config.eval_episodes)
@@ -200,7 +203,7 @@ class Session:
         self.writing = self.writer.submit(self._write, step, pack(step, checkpoint), new_best)
 
     def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
-        self.run.write(step, files)
+        self.run.save(step, files)
         self.guard.saved(step)
         if new_best is not None:
             self._mark_best(step, new_best)

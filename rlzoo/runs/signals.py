@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+
+from rlzoo.core.errors import Interrupted
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -35,6 +37,27 @@ class Signals:
     def _record(self, number: int, _: FrameType | None) -> None:
         self.received = number
         signal.signal(number, self._handlers[number])
+
+
+@contextlib.contextmanager
+def interruptible(stopped: Callable[[], str]) -> Iterator[None]:
+    """Turns a Ctrl-C or SIGTERM in the block into `Interrupted` with the message that `stopped` returns."""
+    number: int = signal.SIGINT
+
+    def interrupt(received: int, _: FrameType | None) -> None:
+        nonlocal number
+        number = received
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    handler: Any = signal.signal(signal.SIGTERM, interrupt) if main else None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(stopped(), number) from error
+    finally:
+        if main:
+            signal.signal(signal.SIGTERM, handler)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch
 from rlzoo.algorithms import Algorithm
 from rlzoo.core import processes
 from rlzoo.core.env import env_name
-from rlzoo.core.errors import ConfigError, RunError, require
+from rlzoo.core.errors import ConfigError, RunError, described, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config, make_config
 from rlzoo.runs.configuration.defaults import from_config, starting_from
@@ -81,7 +81,7 @@ def train(
     display = _display(progress)
     with _memory_checked(config):
         trainer = Trainer(config, model, progress=display)
-    warm = _warm_start(trainer)
+    _warm_start(trainer)
     spaces = trainer.task.described_spaces()
     path = processes.ready(Path(out or default_directory(config)))
     if processes.rank() > 0:
@@ -95,8 +95,6 @@ def train(
         flat = config.to_dict()
         trackers = [] if track is None else start_tracker(track, run.path, flat)
         logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
-        if warm:
-            _save_start(run, trainer, logger)
         Session(trainer, run, logger, on_iteration).go()
     return run
 
@@ -149,11 +147,12 @@ def resume(
             trainer = Trainer(config, model, run.path, display)
         run.check_spaces(trainer.task.described_spaces())
         flat = config.to_dict()
-        with _restoring(run):
-            if saved is not None:
+        if saved is None:
+            _warm_start(trainer)
+        else:
+            with _restoring(run):
                 trainer.restore(saved)
                 require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
-        warm = saved is None and _warm_start(trainer)
         processes.ready(None)
         if processes.rank() > 0:
             _follow(trainer)
@@ -172,8 +171,6 @@ def resume(
                 config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
             )
         trainer.task.begin(run.path)
-        if warm:
-            _save_start(run, trainer, logger)
         stopped = saved is not None and saved.state.get("stopped", False)
         Session(trainer, run, logger, on_iteration, stopped).go()
     return run
@@ -191,8 +188,8 @@ def _follow(trainer: Trainer) -> None:
     trainer.task.close()
 
 
-def _warm_start(trainer: Trainer) -> bool:
-    """Gives the model the weights of the run that its task starts from. Returns whether there is one.
+def _warm_start(trainer: Trainer) -> None:
+    """Gives the model the weights of the run that its task starts from, if it starts from one.
 
     Raises:
         RunError: there is no such run or checkpoint.
@@ -200,7 +197,7 @@ def _warm_start(trainer: Trainer) -> bool:
     """
     source, model = trainer.task.starts_from, trainer.model
     if source is None:
-        return False
+        return
     found, own = Run.open(source).load().model, model.state_dict()
     kept = {name: x for name, x in own.items() if name.startswith("reward_scale.")}  # of this run's own environments
     found = {name: x for name, x in found.items() if not name.startswith("reward_scale.")}
@@ -212,14 +209,6 @@ def _warm_start(trainer: Trainer) -> bool:
         shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
         require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
     model.load_state_dict(found | kept)
-    return True
-
-
-def _save_start(run: Run, trainer: Trainer, logger: Logger) -> None:
-    """Writes a checkpoint of step 0, so that the run no longer depends on the one that it started from."""
-    start = trainer.checkpoint()
-    start.state["logger"] = logger.state_dict()
-    run.save(trainer.step, start)
 
 
 def configured(
@@ -297,5 +286,4 @@ def _restoring(run: Run) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise RunError(f"{run.path}: the checkpoint does not fit config.json: {reason}") from error
+        raise RunError(f"{run.path}: the checkpoint does not fit config.json: {described(error)}") from error

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import evaluate_model
 
 from rlzoo.benchmark import worker
 from rlzoo.benchmark.job import Failure, Outcome, run_job
@@ -21,7 +22,6 @@ from rlzoo.benchmark.results import Results, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
-from rlzoo.control.evaluation import evaluate_model
 from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock

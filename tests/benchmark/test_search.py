@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.benchmark.search import score_of
+from rlzoo.benchmark.search import score_of, search
 from rlzoo.benchmark.spaces import SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
+from rlzoo.core.errors import TrainingError
 from rlzoo.core.fields import check_fields
 from rlzoo.runs.configuration.config import assemble, make_config
 from rlzoo.runs.configuration.presets import environments, find_preset
@@ -98,6 +99,12 @@ def test_killed_search_loses_only_the_trial_that_was_running(tmp_path):
     assert len(killed) == len(whole) == 3
     assert killed[0].values == whole[0].values
     assert os.path.exists(tmp_path / "killed" / "preset.toml")
+
+
+def test_a_trial_that_fails_ends_the_search_with_its_error(tmp_path):
+    fixed = {"wrappers": ["gymnasium.wrappers:ClipAction"], "num_envs": 2, "num_steps": 128, "total_steps": 512}
+    with pytest.raises(TrainingError, match=r"^failed: trial 0: EnvError: .*ClipAction cannot wrap the environment"):
+        search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], fixed=fixed)
 
 
 def test_score_is_of_the_end_and_of_the_whole():

@@ -12,7 +12,7 @@ from rlzoo.cli import main
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.reward_model import RewardModel
-from rlzoo.lm.tasks.language import Sample, summary, transcript
+from rlzoo.lm.tasks.samples import Sample, summary, transcript
 from rlzoo.runs.run import Run
 
 PROMPTS = ["Say a", "Tell me", "Go on"]

@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from builders import evaluate_model
 from gymnasium import spaces
 
-from rlzoo.control.evaluation import evaluate_model
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 

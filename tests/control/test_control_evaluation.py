@@ -4,10 +4,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from builders import make_model, parameters
+from builders import evaluate_model, make_model, parameters
 from gymnasium import spaces
 
-from rlzoo.control.evaluation import evaluate_model
 from rlzoo.control.networks import Network
 from rlzoo.core.evaluation import Evaluation
 

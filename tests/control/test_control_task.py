@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from builders import parameters
+from builders import evaluate_model, parameters
 from gymnasium import spaces
 
 from rlzoo.control import envs
 from rlzoo.control.classic import CartPole
-from rlzoo.control.evaluation import evaluate_model
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask

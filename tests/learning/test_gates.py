@@ -7,8 +7,8 @@ The bounds come from seeds 100 to 109 of each case, and for NPG on Pendulum, whi
 from typing import NamedTuple
 
 import pytest
+from builders import evaluate_model
 
-from rlzoo.control.evaluation import evaluate_model
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.presets import find_preset
 from rlzoo.runs.loop import Trainer

@@ -32,10 +32,11 @@ def make_model(kind="gpt2", *, critic=False, rank=None, settings=None, **actor):
     return move(model, list(model.value.head.parameters()), 0.3)
 
 
-def make_small(**settings):
-    """GPT-2 with a thousand parameters, in double precision and twice differentiable."""
+def make_small(rank=None, **settings):
+    """GPT-2 with a thousand parameters, in double precision and twice differentiable; with an adapter off its start."""
     shape = {"vocabulary": 7, "n_layer": 1, "n_embd": 8, "n_positions": 12}
-    return make_model(**shape, dtype=torch.float64, attention="eager", settings=settings)
+    model = make_model(**shape, rank=rank, dtype=torch.float64, attention="eager", settings=settings)
+    return model if rank is None else move(model, model.policy_parameters(), 0.3)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 
 import rlzoo
 from rlzoo.core.errors import RunError
-from rlzoo.runs.checkpoint import Checkpoint
+from rlzoo.runs.checkpoint import Checkpoint, pack
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock
 from rlzoo.runs.run import Run
@@ -28,6 +28,10 @@ def checkpoint(step=0):
         "scalar": np.float64(0.1),
     }
     return Checkpoint({"weight": torch.full((2,), float(step)), "count": torch.tensor(3)}, state)
+
+
+def save(run, step, saved):
+    run.save(step, pack(step, saved))
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def test_configuration_says_what_it_was_made_with(run):
 
 
 def test_a_new_run_replaces_nothing_unless_told_to(run):
-    run.save(1, checkpoint())
+    save(run, 1, checkpoint())
     run.mark_best(1, 5.0)
     (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
     (run.path / "start").mkdir()
@@ -126,7 +130,7 @@ def test_a_run_is_one_process_at_a_time(run):
 
 def test_checkpoint_survives_to_the_last_bit(run):
     saved = checkpoint(7)
-    run.save(7, saved)
+    save(run, 7, saved)
     loaded = run.load()
     assert torch.equal(loaded.model["weight"], saved.model["weight"])
     assert loaded.model["count"].shape == ()
@@ -142,11 +146,11 @@ def test_checkpoint_survives_to_the_last_bit(run):
 
 def test_last_two_and_the_best_are_kept(run):
     for step in (10, 20, 30):
-        run.save(step, checkpoint(step))
+        save(run, step, checkpoint(step))
         if step == 10:
             run.mark_best(10, 1.0)
     assert run.steps() == [10, 20, 30]
-    run.save(40, checkpoint(40))
+    save(run, 40, checkpoint(40))
     assert run.steps() == [10, 30, 40]
     assert run.best_step() == 10
     run.mark_best(40, 2.0)
@@ -155,8 +159,8 @@ def test_last_two_and_the_best_are_kept(run):
 
 
 def test_saving_a_step_again_changes_nothing(run):
-    run.save(10, checkpoint(10))
-    run.save(10, checkpoint(99))
+    save(run, 10, checkpoint(10))
+    save(run, 10, checkpoint(99))
     assert run.load(10).state["step"] == 10
 
 
@@ -164,7 +168,7 @@ def test_checkpoints_are_found_by_step_and_as_the_best(run):
     with pytest.raises(RunError, match="has no checkpoint yet"):
         run.step_of()
     for step in (9, 10):
-        run.save(step, checkpoint(step))
+        save(run, step, checkpoint(step))
     assert run.step_of() == run.step_of(10) == 10
     with pytest.raises(RunError, match="has no best checkpoint; it has 9, 10"):
         run.step_of("best")
@@ -175,10 +179,10 @@ def test_checkpoints_are_found_by_step_and_as_the_best(run):
 
 
 def test_what_another_process_left_half_written_is_cleared(run):
-    run.save(10, checkpoint(10))
+    save(run, 10, checkpoint(10))
     (run.checkpoints / ".20.tmp").mkdir()
     (run.checkpoints / ".20.tmp" / "model.safetensors").write_bytes(b"half")
-    run.save(20, checkpoint(20))
+    save(run, 20, checkpoint(20))
     assert run.load(20).state["step"] == 20
     (run.checkpoints / ".30.tmp").mkdir()
     run.forget_after(20)
@@ -199,7 +203,7 @@ def evaluation(step, final=False, deterministic=False):
 
 def test_forgetting_cuts_everything_back_to_a_step(run):
     for step in (10, 20, 30):
-        run.save(step, checkpoint(step))
+        save(run, step, checkpoint(step))
     run.mark_best(30, 1.0)
     write(run, "metrics.jsonl", [{"step": s} for s in (5, 10, 15, 20, 25, 30)])
     write(run, "evaluations.jsonl", [evaluation(s) for s in (10, 20, 30)])
@@ -211,7 +215,7 @@ def test_forgetting_cuts_everything_back_to_a_step(run):
 
 
 def test_final_evaluations_are_kept_one_at_a_time(run):
-    run.save(20, checkpoint(20))
+    save(run, 20, checkpoint(20))
     write(run, "evaluations.jsonl", [evaluation(20), evaluation(20, final=True)])
     assert not run.finished
     run.forget_after(20)

@@ -92,7 +92,7 @@ def test_two_processes_are_one_for_other_algorithms_and_networks(settings, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lora", "turns-trpo"])
+@pytest.mark.parametrize("kind", ["lora", "lora-trpo", "turns-trpo"])
 def test_two_processes_are_one_for_language_models(kind, tmp_path):
     """With a pretraining loss, and an adapter or conversations."""
     short_language_runs.save_data(tmp_path)

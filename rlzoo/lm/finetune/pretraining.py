@@ -7,10 +7,14 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core import processes
+from rlzoo.core.errors import require
 from rlzoo.core.models import ActorCritic, Term
+from rlzoo.lm.finetune.data import read_texts
 from rlzoo.lm.model.language_model import Rows
+from rlzoo.lm.model.pretrained import encode
 from rlzoo.lm.model.shuffled import Shuffled
 
 
@@ -67,3 +71,17 @@ class PretrainingLoss:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._order.load_state_dict(state)
+
+
+def read_pieces(path: str, tokenizer: PreTrainedTokenizerBase, longest: int) -> list[list[int]]:
+    """Token ids of the texts of a file, with the end of sequence, in pieces of at least two and at most `longest`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    texts = [ids + end for ids in encode(tokenizer, read_texts(path))]
+    pieces = [text[i : i + longest] for text in texts for i in range(0, len(text), longest)]
+    pieces = [piece for piece in pieces if len(piece) > 1]
+    require(bool(pieces), f"ptx: {path} has no text of two tokens")
+    return pieces

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,12 +23,11 @@ from rlzoo.core.env import Array, Bools, env_name
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.screen import printable
 from rlzoo.core.streams import stream, torch_generator
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
 from rlzoo.core.threads import fit_to
-from rlzoo.lm.finetune.data import read_prompts, read_texts, save_prompts
-from rlzoo.lm.finetune.pretraining import PretrainingLoss
+from rlzoo.lm.finetune.data import read_prompts, save_prompts
+from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
@@ -53,6 +52,7 @@ from rlzoo.lm.reward.scores import (
 )
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
 from rlzoo.lm.reward.turns import Reply, Turns
+from rlzoo.lm.tasks.samples import Sample, summary, transcript
 from rlzoo.lm.tasks.settings import Language
 
 START, ACTOR = "start", "actor"
@@ -286,12 +286,8 @@ class LanguageTask(Task):
         return read_prompts(given, self.tokenizer, name)
 
     def _pretraining_loss(self, path: str) -> PretrainingLoss:
-        settings, end = self.settings, self.tokenizer.eos_token_id
-        longest = self.env.max_prompt_tokens + settings.max_new_tokens
-        texts = [ids + ([] if end is None else [end]) for ids in pretrained.encode(self.tokenizer, read_texts(path))]
-        pieces = [text[i : i + longest] for text in texts for i in range(0, len(text), longest)]
-        pieces = [piece for piece in pieces if len(piece) > 1]
-        require(bool(pieces), f"ptx: {path} has no text of two tokens")
+        settings = self.settings
+        pieces = read_pieces(path, self.tokenizer, self.env.max_prompt_tokens + settings.max_new_tokens)
         seed = stream(self.setup.seed, "env", 1)
         return PretrainingLoss(
             pieces, settings.ptx_coef, settings.ptx_rows, self.env.pad_token, settings.micro_batch_tokens, seed
@@ -302,9 +298,6 @@ class LanguageTask(Task):
             self.env.moments = self._moments_of_reference()
         whole_rows = self.settings.responses_per_batch if self.env.divided else None
         return TokenActor(self.model, self.generator, fast=self.setup.fast, whole_rows=whole_rows)
-
-    def _actor(self, generator: torch.Generator | None, deterministic: bool = False) -> TokenActor:
-        return TokenActor(self.model, generator, deterministic, self.setup.fast)
 
     def respond(
         self,
@@ -318,7 +311,7 @@ class LanguageTask(Task):
         Args:
             on_token: called before each token of all responses.
         """
-        env, act = self.env.over(prompts), self._actor(generator, deterministic)
+        env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic, self.setup.fast)
 
         def actor(obs: Array, forced: Bools, starts: Bools) -> Array:
             on_token()
@@ -436,43 +429,3 @@ class LanguageTask(Task):
     def end(self, folder: Path) -> None:
         """Saves the actor as a Hugging Face model, with its adapter merged."""
         self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
-
-
-class Sample(NamedTuple):
-    """A response and its measures."""
-
-    prompt: str
-    response: str
-    score: float
-    """With the rewards of turns."""
-    kl: float
-    """KL(π ‖ π_ref) in nats, exact over the vocabulary at each token and summed over the response."""
-    length: int
-    """Number of tokens."""
-    ended: bool
-    """Whether the response has a stop token, rather than reaching the limit."""
-
-
-def transcript(samples: Sequence[Sample]) -> str:
-    """Responses as text: some lines for each, and one line with the means."""
-    lines = []
-    for number, x in enumerate(samples, 1):
-        end = "" if x.ended else ", cut at the limit"
-        lines += [f"response {number}: score {x.score:.4g}, KL {x.kl:.4g} nats, {x.length} tokens{end}"]
-        lines += [_quoted("prompt", x.prompt), _quoted("response", x.response), ""]
-    score, kl = np.mean([x.score for x in samples]), np.mean([x.kl for x in samples])
-    return "\n".join([*lines, f"mean score {score:.4g}, mean KL {kl:.4g} nats over {len(samples)} responses"])
-
-
-def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Responses as JSON values, and their means."""
-    return {
-        "mean_score": float(np.mean([x.score for x in samples])),
-        "mean_kl": float(np.mean([x.kl for x in samples])),
-        "responses": [x._asdict() for x in samples],
-    }
-
-
-def _quoted(name: str, text: str) -> str:
-    """Text indented beside its name."""
-    return f"  {name:10}" + printable(text).replace("\n", "\n" + 12 * " ")

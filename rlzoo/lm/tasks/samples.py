@@ -1,0 +1,50 @@
+"""Responses with their measures, as evaluations and `rlzoo play` show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlzoo.core.screen import printable
+
+
+class Sample(NamedTuple):
+    """A response and its measures."""
+
+    prompt: str
+    response: str
+    score: float
+    """With the rewards of turns."""
+    kl: float
+    """KL(π ‖ π_ref) in nats, exact over the vocabulary at each token and summed over the response."""
+    length: int
+    """Number of tokens."""
+    ended: bool
+    """Whether the response has a stop token, rather than reaching the limit."""
+
+
+def transcript(samples: Sequence[Sample]) -> str:
+    """Responses as text: some lines for each, and one line with the means."""
+    lines = []
+    for number, x in enumerate(samples, 1):
+        end = "" if x.ended else ", cut at the limit"
+        lines += [f"response {number}: score {x.score:.4g}, KL {x.kl:.4g} nats, {x.length} tokens{end}"]
+        lines += [_quoted("prompt", x.prompt), _quoted("response", x.response), ""]
+    score, kl = np.mean([x.score for x in samples]), np.mean([x.kl for x in samples])
+    return "\n".join([*lines, f"mean score {score:.4g}, mean KL {kl:.4g} nats over {len(samples)} responses"])
+
+
+def summary(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Responses as JSON values, and their means."""
+    return {
+        "mean_score": float(np.mean([x.score for x in samples])),
+        "mean_kl": float(np.mean([x.kl for x in samples])),
+        "responses": [x._asdict() for x in samples],
+    }
+
+
+def _quoted(name: str, text: str) -> str:
+    """Text indented beside its name."""
+    return f"  {name:10}" + printable(text).replace("\n", "\n" + 12 * " ")
