@@ -45,10 +45,11 @@ class OnGpu(torch.Tensor):
             args[0].memory = args[1].memory
         elif func is torch.Tensor.tolist:
             args = (args[0].cpu(),)
-        elif func is torch.Tensor.__getitem__:
-            x, index = args
+        elif func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            x, index, *value = args
             parts = index if isinstance(index, tuple) else (index,)
-            args = x, tuple(torch.tensor(part).to(GPU) if isinstance(part, list) else part for part in parts)
+            parts = tuple(torch.tensor(part).to(GPU) if isinstance(part, list) else part for part in parts)
+            args = x, parts, *value
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 

@@ -5,6 +5,7 @@ import pytest
 import short_language_runs
 import short_runs
 import tiny
+import torch
 from simulated_gpu import GPU, simulated
 
 import rlzoo
@@ -23,7 +24,7 @@ CONTROL = {
     "ppo-penalty": {**short_runs.PPO, "algorithm": "ppo-penalty", "estimator": "leave-one-out", "gamma": 1.0},
 }
 LANGUAGE = {
-    **short_language_runs.KINDS,
+    **{name: kind for name, kind in short_language_runs.KINDS.items() if "precision" not in kind[1]},
     "npg": ("npg", {"cg_iters": 2, "vf_epochs": 1, "micro_batch_tokens": 20}),
     "reinforce": ("reinforce", {"responses_per_prompt": 3, "estimator": "grpo"}),
     "ppo-penalty": ("ppo-penalty", {**short_language_runs.PPO, "kl_estimator": "full", "gradient_checkpointing": True}),
@@ -86,12 +87,12 @@ def test_a_learned_score_with_a_critic_like_it_and_allowed_tokens(data, tmp_path
     assert_close(numbers(run), numbers(expected))
 
 
-@pytest.mark.parametrize("algorithm", ["ppo-clip", "trpo"])
-def test_bfloat16(algorithm, data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["ppo-clip", "bfloat16-trpo", "bfloat16-npg"])
+def test_bfloat16(name, data, tmp_path, monkeypatch):
     """Its rounding is not that of the CPU, so only what does not depend on the tokens is compared."""
     monkeypatch.setattr("rlzoo.lm.tasks.language.has_bfloat16", lambda device: True)
-    kind = short_language_runs.KINDS[algorithm][1]
-    settings = {**short_language_runs.settings(data, algorithm, **kind), "total_steps": 50, "precision": "bfloat16"}
+    algorithm, more = short_language_runs.KINDS[name]
+    settings = {**short_language_runs.settings(data, algorithm, **more), "total_steps": 50, "precision": "bfloat16"}
     expected = numbers(train(**settings, out=tmp_path / "cpu"))
     with simulated():
         found = numbers(train(**settings, device=GPU, out=tmp_path / "gpu"))
@@ -139,14 +140,17 @@ def test_supervised_fine_tuning(kind, tmp_path):
 
 
 def test_reward_models(tmp_path):
-    """Training, calibration, and scores of texts by the model that was saved."""
+    """Training, calibration, and scores of texts and of tokens by the model that was saved."""
     base = tiny.save_lm(tmp_path / "base")
 
     def work(device):
         out = tmp_path / device
         metrics = rlzoo.train_reward_model(PAIRS, base, out, device=device, **BRIEF)
-        scores = RewardModel.load(out, device=device)(["is a", "is b"], [" good", " bad and more"])
-        return {**metrics, "seconds": 0.0}, scores
+        model, ids = RewardModel.load(out, device=device), torch.tensor([[1, 2, 3]], device=device)
+        by_tokens = model.score_ids(ids, ids > 0)
+        assert by_tokens.device.type == device
+        scores = model(["is a", "is b"], [" good", " bad and more"])
+        return {**metrics, "seconds": 0.0}, [*scores, *by_tokens.tolist()]
 
     (metrics, scores), expected = on_gpu(work)
     assert metrics == pytest.approx(expected[0], rel=1e-4)

@@ -308,7 +308,7 @@ def test_two_rollouts_differ_and_the_same_seed_gives_the_same():
 def test_the_host_waits_for_the_gpu_once_for_each_token(kind, attention, prompts):
     """For the token itself. A prompt is sent while the GPU may still work, and it is read in one pass."""
     with simulated() as gpu:
-        model = make_model(kind, attention=attention).to(GPU)
+        model = make_model(kind, attention=attention, pad_token_id=PAD).to(GPU)
         env = env_of(model, prompts, stop=STOPS)
         actor = TokenActor(model, torch.Generator(GPU).manual_seed(0))
         obs, forced = env.reset()
