@@ -88,8 +88,14 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
     deviation of Gaussian actions. `value_loss` is E[½(V − G)²] and `explained_variance` is 1 − Var[G − V]/Var[G], both
     of the value that the advantages used.
     """
-    policy = model.distribution(batch.obs)
-    logp = policy.log_prob(batch.action)
+
+    def forward(rows: Buffer) -> tuple[torch.Tensor, ...]:
+        policy = model.distribution(rows.obs)
+        logp = policy.log_prob(rows.action)
+        kl = k3(rows.logp, logp) if rows.old is None else rows.old.kl(policy)
+        return logp, kl, policy.entropy(), *([] if policy.std is None else [policy.std.mean(-1)])
+
+    logp, kl, entropy, *std = batch.divided(forward)
     advantage = batch.whitened_advantage if whiten else batch.advantage
     ratio = torch.exp(logp - batch.logp)
     objective = ratio * advantage
@@ -98,10 +104,9 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
         objective = objective.minimum(ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
         outside = ((logp - batch.logp).expm1().abs() > clip_coef).to(logp.dtype)
         metrics["clip_fraction"] = float(batch.mean(outside))
-    metrics["kl"] = float(batch.mean(k3(batch.logp, logp) if batch.old is None else batch.old.kl(policy)))
-    std = policy.std
-    if std is not None:
-        metrics["action_std"] = float(batch.mean(std.mean(-1)))
+    metrics["kl"] = float(batch.mean(kl))
+    if std:
+        metrics["action_std"] = float(batch.mean(std[0]))
 
     def variance(x: torch.Tensor) -> torch.Tensor:
         return batch.mean((x - batch.mean(x)).square())
@@ -109,7 +114,7 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
     error = batch.return_ - batch.value
     unexplained = variance(error) / variance(batch.return_).clamp(min=1e-12)
     return metrics | {
-        "entropy": float(batch.mean(policy.entropy())),
+        "entropy": float(batch.mean(entropy)),
         "policy_loss": -float(batch.mean(objective)),
         "value_loss": 0.5 * float(batch.mean(error.square())),
         "explained_variance": 1 - float(unexplained),

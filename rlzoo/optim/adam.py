@@ -142,7 +142,8 @@ def fit_value(
     The value's features do not depend on its own parameters and are computed once.
     """
     with torch.no_grad():
-        batch = batch.replace(obs=model.value_features(batch.obs))
+        (features,) = batch.divided(lambda rows: (model.value_features(rows.obs),))
+    batch = batch.replace(obs=features)
     for _ in range(epochs):
         for minibatch in batch.minibatches(minibatch_size, rng):
             optimizer.minimize(value_loss, model, minibatch, learning_rate=learning_rate, auxiliary=False)
