@@ -145,7 +145,9 @@ def cubic(model, batch):
     return batch.mean(model.weight[0] * x + model.weight[1] * x**2 + (model.weight[2] * x) ** 3)
 
 
-def test_adam_keeps_a_share_of_the_moments_and_makes_the_same_steps():
+def test_adam_keeps_a_share_of_the_moments_and_makes_the_same_steps(monkeypatch):
+    monkeypatch.setattr("rlzoo.optim.adam._SMALL", 2)
+
     def steps(batch):
         model = Line()
         adam = Adam([model.weight])
@@ -164,6 +166,18 @@ def test_adam_keeps_a_share_of_the_moments_and_makes_the_same_steps():
             torch.testing.assert_close(state["v"], alone.v)
         adam.load_state_dict({"m": alone.m, "v": alone.v, "count": 5})
         torch.testing.assert_close(adam.m, alone.m[processes.share(3)])
+
+    in_each(2, check)
+
+
+def test_small_moments_are_not_divided():
+    def check():
+        adam = Adam([Line().weight])
+        assert len(adam.m) == 3
+        assert torch.equal(adam.state_dict()["v"], adam.v)
+        with processes.apart():
+            assert (processes.size(), processes.share(7)) == (1, slice(0, 7))
+        assert processes.size() == 2
 
     in_each(2, check)
 
