@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import json
 import os
 import socket
@@ -78,6 +79,8 @@ def joined() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(_own_gpu())
+    # Imported later, it would hold the group as a default argument, and so its threads, which abort the process's end.
+    importlib.import_module("torch.distributed.nn.functional")
     store, own, count = next(iter(rendezvous("env://")))
     _group, _joined = _Group(PrefixStore(f"rlzoo{_joined}", store), own, count), _joined + 1
     try:

@@ -1,4 +1,6 @@
 import hashlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -50,6 +52,21 @@ def test_one_process_exchanges_nothing():
     assert whole.divided(lambda rows: (rows,)) == (whole,)
     with processes.joined():
         assert processes.size() == 1
+
+
+def test_the_threads_of_a_group_end_with_it():
+    """A thread that still runs when Python ends may abort the process, after a run that went well."""
+    script = """
+from pathlib import Path
+from rlzoo.core import processes
+with processes.joined():
+    processes.ready(None)
+    import torch.distributed.nn.functional  # as transformers does
+threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
+assert not any("gloo" in name for name in threads), threads
+"""
+    work = [sys.executable, "-c", script]
+    assert short_runs.in_processes(2, lambda: subprocess.run(work, check=False).returncode) == [0, 0]
 
 
 def test_shares_cover_everything():
