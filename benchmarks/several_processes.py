@@ -1,10 +1,10 @@
-"""Efficiency of several processes: the same run by one process and by K, in turns.
+"""Efficiency of several processes: the same run by one process, by one with K threads, and by K processes, in turns.
 
     python benchmarks/several_processes.py [--processes 2] [--turns 3] [--out FILE] ALGORITHM ENV [--option value ...]
 
-Each process has one thread. The time of an iteration is the median over the iterations of all turns but the first two
-of each run, and the efficiency is the time of one process divided by K times that of K processes. Evaluations are not
-counted.
+Each of the K processes has one thread. The time of an iteration is the median over the iterations of all turns but the
+first two of each run. The efficiency is the time of one process with one thread divided by K times that of K processes.
+Evaluations are not counted.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pathlib import Path
 _WARM = 2
 
 
-def iterations(processes: int, arguments: list[str]) -> list[float]:
+def iterations(processes: int, threads: int, arguments: list[str]) -> list[float]:
     """Seconds of each iteration of a run."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "run")
         command = [sys.executable, *(launcher if processes > 1 else []), "-m", "rlzoo", "train", *arguments]
-        subprocess.run([*command, "--quiet", "--out", str(out)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        subprocess.run([*command, "--quiet", "--out", str(out)], check=True, env=env)
         total = [json.loads(line)["seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [b - a for a, b in zip(total[_WARM - 1 :], total[_WARM:], strict=False)]
 
@@ -38,18 +39,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path)
     options, arguments = parser.parse_known_args()
-    times: dict[int, list[float]] = {1: [], options.processes: []}
+    k = options.processes
+    times: dict[tuple[int, int], list[float]] = {(1, 1): [], (1, k): [], (k, 1): []}
     for _ in range(options.turns):
-        for count, found in times.items():
-            found += iterations(count, arguments)
-    one, several = (statistics.median(found) for found in times.values())
+        for (processes, threads), found in times.items():
+            found += iterations(processes, threads, arguments)
+    one, threaded, several = (statistics.median(found) for found in times.values())
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     record = {
         "arguments": arguments,
-        "processes": options.processes,
+        "processes": k,
         "seconds_of_one": round(one, 4),
+        "seconds_of_one_with_threads": round(threaded, 4),
         "seconds_of_several": round(several, 4),
-        "efficiency": round(one / (options.processes * several), 3),
+        "efficiency": round(one / (k * several), 3),
         "load": load,
     }
     print(json.dumps(record, indent=2))

@@ -88,9 +88,15 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
     deviation of Gaussian actions. `value_loss` is E[½(V − G)²] and `explained_variance` is 1 − Var[G − V]/Var[G], both
     of the value that the advantages used.
     """
-    policy = model.distribution(batch.obs)
-    logp, kl, entropy = policy.evaluate(batch.action, batch.old, entropy=True)
-    assert entropy is not None
+
+    def forward(rows: Buffer) -> tuple[torch.Tensor, ...]:
+        policy = model.distribution(rows.obs)
+        logp, kl, entropy = policy.evaluate(rows.action, rows.old, entropy=True)
+        assert entropy is not None
+        spread = [] if policy.std is None else [policy.std.mean(-1)]
+        return logp, k3(rows.logp, logp) if kl is None else kl, entropy, *spread
+
+    logp, kl, entropy, *std = batch.divided(forward)
     advantage = batch.whitened_advantage if whiten else batch.advantage
     ratio = torch.exp(logp - batch.logp)
     objective = ratio * advantage
@@ -99,10 +105,9 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
         objective = objective.minimum(ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
         outside = ((logp - batch.logp).expm1().abs() > clip_coef).to(logp.dtype)
         metrics["clip_fraction"] = float(batch.mean(outside))
-    metrics["kl"] = float(batch.mean(k3(batch.logp, logp) if kl is None else kl))
-    std = policy.std
-    if std is not None:
-        metrics["action_std"] = float(batch.mean(std.mean(-1)))
+    metrics["kl"] = float(batch.mean(kl))
+    if std:
+        metrics["action_std"] = float(batch.mean(std[0]))
 
     def variance(x: torch.Tensor) -> torch.Tensor:
         return batch.mean((x - batch.mean(x)).square())

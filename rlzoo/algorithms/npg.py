@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
@@ -20,7 +19,7 @@ from rlzoo.optim.natural_gradient import (
     conjugate_gradient,
     trust_region_step,
 )
-from rlzoo.optim.objective import surrogate
+from rlzoo.optim.objective import surrogate, with_old
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,7 @@ class NPG(Algorithm):
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
             batch = batch.replace(advantage=batch.whitened_advantage)
-        with torch.no_grad():
-            batch = batch.replace(old=model.distribution(batch.obs).detach())
+        batch = with_old(model, batch)
         policy = FlatPolicy(model)
         theta = policy.theta
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
@@ -89,4 +90,5 @@ class PPOClip(Algorithm):
 @torch.no_grad()
 def approximate_kl(model: ActorCritic, batch: Buffer) -> float:
     """E[k3], an estimate of KL(π_old ‖ π_θ) from the actions of the batch."""
-    return float(batch.mean(k3(batch.logp, model.distribution(batch.obs).log_prob(batch.action))))
+    terms = (part.mean(k3(part.logp, model.distribution(part.obs).log_prob(part.action))) for part in batch.parts(None))
+    return processes.total(sum(map(float, terms)))

@@ -16,7 +16,7 @@ from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
-from rlzoo.optim.objective import value_error
+from rlzoo.optim.objective import value_error, with_old
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class PPOPenalty(Algorithm):
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
-        with torch.no_grad():
-            batch = batch.replace(old=model.distribution(batch.obs).detach())
+        batch = with_old(model, batch)
         beta, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
         learning_rate = state.at(self.learning_rate)
 

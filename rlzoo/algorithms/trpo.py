@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
@@ -30,7 +29,7 @@ from rlzoo.optim.natural_gradient import (
     line_search,
     trust_region_step,
 )
-from rlzoo.optim.objective import surrogate
+from rlzoo.optim.objective import surrogate, with_old
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class TRPO(Algorithm):
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
             batch = batch.replace(advantage=batch.whitened_advantage)
-        with torch.no_grad():
-            batch = batch.replace(old=model.distribution(batch.obs).detach())
+        batch = with_old(model, batch)
         policy = FlatPolicy(model)
         theta, max_kl = policy.theta, state.at(self.max_kl)
         objective = policy.objective(surrogate, batch)

@@ -24,7 +24,7 @@ from rlzoo.core.errors import (
     UnsupportedSpace,
     no_such,
 )
-from rlzoo.core.launch import launched
+from rlzoo.core.launch import check_alone, launched
 from rlzoo.core.screen import complain, show
 from rlzoo.core.version import __version__
 from rlzoo.runs.signals import INTERRUPTED
@@ -76,11 +76,11 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(no_such("option", command, ("--help", "--version")))
     elif command not in _COMMANDS:
         raise ConfigError(no_such("command", command, _COMMANDS))
-    elif launched()[1] > 1 and command not in _TOGETHER:
-        if launched()[0] > 0:
-            return 2  # the first process says why
-        raise ConfigError(f"{command} uses one process: start it without torchrun")
+    elif command not in _TOGETHER and launched()[0] > 0:
+        return 2  # the first process says why
     else:
+        if command not in _TOGETHER:
+            check_alone(command)
         return _COMMANDS[command](rest)
     return 0 if arguments else 2
 

@@ -54,20 +54,15 @@ class Buffer(Tensors):
     """Number of consecutive rows that start in the same state; 0 means all rows."""
     row_size: int = 1
     """How much one row adds to the size of a minibatch: its steps, or 1 if sizes are counted in rows (see `rows`)."""
-    part_of: tuple[Buffer, slice | Tensor] | None = field(default=None, repr=False)
-    """Of a micro-batch or a share: the whole buffer, and which of its rows these are (see `parts` and `share`)."""
-    shared: bool = False
-    """Whether the other rows of the whole are in other processes (see `share`)."""
+    part_of: tuple[Buffer, slice] | None = field(default=None, repr=False)
+    """Of a part: the whole buffer, and which of its rows these are (see `parts`)."""
 
     def replace(self, **changes: Any) -> Buffer:
         """A copy with some fields changed."""
-        if self.shared and self.part_of is not None and "advantage" in changes:
-            whole, rows = self.part_of
-            changes["part_of"] = whole.replace(advantage=_ABSENT), rows  # the new ones of other rows are not known
         return dataclasses.replace(self, **changes)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
-        """A copy with `fn` applied to every tensor that is present. The copy is no micro-batch and no share."""
+        """A copy with `fn` applied to every tensor that is present. The copy is no part of another buffer."""
         changes: dict[str, Any] = {}
         for name in _FIELDS:
             x = getattr(self, name)
@@ -82,17 +77,12 @@ class Buffer(Tensors):
         return self.mask.shape[0]
 
     @property
-    def whole(self) -> Buffer:
-        """Of a share, the rows of all processes (see `share`); else the buffer itself."""
-        return self.part_of[0] if self.shared and self.part_of is not None else self
-
-    @property
     def num_steps(self) -> int:
         """Number of unmasked steps."""
         return int(self.mask.sum())
 
     def rows(self, context: int) -> Buffer:
-        """The same steps as rows of `context` steps, R = N·T / context; of them, this process gets its `share`.
+        """The same steps as rows of `context` steps, R = N·T / context.
 
         The extra last column of `obs` and `value` is dropped. Forced steps stay and stay masked, so every buffer of a
         run has the same shape. Rows that `context` does not divide end with masked steps, copies of the last one.
@@ -114,15 +104,7 @@ class Buffer(Tensors):
         rows = self.map(cut).replace(row_size=row_size)
         if padding:
             rows.mask.view(self.num_rows, -1)[:, steps:] = False
-        return rows.share()
-
-    def share(self) -> Buffer:
-        """The rows of this process, with the means, weights and minibatches of all rows; of one process, the buffer."""
-        if processes.size() == 1:
-            return self
-        empty = dict.fromkeys(("obs", "action", "logp", "value", "return_"), _ABSENT)
-        own, whole = processes.rows(self.num_rows), self.replace(**empty, old=None)
-        return self.map(lambda x: x[own]).replace(part_of=(whole, own), shared=True)
+        return rows
 
     def minibatches(self, size: int | Literal["all"], rng: np.random.Generator) -> Iterator[Buffer]:
         """One epoch: the rows in random order, cut into minibatches.
@@ -133,30 +115,17 @@ class Buffer(Tensors):
         Args:
             size: steps in a minibatch, or rows after `rows(0)`; "all" for all rows. A minibatch has at least one row.
         """
-        whole = self.whole
-        rows = whole.num_rows if size == "all" else max(1, size // self.row_size)
-        if rows >= whole.num_rows:
-            if whole.mask.any():
+        rows = self.num_rows if size == "all" else max(1, size // self.row_size)
+        if rows >= self.num_rows:
+            if self.mask.any():
                 yield self
             return
-        order = torch.from_numpy(rng.permutation(whole.num_rows)).to(self.mask.device)
-        shuffled = whole.map(lambda x: x[order])
+        order = torch.from_numpy(rng.permutation(self.num_rows)).to(self.mask.device)
+        shuffled = self.map(lambda x: x[order])
         has_steps = shuffled.mask.any(1).cpu()
-        for start in range(0, whole.num_rows, rows):
+        for start in range(0, self.num_rows, rows):
             if has_steps[start : start + rows].any():
-                minibatch = shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
-                yield self._share_of(minibatch, order[start : start + rows])
-
-    def _share_of(self, minibatch: Buffer, order: Tensor) -> Buffer:
-        """The rows of this process in a minibatch, which is the rows `order` of the whole."""
-        if not self.shared:
-            return minibatch
-        own = processes.rows(self.whole.num_rows)
-        places = ((order >= own.start) & (order < own.stop)).nonzero().squeeze(1)
-        found = self.map(lambda x: x[order[places] - own.start])
-        if not len(places):  # one row with weight 0, since a model need not work without rows
-            places, found = order[:1] * 0, self.map(lambda x: x[:1]).replace(mask=self.mask[:1] & False)
-        return found.replace(part_of=(minibatch, places), shared=True)
+                yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
 
     def sample(self, fraction: float, rng: np.random.Generator | None) -> Buffer:
         """A random part of the rows that have an unmasked step, in order: ⌊fraction · number⌋ of them, at least one.
@@ -165,47 +134,46 @@ class Buffer(Tensors):
         """
         if fraction == 1 or rng is None:
             return self
-        whole = self.whole
-        rows = whole.mask.any(1).nonzero().squeeze(1)
+        rows = self.mask.any(1).nonzero().squeeze(1)
         chosen = np.sort(rng.permutation(len(rows))[: max(1, int(fraction * len(rows)))])
         chosen_rows = rows[torch.from_numpy(chosen).to(rows.device)]
-        return self._share_of(whole.map(lambda x: x[chosen_rows]), chosen_rows)
+        return self.map(lambda x: x[chosen_rows])
 
     def parts(self, steps: int | None) -> Iterator[Buffer]:
-        """The rows in order, as micro-batches of at most `steps` steps (at least one row); None gives one part.
+        """This process's share of the rows, as micro-batches of at most `steps` steps (at least one row), in order.
 
-        In a part, `weight`, `mean` and `whitened_advantage` use the statistics of the whole buffer. So the means of the
-        parts, in all processes, add up to the mean of the whole, and a sum of gradients over the parts does not depend
-        on their size.
+        With None, the share is one micro-batch. A process may have no row. In a part, `weight`, `mean` and
+        `whitened_advantage` use the statistics of the whole buffer. So the means of the parts, in all processes, add up
+        to the mean of the whole, and a sum of gradients over the parts depends neither on their size nor on the number
+        of processes.
         """
+        own = processes.share(self.num_rows)
         rows = self.num_rows if steps is None else max(1, steps // self.mask.shape[1])
-        if rows >= self.num_rows and not self.shared:
+        if own == slice(0, self.num_rows) and rows >= self.num_rows:
             yield self
             return
-        for start in range(0, self.num_rows, rows):
-            cut = slice(start, start + rows)
+        for start in range(own.start, own.stop, rows):
+            cut = slice(start, min(start + rows, own.stop))
             yield self.map(lambda x, cut=cut: x[cut]).replace(part_of=(self, cut))  # type: ignore[misc]
+
+    def divided(self, fn: Callable[[Buffer], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """`fn(self)`, tensors with rows first, of which each process computes those of its rows."""
+        if processes.size() == 1:
+            return fn(self)
+        own = processes.rows(self.num_rows)
+        return processes.gathered(*fn(self.map(lambda x: x[own])))
 
     @cached_property
     def weight(self) -> Float[Tensor, "N T"]:
         """1 / (number of unmasked steps) where the mask is True, 0 elsewhere; all 0 for an empty mask."""
         if self.part_of is not None:
             whole, rows = self.part_of
-            return whole.weight[rows] * self.mask if self.shared else whole.weight[rows]
+            return whole.weight[rows]
         return self.mask.to(self.reward.dtype) / self.mask.sum().clamp(min=1)
 
     def mean(self, x: Float[Tensor, "N T"]) -> Float[Tensor, ""]:
-        """Mean of `x` over the unmasked steps; 0 if there are none. `x` must be finite everywhere.
-
-        Of a share it is the mean over all processes, which has no gradient: `Adam.minimize` and `FlatPolicy` take the
-        gradient of a mean over `parts`.
-        """
-        found = torch.dot(x.reshape(-1), self.weight.reshape(-1))
-        if not self.shared:
-            return found
-        if found.requires_grad:
-            raise RuntimeError("a mean over several processes has no gradient: use Adam.minimize or FlatPolicy")
-        return processes.total(found)
+        """Mean of `x` over the unmasked steps; 0 if there are none. `x` must be finite everywhere."""
+        return torch.dot(x.reshape(-1), self.weight.reshape(-1))
 
     def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """`x` shifted and scaled to mean 0 and (biased) standard deviation 1 over the unmasked steps.
@@ -218,12 +186,12 @@ class Buffer(Tensors):
 
     @cached_property
     def whitened_advantage(self) -> Float[Tensor, "N T"]:
-        """`advantage` whitened over this buffer; in a micro-batch or a share, over the whole buffer."""
-        if self.part_of is not None and self.part_of[0].advantage is not _ABSENT:
+        """`advantage` whitened over this buffer; in a part, over the whole buffer."""
+        if self.part_of is not None:
             whole, rows = self.part_of
             return whole.whitened_advantage[rows]
         return self.whiten(self.advantage)
 
 
-_PLAIN = ("group_size", "row_size", "part_of", "shared")
+_PLAIN = ("group_size", "row_size", "part_of")
 _FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in _PLAIN)

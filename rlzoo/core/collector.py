@@ -116,7 +116,7 @@ class Collector:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
 
         def rows(x: Array | None) -> Array | None:
-            return _gathered(x) if self.env.divided else x
+            return processes.gathered(torch.from_numpy(x))[0].numpy() if self.env.divided and x is not None else x
 
         memory = {"memory": rows(self._memory), "starts": rows(self._starts), "ended": rows(self._ended)}
         return {
@@ -170,8 +170,8 @@ class _Steps(NamedTuple):
 
     def gathered(self) -> _Steps:
         """The steps of all processes."""
-        joined: list[Any] = [_gathered(x, 1) for x in self]
-        return _Steps(*joined)
+        present = [torch.from_numpy(x) for x in self if x is not None]
+        return _Steps(*(x.numpy() for x in processes.gathered(*present, dim=1)))
 
     def buffer(self) -> Buffer:
         def rows(x: Array) -> torch.Tensor:
@@ -179,11 +179,6 @@ class _Steps(NamedTuple):
 
         obs, action, reward, terminated, truncated, mask = map(rows, self[:6])
         return Buffer(obs, action, reward, terminated, truncated, mask)
-
-
-def _gathered(x: Array | None, axis: int = 0) -> Array | None:
-    """The arrays of all processes, joined along an axis."""
-    return None if x is None else processes.gathered(torch.from_numpy(x), axis).numpy()
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
@@ -208,9 +203,9 @@ def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
     process computes its rows.
     """
 
-    def forward(obs: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        policy, value = model(obs)
-        return policy.map(lambda x: x[:, : action.shape[1]]).log_prob(action), value
+    def forward(rows: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
+        policy, value = model(rows.obs)
+        return policy.map(lambda x: x[:, : rows.action.shape[1]]).log_prob(rows.action), value
 
-    logp, value = processes.divided(forward, buffer.obs, buffer.action)
+    logp, value = buffer.divided(forward)
     return buffer.replace(logp=logp, value=value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rlzoo.core.errors import require
+
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that `torchrun` sets in the processes that it starts."""
 
@@ -13,3 +15,8 @@ def launched() -> tuple[int, int]:
     if any(name not in os.environ for name in VARIABLES):
         return 0, 1
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def check_alone(name: str) -> None:
+    """Raises `ConfigError` if torchrun started several processes. `name` is what they cannot do together."""
+    require(launched()[1] == 1, f"{name} uses one process: start it without torchrun")

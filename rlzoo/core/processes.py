@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -78,6 +79,8 @@ def joined() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    # Imported later, it would hold the group as a default argument, and so its threads, which abort the process's end.
+    importlib.import_module("torch.distributed.nn.functional")
     store, own, count = next(iter(rendezvous("env://")))
     _group, _joined = _Group(PrefixStore(f"rlzoo{_joined}", store), own, count), _joined + 1
     try:
@@ -149,6 +152,17 @@ def ready(x: Any) -> Any:
 def told() -> str:
     """The name of what the first process begins next (see `together`); empty at the end."""
     return str(from_first(None))
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Context in which each process computes the whole, without messages: what takes less time than they do."""
+    global _group
+    group, _group = _group, None
+    try:
+        yield
+    finally:
+        _group = group
 
 
 def check_same(settings: Mapping[str, Any]) -> None:
@@ -244,15 +258,19 @@ def _everyone(x: Any) -> list[Any]:
     return found
 
 
-def gathered(x: Tensor, dim: int = 0) -> Tensor:
-    """The tensors of all processes, of one shape, joined along a dimension."""
+def gathered(*tensors: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """The tensors of all processes, of the same shapes, joined along a dimension. They take one message."""
     if _group is None:
-        return x
-    own = _bytes(x)
-    parts = [torch.empty_like(own) for _ in range(size())]
+        return tensors
+    own = torch.cat([_bytes(x) for x in tensors])
+    messages = [torch.empty_like(own) for _ in range(size())]
     with _deaths_named():
-        dist.all_gather(parts, own)
-    return torch.cat([part.view(x.dtype).view(x.shape) for part in parts], dim)
+        dist.all_gather(messages, own)
+    parts = zip(*(torch.split(message, [x.nbytes for x in tensors]) for message in messages), strict=True)
+    return tuple(
+        torch.cat([part.clone().view(x.dtype).view(x.shape) for part in of_all], dim)
+        for x, of_all in zip(tensors, parts, strict=True)
+    )
 
 
 def _bytes(x: Tensor) -> Tensor:
@@ -260,19 +278,9 @@ def _bytes(x: Tensor) -> Tensor:
     return x.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def divided(fn: Callable[..., tuple[Tensor, ...]], *inputs: Any) -> tuple[Tensor, ...]:
-    """`fn(*inputs)`, of which each process computes its rows. `inputs` and results have rows first."""
-    if _group is None:
-        return fn(*inputs)
-    own = rows(len(inputs[0]))
-    return tuple(gathered(x) for x in fn(*(x[own] for x in inputs)))
-
-
-def total(x: Any) -> Any:
-    """The sum of a number or a tensor without dimensions over all processes."""
-    if _group is None:
-        return x
-    return sum_(x.clone()) if isinstance(x, Tensor) else float(sum_(torch.tensor(x, dtype=torch.float64)))
+def total(x: float) -> float:
+    """The sum of a number over all processes."""
+    return x if _group is None else float(sum_(torch.tensor(x, dtype=torch.float64)))
 
 
 def sum_(x: Tensor) -> Tensor:

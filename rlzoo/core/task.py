@@ -14,7 +14,7 @@ import torch
 from rlzoo.core import processes
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
-from rlzoo.core.env import Array, Episode, VectorEnv, env_name
+from rlzoo.core.env import Array, Episode, Experience, VectorEnv, env_name
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, OnStep, Played, play_episodes, unwatched
 from rlzoo.core.fields import Count, check_fields
@@ -174,6 +174,10 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def actor(self) -> Actor:
         """An actor for collection, with the model as it is now."""
+
+    def collect(self) -> Experience:
+        """The next buffer, of all processes."""
+        return self.collector.collect(self.actor())
 
     @abc.abstractmethod
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:

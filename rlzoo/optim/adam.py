@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -20,12 +21,17 @@ from rlzoo.optim.objective import Loss, objective_terms, value_loss
 
 Vector = Float[Tensor, "P"]
 
+_SMALL = 2**20
+"""Parameters whose step takes less time in each process than sending them."""
+_TINY = 2**14
+"""Parameters of a value that takes less time to fit in each process than the messages of its gradients."""
+
 
 class Adam:
     """Adam (Kingma & Ba 2015) with clipping of the gradient's global norm.
 
     The parameters become views of one flat vector θ (P,). Of several processes, each keeps the moments of its share of
-    θ, makes the step of that share, and gets the others' (Rajbhandari et al. 2020).
+    θ, makes the step of that share, and gets the others' (Rajbhandari et al. 2020). Of a small θ, each keeps all.
     """
 
     def __init__(
@@ -33,7 +39,8 @@ class Adam:
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.theta = flatten_parameters(self.parameters)
-        self.share = processes.share(len(self.theta))
+        self.divided = processes.size() > 1 and len(self.theta) > _SMALL
+        self.share = processes.share(len(self.theta)) if self.divided else slice(0, len(self.theta))
         self.m, self.v = (torch.zeros_like(self.theta[self.share]) for _ in range(2))
         self.eps, self.betas, self.count = eps, betas, 0
 
@@ -71,7 +78,8 @@ class Adam:
 
     def stepped(self) -> None:
         """After a step of θ's share: gets the other shares, and marks the parameters as changed, which θ does not."""
-        processes.spread_(self.theta)
+        if self.divided:
+            processes.spread_(self.theta)
         self.count += 1
         increment_version(self.parameters)
 
@@ -82,8 +90,8 @@ class Adam:
         return learning_rate * root / (1 - beta1**t), self.eps * root
 
     def state_dict(self) -> dict[str, Any]:
-        size = len(self.theta)
-        return {"m": processes.whole(self.m, size), "v": processes.whole(self.v, size), "count": self.count}
+        m, v = (processes.whole(x, len(self.theta)) if self.divided else x for x in (self.m, self.v))
+        return {"m": m, "v": v, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, own in (("m", self.m), ("v", self.v)):
@@ -142,7 +150,9 @@ def fit_value(
     The value's features do not depend on its own parameters and are computed once.
     """
     with torch.no_grad():
-        batch = batch.replace(obs=model.value_features(batch.obs))
-    for _ in range(epochs):
-        for minibatch in batch.minibatches(minibatch_size, rng):
+        (features,) = batch.divided(lambda rows: (model.value_features(rows.obs),))
+    batch = batch.replace(obs=features)
+    tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
+    with processes.apart() if tiny else contextlib.nullcontext():
+        for minibatch in (m for _ in range(epochs) for m in batch.minibatches(minibatch_size, rng)):
             optimizer.minimize(value_loss, model, minibatch, learning_rate=learning_rate, auxiliary=False)

@@ -62,12 +62,14 @@ class FlatPolicy:
         Both come from one forward pass for each micro-batch.
         """
         terms = objective_terms(surrogate_and_kl, self.model, batch, auxiliary=False)
-        auxiliary = FlatFunction(self, "auxiliary loss", objective.terms[len(terms) :])
+        auxiliary = objective.terms[len(terms) :]
 
         @torch.no_grad()
         def evaluate(theta: Vector) -> tuple[float, float]:
-            surrogate, kl = processes.sum_(torch.stack([self(theta, term).double() for term in terms]).sum(0)).tolist()
-            return surrogate - auxiliary(theta), kl
+            found = torch.stack([self(theta, term).double() for term in terms]).sum(0)
+            found[0] -= sum(float(self(theta, term)) for term in auxiliary)
+            surrogate, kl = processes.sum_(found).tolist()
+            return surrogate, kl
 
         return evaluate
 

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term
 
@@ -29,7 +30,14 @@ def objective_terms(
     """
     parts = batch.parts(model.part_steps)
     terms: list[Term] = [lambda model, part=part: loss(model, part, *scalars) for part in parts]  # type: ignore[misc]
-    return terms + (model.auxiliary.draw(batch.whole.num_rows) if auxiliary and model.auxiliary else [])
+    return terms + (model.auxiliary.draw(batch.num_rows) if auxiliary and model.auxiliary else [])
+
+
+@torch.no_grad()
+def with_old(model: ActorCritic, batch: Buffer) -> Buffer:
+    """The batch with `old`, the policy as it is now. Each process computes its rows."""
+    own = model.distribution(batch.obs[processes.rows(batch.num_rows)]).detach()
+    return batch.replace(old=own.map(lambda x: processes.gathered(x)[0]))
 
 
 def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.launch import check_alone
 from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune import reward_model as rewards
 from rlzoo.lm.finetune import sft as texts_fit
@@ -64,10 +65,11 @@ def sft(
         The last epoch's metrics (see `rlzoo.lm.finetune.sft.sft`), and `seconds`.
 
     Raises:
-        ConfigError: a setting, an object or a file is wrong.
+        ConfigError: a setting, an object or a file is wrong, or torchrun has started several processes.
         RunError: another process trains a model in `out`.
         NonFiniteError: training failed; nothing is saved.
     """
+    check_alone("sft")
     settings = _settings(SFTSettings, settings, changes)
     with _output(model, out, overwrite):
         examples = read_examples(texts)
@@ -117,10 +119,11 @@ def train_reward_model(
         The metrics (see `rlzoo.lm.finetune.reward_model.train_reward_model`), and `seconds`.
 
     Raises:
-        ConfigError: a setting, an object or a file is wrong.
+        ConfigError: a setting, an object or a file is wrong, or torchrun has started several processes.
         RunError: another process trains a model in `out`.
         NonFiniteError: training failed; nothing is saved.
     """
+    check_alone("train_reward_model")
     settings = _settings(RewardModelSettings, settings, changes)
     with _output(model, out, overwrite):
         start, display = time.perf_counter(), display_for(progress)

@@ -87,7 +87,7 @@ class Trainer:
     def iterate(self) -> Iteration:
         """One iteration: a buffer of experience, and the algorithm's update on it."""
         model, env = self.model, self.task.env
-        experience = self.task.collector.collect(self.task.actor())
+        experience = self.task.collect()
         buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
         buffer, episodes, environment = env.score(experience._replace(buffer=buffer))
 

@@ -11,6 +11,7 @@ import pytest
 import short_language_runs
 import short_runs
 
+import rlzoo
 from rlzoo.cli import main
 from rlzoo.core import processes
 from rlzoo.core.errors import ConfigError, EnvError, ProcessError, RunError
@@ -139,6 +140,12 @@ def test_commands_of_one_process(command, tmp_path, capfd):
     codes = short_runs.in_processes(2, lambda: main([command, "texts.txt", "--out", str(tmp_path / "out")]))
     assert codes == [2, 2]
     assert capfd.readouterr().err == f"rlzoo: {command} uses one process: start it without torchrun\n"
+
+
+@pytest.mark.parametrize("function", [rlzoo.sft, rlzoo.train_reward_model])
+def test_functions_of_one_process(function, tmp_path):
+    found = messages(2, lambda rank: function("texts.txt", "gpt2", out=tmp_path / "out"), tmp_path / "said")
+    assert found == [(3, f"{function.__name__} uses one process: start it without torchrun")] * 2
 
 
 def test_compile_is_for_one_process(tmp_path):

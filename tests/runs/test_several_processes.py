@@ -8,6 +8,7 @@ import short_language_runs
 import short_runs
 import torch
 
+from rlzoo.optim import adam
 from rlzoo.runs.evaluate import load_model
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
@@ -91,6 +92,15 @@ def test_two_processes_are_one_for_other_algorithms_and_networks(settings, tmp_p
     assert_same(one, two, 5)
 
 
+@pytest.mark.parametrize("name", ["npg", "ppo-penalty"])
+def test_two_processes_are_one_for_large_networks(name, tmp_path, monkeypatch):
+    """Whose moments and whose fit of the value are divided."""
+    for limit in ("_SMALL", "_TINY"):
+        monkeypatch.setattr(adam, limit, 0)
+    one, two = (trained(tmp_path / str(count), count, OTHERS[name], 5) for count in (1, 2))
+    assert_same(one, two, 5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "lora-trpo", "turns-trpo"])
 def test_two_processes_are_one_for_language_models(kind, tmp_path):
@@ -110,9 +120,10 @@ def test_two_processes_are_one_on_random_walks(settings, tmp_path):
     assert_same(one, two)
 
 
-def test_resumed_with_another_number_of_processes(tmp_path):
+def test_resumed_with_another_number_of_processes(tmp_path, monkeypatch):
     whole = trained(tmp_path / "whole", 1, PPO)
     path = tmp_path / "parts"
+    monkeypatch.setattr(adam, "_SMALL", 100)  # the moments are divided
     trained(path, 2, PPO, 3)
     assert short_runs.in_processes(1, lambda: resume_for(path, 3)) == [0]
     assert short_runs.in_processes(4, lambda: resume_for(path, 4)) == [0] * 4

@@ -26,6 +26,7 @@ class TokenActor:
         fast: use packed weights where they are faster.
         whole_rows: number of rows in all processes, of which these are the share of this one; None if these are all.
             The same rows get the same random numbers for any number of processes.
+        turns: whether rows may pause. Then the processes ask each other before each token whether any row acts.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class TokenActor:
         deterministic: bool = False,
         fast: bool = True,
         whole_rows: int | None = None,
+        turns: bool = False,
     ) -> None:
         self._model = model
         self._generator = generator
         self._deterministic = deterministic
         self._fast = fast
-        self._whole_rows = whole_rows
+        self._whole_rows, self._turns, self._drawn = whole_rows, turns, 0
         self._device = next(model.parameters()).device
         self._unread: list[Array] = []
         self._memory: Memory | None = None
@@ -50,7 +52,7 @@ class TokenActor:
     def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
         """`obs` (N, O), one column of `Rows`, to tokens (N,)."""
         self._unread.append(obs)
-        uniform = self._uniform(len(obs), not forced.all())
+        uniform = self._uniform(not forced.all())
         if forced.all():
             return np.zeros(len(obs), np.int64)
         columns = torch.from_numpy(np.stack(self._unread, 1))
@@ -65,12 +67,21 @@ class TokenActor:
             return policy.mode.cpu().numpy()
         return (policy.sample(self._generator) if uniform is None else policy.quantile(uniform)).cpu().numpy()
 
-    def _uniform(self, rows: int, acts: bool) -> torch.Tensor | None:
+    def _uniform(self, acts: bool) -> torch.Tensor | None:
         """Of several processes: this one's part (rows,) of the uniform numbers that are drawn for a column of all rows.
 
-        They are drawn in every process if rows act in any of them.
+        They are drawn as long as rows of this process act; see `draw_until`.
         """
-        if self._whole_rows is None or not processes.total(float(acts)):
+        if self._whole_rows is None or not (processes.total(acts) if self._turns else acts):
             return None
-        uniform = torch.empty(self._whole_rows, dtype=torch.float64, device=self._device)
-        return uniform.uniform_(generator=self._generator)[processes.rows(self._whole_rows)]
+        return self._draw(self._whole_rows)[processes.rows(self._whole_rows)]
+
+    def _draw(self, rows: int) -> torch.Tensor:
+        self._drawn += 1
+        uniform = torch.empty(rows, dtype=torch.float64, device=self._device)
+        return uniform.uniform_(generator=self._generator)
+
+    def draw_until(self, columns: int) -> None:
+        """Of several processes: draws the numbers that others have drawn for longer rows, `columns` in all."""
+        while self._whole_rows is not None and self._drawn < columns:
+            self._draw(self._whole_rows)

@@ -221,11 +221,9 @@ class LMEnv(VectorEnv):
         Advances an adaptive β and the running moments of scores by one batch.
         """
         buffer = experience.buffer
-        obs = buffer.obs[:, : buffer.mask.shape[1]]
-        (kl,) = processes.divided(lambda *x: (self.kl(*x),), obs, buffer.action, buffer.logp)
-        raw, *several = processes.divided(self._scores, *self.texts(buffer))
+        kl, raw, *several = buffer.divided(self._measured)
         names = self.score_function.parts if isinstance(self.score_function, WeightedSum) else ()
-        parts, raw = dict(zip(names, several, strict=True)), raw.to(kl.device)
+        parts = dict(zip(names, several, strict=True))
         ended = self.ended(buffer)
         score, self.moments = self.treatment(raw, ended, self.moments)
         total = sequence_kl(kl, buffer.mask)
@@ -248,10 +246,11 @@ class LMEnv(VectorEnv):
         self.beta = self.control.update(self.beta, float(total.mean()), len(total))
         return Experience(buffer.replace(reward=reward, group_size=self.responses_per_prompt), episodes, metrics)
 
-    def _scores(self, prompts: list[str], responses: list[str]) -> tuple[Tensor, ...]:
-        """The scores (N,), and those that they are the weighted sum of."""
-        total, parts = call_scores(self.score_function, self.score_name, prompts, responses)
-        return total, *parts.values()
+    def _measured(self, rows: Buffer) -> tuple[Tensor, ...]:
+        """`kl` (N, T), the scores (N,), and those that they are the weighted sum of."""
+        kl = self.kl(rows.obs[:, : rows.mask.shape[1]], rows.action, rows.logp)
+        total, parts = call_scores(self.score_function, self.score_name, *self.texts(rows))
+        return kl, *(x.to(kl.device) for x in (total, *parts.values()))
 
     def kl(self, obs: Tensor, action: Tensor, logp: Tensor) -> Float[Tensor, "N T"]:
         """The estimate of KL(π ‖ π_ref) at each acting step."""
@@ -266,11 +265,13 @@ class LMEnv(VectorEnv):
         return (torch.isin(buffer.action, stop) & buffer.terminated).any(1)
 
     def texts(self, buffer: Buffer) -> tuple[list[str], list[str]]:
-        """The prompts of the last reset and the responses, as text. A response has all turns, with the replies.
+        """The prompts of the last reset and the responses, as text, of this process's rows alone.
+
+        A response has all turns, with the replies.
 
         The prompts of conversations have a further column `turns` (see `Conversation.turns`).
         """
-        prompts = [self.prompts[i] for i in self.asked]
+        prompts = [self.prompts[i] for i in self.asked[self._own]]
         responses = self.decode([[token for _, token in row] for row in spoken(buffer)])
         return self._with_turns(prompts, self.said(buffer)), responses
 

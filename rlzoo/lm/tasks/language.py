@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
-from rlzoo.core.env import Array, Bools, env_name
+from rlzoo.core.env import Array, Bools, Experience, env_name
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
@@ -293,11 +292,18 @@ class LanguageTask(Task):
             pieces, settings.ptx_coef, settings.ptx_rows, self.env.pad_token, settings.micro_batch_tokens, seed
         )
 
-    def actor(self) -> Actor:
+    def actor(self) -> TokenActor:
         if self.settings.score_normalization == "reference" and not self.env.moments.count:
             self.env.moments = self._moments_of_reference()
         whole_rows = self.settings.responses_per_batch if self.env.divided else None
-        return TokenActor(self.model, self.generator, fast=self.setup.fast, whole_rows=whole_rows)
+        turns = self.env.turns is not None
+        return TokenActor(self.model, self.generator, fast=self.setup.fast, whole_rows=whole_rows, turns=turns)
+
+    def collect(self) -> Experience:
+        actor = self.actor()
+        experience = self.collector.collect(actor)
+        actor.draw_until(int(experience.buffer.mask.any(0).sum()))
+        return experience
 
     def respond(
         self,
