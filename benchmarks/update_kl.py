@@ -54,7 +54,7 @@ class Start:
 
     def __init__(self, task: str, seed: int) -> None:
         self.task, self.seed = task, seed
-        settings = {"seed": seed, "attention": "eager"}  # fused attention has no second derivatives
+        settings = {"seed": seed, "attention": "eager"}  # fused attention has no forward-mode derivatives
         trainer = Trainer(make_config("ppo-clip", task, **with_preset("ppo-clip", task, settings)[0]))
         for _ in range(WARM_UP[task]):
             trainer.iterate()
