@@ -1,10 +1,13 @@
 """The notebooks run, and the outputs that they were saved with are no errors."""
 
+import inspect
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+import rlzoo
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -22,6 +25,12 @@ def test_notebook_was_saved_after_a_complete_run(path):
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
     assert path.stat().st_size < 200_000
+
+
+def test_source_that_a_notebook_shows_is_that_of_today():
+    notebook = nbformat.read(ROOT / "docs/notebooks/control.ipynb", 4)
+    texts = [o.text for c in notebook.cells if c.cell_type == "code" for o in c.outputs if o.output_type == "stream"]
+    assert inspect.getsource(rlzoo.TRPO.update) + "\n" in texts
 
 
 @pytest.mark.slow
