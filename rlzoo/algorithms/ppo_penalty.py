@@ -68,9 +68,9 @@ class PPOPenalty(Algorithm):
     def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float, ent_coef: float) -> Tensor:
         """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
+        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         logp, kl, entropy = policy.evaluate(batch.action, batch.old, entropy=bool(self.ent_coef))
         assert kl is not None
-        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         ratio = torch.exp(logp - batch.logp)
         objective = ratio * advantage - kl_coef * kl
         loss = 0.5 * self.vf_coef * value_error(value, batch) - objective

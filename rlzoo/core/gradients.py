@@ -83,8 +83,12 @@ class Place:
         differentiated_once()
         found, self._begun = (None, False) if _filled is None else _filled.place(weight)
         self._grad = torch.empty_like(weight) if found is None else found
-        self.result = self._grad if found is None else None
+        self._known = found is not None
+
+    @property
+    def result(self) -> Tensor | None:
         """What `backward` returns for the weight: None if the gradient is in its place already."""
+        return None if self._known else self._grad
 
     def put(self, value: Tensor, part: slice | EllipsisType = ...) -> None:
         """Puts the gradient in a part of the weight there."""
@@ -95,9 +99,13 @@ class Place:
 
     def put_rows(self, row: Tensor, value: Tensor) -> None:
         """Puts the gradient in some rows there, each a sum over `value` where `row` names it. The others get 0."""
+        row, value = row.reshape(-1), value.reshape(-1, value.shape[-1]).to(self._grad.dtype)
+        if not self._known:  # not in place, which batched gradients (vmap) do not allow
+            self._grad = torch.zeros_like(self._grad).index_add(0, row, value)
+            return
         if not self._begun:
             self._grad.zero_()
-        self._grad.index_add_(0, row.reshape(-1), value.reshape(-1, value.shape[-1]).to(self._grad.dtype))
+        self._grad.index_add_(0, row, value)
 
 
 def differentiated_once() -> None:
