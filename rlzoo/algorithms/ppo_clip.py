@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
-from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
-from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
-from rlzoo.optim.objective import value_error
+from rlzoo.optim.objective import approximate_kl, value_error
 
 
 @dataclass(frozen=True)
@@ -85,10 +83,3 @@ class PPOClip(Algorithm):
             steps += 1
         metrics = measure(model, batch, clip_coef, whiten=self.normalize_advantage)
         return {**metrics, "learning_rate": learning_rate, "gradient_steps": steps, "grad_norm": grad_norm}
-
-
-@torch.no_grad()
-def approximate_kl(model: ActorCritic, batch: Buffer) -> float:
-    """E[k3], an estimate of KL(π_old ‖ π_θ) from the actions of the batch."""
-    terms = (part.mean(k3(part.logp, model.distribution(part.obs).log_prob(part.action))) for part in batch.parts(None))
-    return processes.total(sum(map(float, terms)))

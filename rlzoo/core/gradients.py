@@ -115,4 +115,4 @@ def differentiated_once() -> None:
         RuntimeError: it was asked for one (`create_graph`).
     """
     if torch.is_grad_enabled():
-        raise RuntimeError("language models are differentiated once: take Fisher products with fisher_vector_product")
+        raise RuntimeError("this model can be differentiated once: for Fisher products use fisher_vector_product")

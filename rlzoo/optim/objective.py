@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 
 from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic, Term
 
 Loss = Callable[..., Tensor]
@@ -38,6 +39,13 @@ def with_old(model: ActorCritic, batch: Buffer) -> Buffer:
     """The batch with `old`, the policy as it is now. Each process computes its rows."""
     own = model.distribution(batch.obs[processes.rows(batch.num_rows)]).detach()
     return batch.replace(old=own.map(lambda x: processes.gathered(x)[0]))
+
+
+@torch.no_grad()
+def approximate_kl(model: ActorCritic, batch: Buffer) -> float:
+    """E[k3], an estimate of KL(π_old ‖ π_θ) from the actions of the batch. Each process computes its rows."""
+    terms = (part.mean(k3(part.logp, model.distribution(part.obs).log_prob(part.action))) for part in batch.parts(None))
+    return processes.total(sum(map(float, terms)))
 
 
 def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:
