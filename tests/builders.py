@@ -13,8 +13,7 @@ from rlzoo.core.collector import evaluate
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.task import Setup
-from rlzoo.optim.natural_gradient import FlatFunction, FlatPolicy
-from rlzoo.optim.objective import objective_terms
+from rlzoo.optim.natural_gradient import FlatPolicy
 
 SPACES = {
     "discrete": spaces.Discrete(3),
@@ -149,11 +148,6 @@ def make_policy(kind):
 def mean_kl(model, batch):
     """E[KL(π_old ‖ π_θ)] by its definition."""
     return batch.mean(batch.old.kl(model.distribution(batch.obs)))
-
-
-def kl_function(policy, batch):
-    """θ ↦ E[KL(π_old ‖ π_θ)]."""
-    return FlatFunction(policy, "KL", objective_terms(mean_kl, policy.model, batch, auxiliary=False))
 
 
 def explicit_fisher(policy, theta, weight):

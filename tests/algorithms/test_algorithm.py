@@ -194,15 +194,15 @@ def test_restored_state_goes_on_to_the_bit(algorithm):
     assert other_state.scalars == state.scalars
 
 
-@pytest.mark.parametrize("part_steps", [11, 25])
+@pytest.mark.parametrize("micro_batch_steps", [11, 25])
 @ALL
-def test_parts_of_uneven_size_change_no_update(algorithm, part_steps):
+def test_parts_of_uneven_size_change_no_update(algorithm, micro_batch_steps):
     start = make_model()
     buffer = make_buffer(start, whole_episodes=True)
     weights = []
-    for steps in (None, part_steps):
+    for steps in (None, micro_batch_steps):
         model = make_model()
-        model.part_steps, model.auxiliary = steps, Imitation(start)
+        model.micro_batch_steps, model.auxiliary = steps, Imitation(start)
         state = algorithm.init(model, np.random.default_rng(0))
         algorithm.update(model, state, buffer)
         weights.append(parameters(model))

@@ -35,15 +35,15 @@ def make_batch(model):
     return GAE()(make_buffer(model)).rows(1)
 
 
-@pytest.mark.parametrize("part_steps", [None, 11])
+@pytest.mark.parametrize("micro_batch_steps", [None, 11])
 @ALL_NETWORKS
-def test_steps_equal_those_of_the_plain_adam_to_rounding(network, part_steps):
+def test_steps_equal_those_of_the_plain_adam_to_rounding(network, micro_batch_steps):
     algorithm = PPOClip(ent_coef=0.01, clip_value=True)
     models = make_model(**network), make_model(**network)
     plain, faster = Adam(list(models[0].parameters())), FastAdam(Adam(list(models[1].parameters())))
     batch = make_batch(models[0])
     for model, optimizer in zip(models, (plain, faster), strict=True):
-        model.part_steps, model.auxiliary = part_steps, Imitation(make_model(**network))
+        model.micro_batch_steps, model.auxiliary = micro_batch_steps, Imitation(make_model(**network))
         for _ in range(5):
             norm = optimizer.minimize(algorithm.loss, model, batch, 0.2, 0.01, learning_rate=0.01, max_grad_norm=0.5)
             assert norm > 0
