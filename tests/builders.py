@@ -1,11 +1,13 @@
 """Small models and buffers of every kind, the same on every call."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
+from rlzoo.control.fast import accelerate
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.buffer import Buffer
@@ -32,6 +34,12 @@ def make_model(space=SPACES["discrete"], obs_size=4, seed=0, dtype=torch.float64
         for p in model.parameters():
             p.add_(spread * torch.randn(p.shape, generator=generator))
     return model.to(dtype)
+
+
+def accelerated(model):
+    """The same model with the faster networks."""
+    accelerate(SimpleNamespace(model=model))
+    return model
 
 
 def make_ends(rng, rows, steps, rate=0.2):

@@ -154,9 +154,9 @@ def test_trpo_accepts_steps_by_an_objective_of_ones_own():
 
 def test_kl_and_fisher_products_leave_the_auxiliary_loss_out():
     model, batch = make()
-    policy = FlatPolicy(model)
+    policy, imitation = FlatPolicy(model), Imitation(model)
     v, kls, products = torch.ones_like(policy.theta), [], []
-    for model.auxiliary in (None, Imitation(model)):
+    for model.auxiliary in (None, imitation):
         kls.append(policy.objective(surrogate, batch).value_and_kl(policy.theta + 0.1)[1])
         products.append(fisher_vector_product(policy, policy.theta, batch)(v))
     assert kls[0] == kls[1] > 0
