@@ -13,7 +13,7 @@ from rlzoo.algorithms import TRPO, npg, trpo
 from rlzoo.core.collector import evaluate
 from rlzoo.core.errors import ConfigError
 from rlzoo.optim.fisher import fisher_vector_product
-from rlzoo.optim.natural_gradient import FlatFunction
+from rlzoo.optim.natural_gradient import Objective
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -48,7 +48,7 @@ def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogat
     trainer = Trainer(make_config("trpo", env, num_envs=4, num_steps=100))
     algorithm, model = trainer.algorithm, trainer.model
     accepted = []
-    for _ in range(15):
+    for _ in range(8):
         buffer = evaluate(model, trainer.task.collector.collect(trainer.task.actor()).buffer)
         old = copy.deepcopy(model)
         metrics = algorithm.update(model, trainer.state, buffer)
@@ -58,7 +58,7 @@ def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogat
         if metrics["accepted"]:
             assert surrogate > 0
             accepted.append(kl)
-    assert len(accepted) >= 12
+    assert len(accepted) >= 6
     assert np.mean(accepted) > 0.3 * algorithm.max_kl
 
 
@@ -120,13 +120,13 @@ def test_step_outside_the_region_is_not_taken_though_it_improves():
 
 
 def test_step_inside_the_region_is_not_taken_unless_it_improves(monkeypatch):
-    gradient = FlatFunction.value_and_gradient
+    gradient = Objective.value_and_gradient
 
-    def downhill(f, theta):
-        value, g = gradient(f, theta)
+    def downhill(objective, theta):
+        value, g = gradient(objective, theta)
         return value, -g
 
-    monkeypatch.setattr(FlatFunction, "value_and_gradient", downhill)
+    monkeypatch.setattr(Objective, "value_and_gradient", downhill)
     model = make_model()
     old, _, metrics = update(TRPO(vf_epochs=0), model, make_buffer(model))
     assert torch.equal(parameters(model), parameters(old))
@@ -168,7 +168,7 @@ def test_fisher_products_average_over_a_part_of_the_rows(name, monkeypatch):
         return fisher_vector_product(policy, theta, part, damping)
 
     monkeypatch.setattr(module, "fisher_vector_product", product)
-    for _ in range(8):
+    for _ in range(3):
         buffer = evaluate(trainer.model, trainer.task.collector.collect(trainer.task.actor()).buffer)
         old = copy.deepcopy(trainer.model)
         metrics = trainer.algorithm.update(trainer.model, trainer.state, buffer)
@@ -192,21 +192,13 @@ def test_rows_of_fisher_products_have_a_stream_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("env", "settings", "said"),
+    ("env", "fraction", "message"),
     [
-        (
-            "CartPole-v1",
-            {"fisher_fraction": 0.0001},
-            "= 0.0001 of num_envs . num_steps = 1024 leaves no row",
-        ),
-        (
-            "RandomWalks",
-            {"fisher_fraction": 0.01},
-            "0.01 of responses_per_batch = .* leaves no row",
-        ),
-        ("CartPole-v1", {"fisher_fraction": 0}, "fisher_fraction must be in .0, 1., got 0"),
+        ("CartPole-v1", 0.0001, "= 0.0001 of num_envs . num_steps = 1024 leaves no row"),
+        ("RandomWalks", 0.01, "0.01 of responses_per_batch = .* leaves no row"),
+        ("CartPole-v1", 0, "fisher_fraction must be in .0, 1., got 0"),
     ],
 )
-def test_fraction_that_leaves_no_row_is_an_error(env, settings, said):
-    with pytest.raises(ConfigError, match=said):
-        make_config("trpo", env, **settings)
+def test_fraction_that_leaves_no_row_is_an_error(env, fraction, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config("trpo", env, fisher_fraction=fraction)

@@ -7,7 +7,7 @@ from builders import SPACES, make_model
 from gymnasium import spaces
 from torch import nn
 
-from rlzoo.control.networks import MLP, Network, tanh
+from rlzoo.control.networks import MLP, Network
 from rlzoo.control.spaces import box_units, categories
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.errors import ConfigError
@@ -42,14 +42,6 @@ def test_initialisation_repeats_with_its_generator():
     first, second = (Network().build(OBS, SPACES["box"], torch.Generator().manual_seed(5)) for _ in range(2))
     for name, weight in first.state_dict().items():
         assert torch.equal(weight, second.state_dict()[name])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_tanh_equals_torch(dtype):
-    x = torch.linspace(-30, 30, 2001, dtype=dtype, requires_grad=True)
-    torch.testing.assert_close(tanh(x), torch.tanh(x), rtol=0, atol=4 * torch.finfo(dtype).eps)
-    ours, theirs = (torch.autograd.grad(f(x).sum(), x)[0] for f in (tanh, torch.tanh))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=8 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize(("activation", "module"), [("tanh", nn.Tanh()), ("relu", nn.ReLU())])
