@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from builders import SPACES, make_model
-from gymnasium import spaces
 from scipy import stats
 
 from rlzoo.control.acting import ActionNoise, make_actor
@@ -87,16 +86,6 @@ def test_successive_normal_noises_have_the_correlation_asked_for(correlation):
     assert across == pytest.approx(0, abs=0.06)
 
 
-def test_correlated_gumbel_noise_repeats_the_action():
-    space = spaces.Discrete(2)
-    repeats = {}
-    for correlation in (0.0, 0.9):
-        first, second = draw(ActionNoise(space, 2000, np.random.default_rng(4), correlation), 2).argmax(-1)
-        repeats[correlation] = np.mean(first == second)
-    assert repeats[0.0] == pytest.approx(0.5, abs=0.04)
-    assert repeats[0.9] > 0.75
-
-
 @pytest.mark.parametrize("correlation", [0.0, 0.8])
 @pytest.mark.parametrize("space", ["discrete", "box"])
 @pytest.mark.parametrize("used", [0, 4, 64, 130])
@@ -109,9 +98,3 @@ def test_noise_goes_on_from_its_state(used, space, correlation):
     other = ActionNoise(SPACES[space], 3, np.random.default_rng(99), correlation)
     other.load_state_dict(state)
     assert np.array_equal(draw(other, 100), expected)
-
-
-def test_successive_draws_differ():
-    noise = ActionNoise(SPACES["box"], 3, np.random.default_rng(6))
-    drawn = draw(noise, 130)
-    assert len(np.unique(drawn.reshape(130, -1), axis=0)) == 130

@@ -77,12 +77,6 @@ def test_discrete_action_counts_from_the_start():
     assert np.array_equal(plain(observations) + 10, shifted(observations))
 
 
-def test_box_action_is_clipped():
-    space = spaces.Box(-0.1, 0.1, (1,))
-    actions = make_policy(action_space=space)(np.random.default_rng(0).normal(size=(50, 4)) * 10)
-    assert (actions.min(), actions.max()) == (space.low, space.high)
-
-
 def test_normalises():
     policy = make_policy(action_space=ACTIONS["box"], network={"normalize_obs": True})
     statistics = policy.model.normalizer
@@ -165,17 +159,6 @@ def test_memory_is_carried_until_reset():
     actions = [policy(np.zeros(4)) for _ in range(3)]
     policy.reset()
     assert [*actions, policy(np.zeros(4))] == [0, 1, 2, 0]
-
-
-def test_reset_changes_nothing_without_a_memory():
-    first, second = (make_policy(deterministic=False) for _ in range(2))
-    observations = np.random.default_rng(0).normal(size=(10, 4))
-    expected = [first(x) for x in observations]
-    actions = []
-    for x in observations:
-        second.reset()
-        actions.append(second(x))
-    assert expected == actions
 
 
 @pytest.mark.parametrize(

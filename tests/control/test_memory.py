@@ -1,6 +1,5 @@
 """Recurrent policies in control environments."""
 
-import gymnasium
 import numpy as np
 import pytest
 import short_runs
@@ -102,16 +101,6 @@ def test_only_velocities_are_hidden(env_id):
         for x, y in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(x, y)
     assert ours.observation_space == full.observation_space
-
-
-def test_gymnasiums_version_hides_the_same():
-    env = gymnasium.make("CartPoleNoVel-v1")
-    obs, _ = env.reset(seed=0)
-    for _ in range(5):
-        assert (obs[HIDDEN["CartPole-v1"]] == 0).all()
-        assert obs.dtype == np.float32
-        obs, *_ = env.step(env.action_space.sample())
-    assert envs.make("CartPoleNoVel-v1", 2, 0, vectorized=False).reset()[0].shape == (2, len(obs))
 
 
 def test_minibatches_smaller_than_a_row_are_refused():

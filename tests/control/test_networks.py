@@ -104,11 +104,6 @@ def test_units_of_a_box_are_as_precise_as_the_model(state_dependent):
         torch.testing.assert_close(policy.log_std[0, 0].detach(), width.log(), rtol=exactness, atol=1e-16)
 
 
-def test_units_of_a_box_are_not_saved_with_the_model():
-    model = Network().build(OBS, SPACES["box"])
-    assert not [name for name in model.state_dict() if "centre" in name or "scale" in name]
-
-
 def test_categories_of_each_space():
     sizes = {name: categories(space) for name, space in SPACES.items()}
     assert sizes == {"discrete": [3], "box": [], "multidiscrete": [2, 3], "multibinary": [2, 2, 2]}
@@ -124,8 +119,3 @@ def test_unsupported_action_space_is_an_error(space):
 def test_network_that_cannot_be_built_is_an_error(settings):
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Network(**settings)
-
-
-def test_bounds_beyond_the_precision_are_none():
-    centre, scale = box_units(spaces.Box(-1e300, 1e300, (1,), np.float64))
-    assert (centre, scale) == (0, 1)

@@ -57,19 +57,6 @@ def test_empty_mask_gives_zero_mean_and_finite_whitening():
     assert buffer.whiten(buffer.reward).isfinite().all()
 
 
-def test_batch_of_one_whitens_to_zero():
-    buffer = buffer_of([[5]], [[True]])
-    assert buffer.whiten(buffer.reward).tolist() == [[0.0]]
-
-
-def test_padding_changes_no_statistic():
-    short = buffer_of([[1, 2], [3, 9]], [[True, True], [True, False]])
-    padded = buffer_of([[1, 2, 7], [3, 9, 7]], [[True, True, False], [True, False, False]])
-    for buffer in (short, padded):
-        assert float(buffer.mean(buffer.reward)) == pytest.approx(2)
-    torch.testing.assert_close(short.whiten(short.reward)[short.mask], padded.whiten(padded.reward)[padded.mask])
-
-
 def test_rows_cut_time_into_contexts_and_drop_what_was_seen_last():
     buffer = make_buffer(make_model(), rows=2, steps=6)
     steps = buffer.rows(1)
@@ -147,11 +134,6 @@ def test_epochs_differ_in_order_and_repeat_with_the_seed():
     assert torch.equal(first, again)
 
 
-def test_minibatch_as_large_as_the_buffer_is_the_buffer():
-    buffer = make_buffer(make_model())
-    assert list(buffer.minibatches(32, np.random.default_rng(0))) == [buffer]
-
-
 def test_minibatch_without_an_unmasked_step_is_left_out():
     buffer = buffer_of([[1], [2], [3]], [[True], [False], [True]])
     parts = list(buffer.minibatches(1, np.random.default_rng(0)))
@@ -173,11 +155,6 @@ def test_fields_of_unequal_shape_are_an_error():
     buffer = buffer_of([[1.0, 2.0]], [[True, True]])
     with pytest.raises(TypeCheckError, match="mask"):
         buffer.replace(mask=buffer.mask[:, :1])
-
-
-def test_buffer_without_an_unmasked_step_has_no_minibatches():
-    empty = buffer_of([[1, 2]], [[False, False]])
-    assert list(empty.minibatches(100, np.random.default_rng(0))) == []
 
 
 def spread(rows=7, steps=5, seed=0):

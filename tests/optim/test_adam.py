@@ -110,14 +110,6 @@ def test_non_finite_gradient_is_named_and_changes_nothing(make_optimizer, scale)
 
 
 @ALL
-def test_zero_gradient_moves_nothing(make_optimizer):
-    model = make_model()
-    optimizer, before = make_optimizer(list(model.parameters())), parameters(model)
-    assert optimizer.minimize(policy_loss, model, make_batch(model), 0.0, learning_rate=0.1, max_grad_norm=0.5) == 0
-    assert torch.equal(parameters(model), before)
-
-
-@ALL
 def test_adam_goes_on_from_its_state(make_optimizer):
     first, second = make_model(), make_model()
     batch = make_batch(first)

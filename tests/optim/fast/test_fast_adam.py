@@ -89,18 +89,6 @@ def test_gradients_of_the_parameters_are_left_empty():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_state_is_that_of_the_adam_within():
-    adam = Adam(list(make_model().parameters()))
-    optimizer = FastAdam(adam)
-    assert optimizer.state_dict().keys() == {"m", "v", "count"}
-    assert optimizer.state_dict()["m"] is adam.m
-    other = FastAdam(Adam(list(make_model().parameters())))
-    other.load_state_dict({"m": adam.m + 1, "v": adam.v + 2, "count": 3})
-    assert (other.adam.m == 1).all()
-    assert (other.adam.v == 2).all()
-    assert other.adam.count == 3
-
-
 def test_compiled_step_without_a_compiler_is_the_pure_step(tmp_path, monkeypatch, caplog):
     """All of a compiled step but the compilation: scalars, other parameters, clipping, state."""
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
