@@ -24,7 +24,6 @@ from unittest import mock
 from rlzoo.core.errors import RunError
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
-from rlzoo.runs.train import resume, train
 from tests import short_runs
 from tests.faults.campaign import tasks
 from tests.faults.campaign.processes import Process, command
@@ -112,13 +111,10 @@ class _Writing:
 
 
 def go_on(path: Path, settings: dict[str, Any], moments: Moments | None = None) -> None:
-    """What a user does who finds the run stopped."""
+    """What a user does who finds the run stopped, watched."""
     if moments is not None:
         moments.watch()
-    if (path / "config.json").exists():
-        resume(path, progress=moments or False)
-    else:
-        train(**settings, out=path, progress=moments or False)
+    short_runs.go_on(path, settings, progress=moments or False)
 
 
 def _control(rng: Random, sandbox: Sandbox) -> list[str]:
