@@ -197,7 +197,7 @@ def test_a_job_that_ends_early_is_a_failure(tmp_path):
     assert outcome.error == "RuntimeError: training ended before step 10"
 
 
-@pytest.mark.parametrize("after", [1, 3])
+@pytest.mark.parametrize("after", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_suite_that_was_stopped_goes_on(after, suite, whole, tmp_path):
     out = tmp_path / "results"
     with pytest.raises(KeyboardInterrupt, match="of 6 jobs done; the same command resumes"):
@@ -294,7 +294,7 @@ def test_a_failed_job_does_not_stop_the_others(tmp_path, capsys):
     assert "5 of 6 jobs are done; show them with: rlzoo report" in shown.out
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_process_that_is_killed_does_not_stop_the_others(jobs, tmp_path):
     results = run_suite(of_peers(tmp_path, "dying", "fine", seeds="0-3"), tmp_path / "results", jobs=jobs)
     assert len(results.outcomes) == 7

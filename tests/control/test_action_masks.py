@@ -73,6 +73,7 @@ class Obedient(gymnasium.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo-clip", "trpo"])
 def test_taxi_takes_no_illegal_action(algorithm, tmp_path):
     settings = {"total_steps": 8000, "wrappers": [Obedient], "out": tmp_path / "run", "final_eval_episodes": 5}
@@ -239,7 +240,7 @@ class Nested(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"])
-@pytest.mark.parametrize("network", ["mlp", "gru"])
+@pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def test_product_spaces_train(algorithm, network, tmp_path):
     settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}
     run = train(algorithm, Nested, out=tmp_path / "run", network=network, **settings)
@@ -252,7 +253,7 @@ def test_product_spaces_train(algorithm, network, tmp_path):
         obs, *_ = env.step(action)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_product_actions_reach_every_copy(asynchronous):
     env = Source(Nested, asynchronous=asynchronous).make(3, 0)
     env.reset()
