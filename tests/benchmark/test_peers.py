@@ -129,6 +129,7 @@ def test_job_of_trpo_ends_after_the_rollout_that_fills_the_budget():
     assert outcome.deterministic[0] < outcome.final_deterministic
 
 
+@pytest.mark.slow
 def test_seed_decides_the_outcome():
     first, again, other = (
         dataclasses.replace(run("PPO", "Pendulum-v1", seed, 1, total_steps=512), seconds=[], seed=0)
@@ -150,6 +151,7 @@ def test_copies_of_neighbouring_seeds_differ():
     assert len(np.unique(starts, axis=0)) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "env"), SHORT)
 def test_evaluation_leaves_no_trace(name, env):
     def evaluate_twice(step, evaluate):

@@ -315,7 +315,7 @@ def test_a_signal_stops_the_suite_and_its_processes(number, code, tmp_path):
         if "fine" in line:
             break
     os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == code
     assert errors == "rlzoo: stopped with 1 of 2 jobs done; the same command resumes\n"
     for _ in range(100):
@@ -337,8 +337,10 @@ def test_workers_end_with_their_parent(tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-    time.sleep(2)
-    left = alive(process.pid)
+    for _ in range(600):
+        if not (left := alive(process.pid)):
+            break
+        time.sleep(0.1)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     assert not left

@@ -208,17 +208,8 @@ def test_torchrun(tmp_path):
         return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     out = str(tmp_path / "run")
-    small = [
-        "--no-preset",
-        "--total-steps",
-        "600",
-        "--num-steps",
-        "25",
-        "--eval-episodes",
-        "2",
-        "--final-eval-episodes",
-        "2",
-    ]
+    small = ["--no-preset", "--total-steps", "600", "--num-steps", "25"]
+    small += ["--eval-episodes", "2", "--final-eval-episodes", "2"]
     done = launch("train", "ppo-clip", "CartPole-v1", "--num-envs", "4", *small, "--out", out, "--json")
     assert done.returncode == 0
     assert done.stdout.count(out) == 1
