@@ -60,7 +60,9 @@ def test_a_buffer_holds_the_memory_that_acting_had(fast):
     assert first.logits.shape == (4, 1, 2)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", [name if name == "ppo-clip" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_every_algorithm_trains_and_resumes_exactly(algorithm, tmp_path):
     settings = {k: x for k, x in QUICK.items() if algorithm != "reinforce" or k != "num_steps"}
     whole = train(algorithm, out=tmp_path / "whole", **settings)
