@@ -33,3 +33,10 @@ def own_environment():
     with mock.patch.dict(os.environ), mock.patch("rlzoo.core.threads._chosen", None):
         os.environ.pop("OMP_NUM_THREADS", None)
         yield
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of what happens on a GPU, simulated here, repeat others with more work."""
+    for item in items:
+        if "gpu" in item.originalname:
+            item.add_marker(pytest.mark.slow)
