@@ -166,9 +166,9 @@ def test_an_iteration_costs_little(tmp_path):
     metrics = {f"metric_{i}": 0.1 * i for i in range(10)}
     costs = []
     for i in range(400):
-        start = time.thread_time()
+        start = time.perf_counter()
         logger.iteration(256 * (i + 1), 0.01, metrics, [Episode(1.0, 1)] * 5)
-        costs.append(time.thread_time() - start)
+        costs.append(time.perf_counter() - start)
     assert np.median(costs) < 300e-6
 
 
