@@ -52,7 +52,11 @@ SMALL = {k: x for k, x in short_runs.QUICK.items() if k != "env"} | {"total_step
 
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3])], ids=["discrete", "multi"])
 @pytest.mark.parametrize("tell", ["info", "method"])
-@pytest.mark.parametrize("more", [{}, {"network": "gru", "cell_size": 4}, {"fast": False}], ids=["mlp", "gru", "torch"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, pytest.param({"network": "gru", "cell_size": 4}, marks=pytest.mark.slow), {"fast": False}],
+    ids=["mlp", "gru", "torch"],
+)
 def test_no_illegal_action_is_ever_taken(space, tell, more, tmp_path):
     run = train("ppo-clip", lambda: Forbidding(space, tell), out=tmp_path / "run", **SMALL, **more)
     assert run.evaluations()[-1]["mean_length"] == 11

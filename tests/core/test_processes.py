@@ -54,6 +54,7 @@ def test_one_process_exchanges_nothing():
         assert processes.size() == 1
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_group_end_with_it():
     """A thread that still runs when Python ends may abort the process, after a run that went well."""
     script = """
