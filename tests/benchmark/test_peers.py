@@ -129,7 +129,6 @@ def test_job_of_trpo_ends_after_the_rollout_that_fills_the_budget():
     assert outcome.deterministic[0] < outcome.final_deterministic
 
 
-@pytest.mark.slow
 def test_seed_decides_the_outcome():
     first, again, other = (
         dataclasses.replace(run("PPO", "Pendulum-v1", seed, 1, total_steps=512), seconds=[], seed=0)

@@ -350,7 +350,7 @@ def test_walks_of_the_benchmark_are_events_that_exclude_each_other():
     assert (short[~direct] < 1 / 23).all()
 
 
-@pytest.mark.parametrize("spread", [pytest.param(0.0, marks=pytest.mark.slow), 0.3])
+@pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_with_only_legal_moves_every_walk_is_valid_from_the_start(spread):
     model, tokenizer = make_policy(GRAPH, spread=spread), GRAPH.tokenizer()
     allowed = AllowedTokens(legal_moves, "legal_moves", len(tokenizer))
