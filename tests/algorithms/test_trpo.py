@@ -5,8 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, make_buffer, make_model, parameters
+from builders import SPACES, Imitation, make_buffer, make_model, parameters
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
+from torch.nn.utils import vector_to_parameters
 
 from rlzoo.algorithms import TRPO, npg, trpo
 from rlzoo.core.collector import evaluate
@@ -162,3 +163,22 @@ def test_rows_of_fisher_products_have_a_stream_of_their_own():
 def test_fraction_that_leaves_no_row_is_an_error(env, fraction, message):
     with pytest.raises(ConfigError, match=message):
         make_config("trpo", env, fisher_fraction=fraction)
+
+
+def test_search_takes_the_longest_step_that_improves_the_surrogate_less_all_terms_of_the_auxiliary_loss():
+    model = make_model()
+    model.auxiliary = Imitation(model, coef=5.0)
+    algorithm = TRPO(max_kl=3.0, vf_epochs=0)
+    old, batch, metrics = update(algorithm, model, make_buffer(model, rows=8))
+    tries = int(metrics["backtracks"])
+    start, end = (torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (old, model))
+    step = (end - start) / algorithm.backtrack_coef**tries
+    improved = []
+    for i in range(tries + 1):
+        candidate = copy.deepcopy(old)
+        vector_to_parameters(start + algorithm.backtrack_coef**i * step, candidate.policy_parameters())
+        kl, _, surrogate = measured(old, candidate, batch)
+        assert kl < 3.0
+        loss, before = (float(model.auxiliary.loss(x).detach()) for x in (candidate, old))
+        improved.append(surrogate - loss > -before)
+    assert improved == [False] * 4 + [True]

@@ -197,6 +197,7 @@ def test_a_job_that_ends_early_is_a_failure(tmp_path):
     assert outcome.error == "RuntimeError: training ended before step 10"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_suite_that_was_stopped_goes_on(after, suite, whole, tmp_path):
     out = tmp_path / "results"
@@ -294,7 +295,7 @@ def test_a_failed_job_does_not_stop_the_others(tmp_path, capsys):
     assert "5 of 6 jobs are done; show them with: rlzoo report" in shown.out
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_process_that_is_killed_does_not_stop_the_others(jobs, tmp_path):
     results = run_suite(of_peers(tmp_path, "dying", "fine", seeds="0-3"), tmp_path / "results", jobs=jobs)
     assert len(results.outcomes) == 7
@@ -315,7 +316,7 @@ def test_a_signal_stops_the_suite_and_its_processes(number, code, tmp_path):
         if "fine" in line:
             break
     os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == code
     assert errors == "rlzoo: stopped with 1 of 2 jobs done; the same command resumes\n"
     for _ in range(100):
@@ -337,8 +338,10 @@ def test_workers_end_with_their_parent(tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-    time.sleep(2)
-    left = alive(process.pid)
+    for _ in range(600):
+        if not (left := alive(process.pid)):
+            break
+        time.sleep(0.1)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     assert not left

@@ -101,6 +101,7 @@ def test_killed_search_loses_only_the_trial_that_was_running(tmp_path):
     assert os.path.exists(tmp_path / "killed" / "preset.toml")
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_ends_the_search_with_its_error(tmp_path):
     fixed = {"wrappers": ["gymnasium.wrappers:ClipAction"], "num_envs": 2, "num_steps": 128, "total_steps": 512}
     with pytest.raises(TrainingError, match=r"^failed: trial 0: EnvError: .*ClipAction cannot wrap the environment"):

@@ -49,6 +49,7 @@ def test_runs_of_the_same_settings_are_kept_and_others_refused(tmp_path):
         create_runs(tmp_path / "seed-1", config(), [1])
 
 
+@pytest.mark.slow
 def test_command_trains_reports_and_extends(tmp_path, capsys):
     out = str(tmp_path / "runs")
     assert main(["train", "ppo", "CartPole-v1", "--seed", "1-2", "--out", out, *OPTIONS]) == 0
@@ -68,6 +69,7 @@ def test_command_trains_reports_and_extends(tmp_path, capsys):
     assert "--jobs is for the runs of several seeds" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_failed_seed_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     (tmp_path / "unlucky.py").write_text(
         "import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n\n\n"

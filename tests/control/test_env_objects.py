@@ -275,6 +275,7 @@ def test_wrapper_that_changes_the_spaces_between_runs_is_one_line(tmp_path):
 # Processes
 
 
+@pytest.mark.slow
 def test_copies_in_processes_give_the_same_run():
     one, many = (
         Trainer(make_config("ppo", Walk, num_envs=2, num_steps=32, minibatch_size=32, epochs=1, async_envs=x))
@@ -308,7 +309,10 @@ def test_rate_of_successes():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("source", [Source(Walk), Source(vector()), Source(Walk, asynchronous=True)])
+@pytest.mark.parametrize(
+    "source",
+    [Source(Walk), Source(vector()), pytest.param(Source(Walk, asynchronous=True), marks=pytest.mark.slow)],
+)
 def test_episodes_tell_whether_they_were_a_success(source, whole):
     env = source.make(3, 0)
     collector = Collector(env, 20, whole_episodes=whole)

@@ -134,7 +134,7 @@ def test_actions_reach_the_environment_in_its_own_space(space, given, received):
     env.close()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_autoreset_follows_the_protocol(asynchronous):
     env = make(asynchronous=asynchronous)
     junk = np.array([-5, 99])
@@ -158,7 +158,7 @@ def raise_at_3(step, obs, reward):
     return obs, reward
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_raising_environment_names_the_copy_and_the_step(asynchronous):
     env = make(length=5, fault=raise_at_3, faulty_seed=11, asynchronous=asynchronous)
     env.reset()

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import gymnasium
 import pytest
@@ -172,8 +173,7 @@ def test_only_the_first_process_calls_back(tmp_path):
     assert len(Run(tmp_path / "run").metrics()) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["control", "language"])
+@pytest.mark.parametrize("kind", ["control", pytest.param("language", marks=pytest.mark.slow)])
 def test_killed_together_and_resumed(kind, tmp_path):
     settings = SETTINGS
     if kind == "language":
@@ -182,16 +182,16 @@ def test_killed_together_and_resumed(kind, tmp_path):
         settings = short_language_runs.settings(tmp_path, algorithm, **more)
 
     def go_on(path):
-        if (path / "config.json").exists():
-            resume(path)
-        else:
-            train(**settings, out=path)
+        return short_runs.in_processes(2, lambda: short_runs.go_on(path, settings))
 
-    assert short_runs.in_processes(2, lambda: go_on(tmp_path / "whole")) == [0, 0]
+    start = time.perf_counter()
+    assert go_on(tmp_path / "whole") == [0, 0]
+    duration = time.perf_counter() - start
     rng, path = random.Random(0), tmp_path / "killed"
     for _ in range(3):
-        short_runs.in_processes(2, lambda: go_on(path), kill_after=rng.uniform(0.5, 2.5))
-    assert short_runs.in_processes(2, lambda: go_on(path)) == [0, 0]
+        kill_after = rng.uniform(0, duration)
+        short_runs.in_processes(2, lambda: short_runs.go_on(path, settings), kill_after)
+    assert go_on(path) == [0, 0]
     assert short_runs.outcome(Run(path)) == short_runs.outcome(Run(tmp_path / "whole"))
 
 

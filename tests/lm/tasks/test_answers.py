@@ -81,7 +81,7 @@ def test_hostile_answers_score_0_at_once(response):
     assert calculator.is_answer(["12*34:"], [response], ["408"], [[response]]) == [0]
     (said,) = calculator.calculate([Conversation("12*34:", [response + "="])])
     assert said == ("?;" if value_of(response) is None else f"{value_of(response)};")
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5
 
 
 def test_products_and_the_calculator():
