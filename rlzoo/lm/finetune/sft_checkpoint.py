@@ -105,6 +105,4 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     letters = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     letters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=letters, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
-    )
+    return sft.fast_tokenizer(letters)

@@ -1,7 +1,7 @@
 """The RandomWalks benchmark of trlX (Havrilla et al. 2023, after Chen et al. 2021), the smallest language task.
 
 The policy is first fine-tuned on random walks in a graph. Then it learns to reach the goal from each start in as few
-nodes as possible. The optimum is known, and the expected optimality of a policy is computed exactly.
+nodes as possible. The optimum and the expected optimality of a policy are computed exactly.
 """
 
 from __future__ import annotations
