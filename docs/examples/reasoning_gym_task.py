@@ -4,6 +4,7 @@ pip install reasoning-gym
 rlzoo train ppo-clip reasoning_gym_task:ReasoningGym --model gpt2 --dataset chain_sum --options max_terms=3
 """
 
+import atexit
 import contextlib
 import functools
 import json
@@ -76,6 +77,7 @@ def in_time(*arguments):
 def worker():
     """A process for the checks, which has imported this file."""
     pool = multiprocessing.get_context("spawn").Pool(1)
+    atexit.register(pool.terminate)
     pool.apply(callable, (check,))
     return pool
 

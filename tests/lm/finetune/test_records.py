@@ -82,7 +82,7 @@ def test_parquet_file(table):
 def test_package_that_is_missing(table, package, name, monkeypatch):
     (table.parent / "folder").mkdir()
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"needs? a package: pip install 'rlzoo\[data\]'"):
+    with pytest.raises(ConfigError, match=r"needs? a package: pip install 'rlzoo\[data\]'"):
         read_texts(table.parent / name)
 
 

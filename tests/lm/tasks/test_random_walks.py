@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_builders import collect, make_actor, move
 from simulated_gpu import GPU, simulated
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel
@@ -68,27 +67,22 @@ def test_the_graph_is_the_benchmarks():
     assert GRAPH.prompts == list("bcdefghijklmnopqrstu")
 
 
-@pytest.mark.parametrize("seed", [0, 3, 1000])
+@pytest.mark.parametrize("seed", [0, 3])
 def test_a_graph_keeps_its_rules(seed):
     walks = WalkGraph.make(seed)
     assert walks.adjacency.shape == (21, 21)
     assert walks.adjacency.any(axis=1).all()
     assert walks.adjacency.diagonal().tolist() == [True] + [False] * 20
     assert walks.adjacency[0].sum() == 1
-    assert walks.shortest.min() == 1
-    assert walks.shortest.max() <= 10
+    assert 1 == walks.shortest.min() <= walks.shortest.max() <= 10
     assert len(walks.walks) == 1000
 
 
 def test_the_same_seed_makes_the_same_walks():
+    before = np.random.get_state()[1].tolist()
     again, other = WalkGraph.make(1000), WalkGraph.make(1002)
     assert again.walks == GRAPH.walks != other.walks
     np.testing.assert_array_equal(again.adjacency, GRAPH.adjacency)
-
-
-def test_numpys_global_stream_is_left_alone():
-    before = np.random.get_state()[1].tolist()
-    WalkGraph.make(1)
     assert np.random.get_state()[1].tolist() == before
 
 
@@ -145,15 +139,9 @@ def test_optimality_equals_its_definition(walks, data):
     for _ in range(data.draw(st.integers(0, 11))):
         walk += data.draw(st.sampled_from([*follows.get(walk[-1], []) * 10, "a", "d", "x"]))
     (optimality,) = walks.optimality([walk[0]], [walk[1:]])
+    assert isinstance(optimality, float)
     assert 0 <= optimality <= 1
     assert optimality == pytest.approx(optimality_by_definition(walks, walk))
-
-
-@given(st.lists(st.integers(0, 20), max_size=12), st.sampled_from(GRAPH.prompts))
-def test_optimality_of_any_response_lies_in_the_unit_interval(nodes, prompt):
-    (optimality,) = GRAPH.optimality([prompt], ["".join(LETTERS[i] for i in nodes)])
-    assert 0 <= optimality <= 1
-    assert isinstance(optimality, float)
 
 
 def test_each_response_is_scored_with_its_own_prompt():
@@ -180,8 +168,8 @@ def test_solutions_are_as_many_as_the_adjacency_matrix_says():
     solutions = GRAPH.solutions()
     assert len(set(solutions)) == len(solutions) == 4736
     for nodes in range(2, 11):
-        found = [sum(len(walk) == nodes and walk[0] == letter for walk in solutions) for letter in LETTERS[1:]]
-        assert found == arrivals.tolist()
+        counts = [sum(len(walk) == nodes and walk[0] == letter for walk in solutions) for letter in LETTERS[1:]]
+        assert counts == arrivals.tolist()
         arrivals = inner @ arrivals
 
 
@@ -258,42 +246,6 @@ def test_pairs_choose_the_better_walk():
     assert pairs == GRAPH.pairs(2000, seed=1) != GRAPH.pairs(2000, seed=2)
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return GRAPH.tokenizer()
-
-
-def test_the_tokenizer_has_a_token_a_letter(tokenizer):
-    assert len(tokenizer) == 23
-    assert tokenizer("abu")["input_ids"] == [0, 1, 20]
-    assert tokenizer("ba<eos><pad>")["input_ids"] == [1, 0, 21, 22]
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (21, 22)
-    assert tokenizer.decode([1, 3, 0, 21, 22]) == "bda<eos><pad>"
-    assert tokenizer.decode([1, 3, 0, 21, 22], skip_special_tokens=True) == "bda"
-
-
-@given(walk=st.text(LETTERS, max_size=12))
-def test_the_tokenizer_gives_letters_back_without_spaces(tokenizer, walk):
-    ids = tokenizer(walk)["input_ids"]
-    assert ids == [LETTERS.index(letter) for letter in walk]
-    assert tokenizer.decode(ids) == walk
-
-
-def test_a_foreign_letter_is_not_dropped(tokenizer):
-    with pytest.raises(Exception, match="Missing \\[UNK\\]"):
-        tokenizer("bxa")
-
-
-@pytest.mark.parametrize("kind", [PreTrainedTokenizerFast, AutoTokenizer])
-def test_the_tokenizer_is_saved_and_loaded(tokenizer, kind, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = kind.from_pretrained(tmp_path)
-    assert loaded.get_vocab() == tokenizer.get_vocab()
-    assert (loaded.eos_token_id, loaded.pad_token_id) == (21, 22)
-    for walk in GRAPH.walks[:50]:
-        assert loaded.decode(loaded(walk)["input_ids"]) == walk
-
-
 # Expected optimality
 
 
@@ -350,9 +302,8 @@ def test_walks_of_the_benchmark_are_events_that_exclude_each_other():
     assert (short[~direct] < 1 / 23).all()
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.3])
-def test_with_only_legal_moves_every_walk_is_valid_from_the_start(spread):
-    model, tokenizer = make_policy(GRAPH, spread=spread), GRAPH.tokenizer()
+def test_with_only_legal_moves_every_walk_is_valid_from_the_start():
+    model, tokenizer = make_policy(GRAPH, spread=0.3), GRAPH.tokenizer()
     allowed = AllowedTokens(legal_moves, "legal_moves", len(tokenizer))
     stops = stop_ids(tokenizer, ["a"])
     starts = GRAPH.prompts * 50
