@@ -160,10 +160,9 @@ def _output(model: object, out: Path | str | None, overwrite: bool) -> Iterator[
     if out is None:
         yield
         return
-    check_output(out, overwrite)
     path = Path(out).resolve()
     with lock(Path(out), path.with_name(f".{path.name}.lock")):
-        check_output(out, overwrite)  # another process may have been first
+        check_output(out, overwrite)
         yield
 
 

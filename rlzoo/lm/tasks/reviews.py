@@ -170,7 +170,8 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
     prompt.
 
     Raises:
-        ConfigError: one of the files exists, or the folder cannot be written.
+        ConfigError: one of the files exists.
+        OSError: the folder cannot be written.
     """
     folder = Path(folder)
     shuffled = prompts(len(_all_prompts()), seed)
@@ -183,12 +184,9 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
     }
     for name in files:
         require(not (folder / name).exists(), f"{folder / name} exists: give another folder, or remove the file")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, lines in files.items():
-            (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; give a folder that can be written") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
     return {name: len(lines) for name, lines in files.items()}
 
 
@@ -223,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         counts = write(options.folder, options.seed)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         complain(str(error))
         return 2
     for name, lines in counts.items():

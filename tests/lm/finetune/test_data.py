@@ -81,7 +81,7 @@ def test_wrong_pairs(tmp_path, line, message):
         (["a", " "], 'prompts, entry 2: "prompt" is empty'),
         ([{"text": "a"}], 'prompts, entry 1: no "prompt" or "question"; it has "text"'),
         ([[{"role": "user"}]], 'entry 1: "prompt", message 1: not a message with "role" and "content"'),
-        ([[{"role": "robot", "content": "x"}]], "message 1: unknown role 'robot' .known: system, "),
+        ([[{"role": "robot", "content": "x"}]], "message 1: unknown role 'robot' .one of system, "),
         ([[{"role": "user", "content": 3}]], 'entry 1: "prompt", message 1: "content" must be a string'),
         ([[{"role": "user", "content": "\ud800"}]], "message 1: content is not Unicode"),
         ([[]], 'entry 1: "prompt" must be a string or messages'),

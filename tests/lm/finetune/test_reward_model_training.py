@@ -28,6 +28,7 @@ from rlzoo.lm.finetune.reward_model import RewardModelSettings, preference_loss,
 from rlzoo.lm.reward.reward_model import RewardModel
 
 KINDS = list(CONFIGS)
+EACH_KIND = pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(x, marks=pytest.mark.slow) for x in KINDS[1:])])
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_loss_of_training_is_the_mean_over_pairs(make):
     assert metrics["loss"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@EACH_KIND
 def test_size_of_micro_batches_does_not_matter(make, kind):
     weights = []
     for tokens in (1, 40, 10_000):
@@ -100,7 +101,7 @@ def test_size_of_micro_batches_does_not_matter(make, kind):
     torch.testing.assert_close(weights[2], weights[0], rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
+@EACH_KIND
 def test_training_learns_what_was_preferred(make, kind):
     rewards, seen = make(kind), []
     metrics = train_reward_model(

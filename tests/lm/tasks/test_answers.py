@@ -12,17 +12,8 @@ from rlzoo.lm.reward.turns import Conversation
 from rlzoo.lm.tasks import arithmetic, calculator, countdown
 
 HOSTILE = [
-    "",
-    "(" * 10**6,
-    "9**9**9**9",
-    "1/0",
-    "1/(1-1)",
-    "__import__('os').abort()",
-    "\ud800",
-    "9" * 10**6,
-    "1e309",
-    "nan",
-]
+    "", "(" * 10**6, "9**9**9**9", "1/0", "1/(1-1)", "__import__('os').abort()", "\ud800", "9" * 10**6, "1e309", "nan",
+]  # fmt: skip
 
 
 def test_sums():
