@@ -84,22 +84,16 @@ def _of_lines(path: Path, text: str) -> Iterator[Record]:
             place = f"{path}, line {number}"
             with at(place):
                 require(len(line) <= _LONGEST, f"longer than {_LONGEST:,} bytes")
+                require(bool(line.strip()), "the line is empty")
                 try:
-                    string = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    string = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
+                    row = {text: string} if path.suffix == ".txt" else json.loads(string)
                 except UnicodeDecodeError:
                     raise ConfigError("not UTF-8") from None
-                require(bool(string.strip()), "the line is empty")
-                string = string.removesuffix("\n").removesuffix("\r")
-                yield Record(place, {text: string} if path.suffix == ".txt" else _object(string))
-
-
-def _object(line: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}") from None
-    require(isinstance(record, dict), 'not a JSON object, such as {"name": "value"}')
-    return record
+                except (ValueError, RecursionError) as error:
+                    raise ConfigError(f"not JSON: {error}") from None
+                require(isinstance(row, dict), 'not a JSON object, such as {"name": "value"}')
+            yield Record(place, row)
 
 
 def _check(path: Path) -> None:
@@ -129,12 +123,11 @@ def _directory(path: Path) -> list[dict[str, Any]]:
         import datasets
     except ImportError:
         raise ConfigError(f"{path}: the directory of a dataset needs a package: pip install 'rlzoo[data]'") from None
-    for file in path.rglob("*"):
-        if not file.is_dir():
-            _check(file)
     bars = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
+        for file in (x for x in path.rglob("*") if not x.is_dir()):
+            check_regular(file, most_in_memory())
         if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
             data: Any = datasets.load_from_disk(str(path))
         else:  # streaming reads the files themselves, without a copy in the cache
