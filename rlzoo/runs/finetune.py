@@ -72,7 +72,7 @@ def sft(
     check_alone("sft")
     settings = _settings(SFTSettings, settings, changes)
     start = time.perf_counter()
-    with _output(model, out, overwrite), contextlib.closing(display_for(progress)) as display:
+    with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
         examples = read_examples(texts)
         bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
         if bare and not (tokenizer or settings.tokenizer or (Path(str(model)) / "tokenizer.json").exists()):
@@ -83,7 +83,6 @@ def sft(
         else:
             actor = pretrained.initialise_from(model, len(words), settings.seed)
         _begin(f"{len(examples):,} texts", actor, words, settings, display)
-        report = _report(on_epoch, settings, display)
         metrics = texts_fit.sft(examples, settings, actor, words, report, display)
         if out is not None:
             save(actor, words, out)
@@ -124,11 +123,10 @@ def train_reward_model(
     check_alone("train_reward_model")
     settings = _settings(RewardModelSettings, settings, changes)
     start = time.perf_counter()
-    with _output(model, out, overwrite), contextlib.closing(display_for(progress)) as display:
+    with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
         scorer = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
         preferences = read_pairs(pairs, scorer.tokenizer)
         _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)
-        report = _report(on_epoch, settings, display)
         metrics = rewards.train_reward_model(preferences, settings, scorer, report, display)
         if out is not None:
             scorer.save(out)
@@ -149,21 +147,35 @@ def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
 
 
 @contextlib.contextmanager
-def _output(model: object, out: Path | str | None, overwrite: bool) -> Iterator[None]:
-    """Checks `model` and `out`, and locks the latter against other processes by a file beside it."""
-    named = isinstance(model, (Path, str))
-    require(
-        named or isinstance(model, (PreTrainedModel, RewardModel)),
-        f'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got {type(model).__name__}',
-    )
+def _session(
+    settings: FitSettings,
+    model: object,
+    out: Path | str | None,
+    overwrite: bool,
+    progress: bool | Display,
+    then: OnEpoch,
+) -> Iterator[tuple[Display, OnEpoch]]:
+    """Checks `model` and `out`, and locks the latter against other processes by a file beside it.
+
+    Yields:
+        The display, and a callback that shows the metrics of an epoch and then calls `then`.
+    """
+    named, kind = isinstance(model, (Path, str)), type(model).__name__
+    fault = f'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got {kind}'
+    require(named or isinstance(model, (PreTrainedModel, RewardModel)), fault)
     require(out is not None or not named, 'out is missing: the folder to save the model in, such as out="models/sft"')
-    if out is None:
-        yield
-        return
-    path = Path(out).resolve()
-    with lock(Path(out), path.with_name(f".{path.name}.lock")):
-        check_output(out, overwrite)
-        yield
+    with contextlib.ExitStack() as stack:
+        if out is not None:
+            path = Path(out).resolve()
+            stack.enter_context(lock(Path(out), path.with_name(f".{path.name}.lock")))
+            check_output(out, overwrite)
+        display = stack.enter_context(contextlib.closing(display_for(progress)))
+
+        def report(metrics: Metrics) -> None:
+            display.say(describe(metrics, settings.epochs))
+            then(metrics)
+
+        yield display, report
 
 
 def _begin(
@@ -177,27 +189,15 @@ def _begin(
     fit_to(size, display.say)
 
 
-def _report(on_epoch: OnEpoch, settings: FitSettings, display: Display) -> OnEpoch:
-    """`on_epoch`, after a line on the display."""
-
-    def report(metrics: Metrics) -> None:
-        display.say(describe(metrics, settings.epochs))
-        on_epoch(metrics)
-
-    return report
-
-
 def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizerBase:
     """The tokenizer, loaded; that of the model if it is None."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return pretrained.with_padding(tokenizer, "given")
     if tokenizer is None and isinstance(model, PreTrainedModel):
         raise ConfigError("tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer")
-    require(
-        tokenizer is None or isinstance(tokenizer, (Path, str)),
-        f'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2", '
-        f"got {type(tokenizer).__name__}",
-    )
+    kind = type(tokenizer).__name__
+    fault = f'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2", got {kind}'
+    require(tokenizer is None or isinstance(tokenizer, (Path, str)), fault)
     return pretrained.load_tokenizer(tokenizer or str(model))
 
 
