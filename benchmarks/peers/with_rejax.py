@@ -26,7 +26,7 @@ import rejax
 from flax import linen
 from jax import numpy as jnp
 
-from rlzoo.benchmark.peer import Watch
+from rlzoo.benchmark.job import Watch
 from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
 from rlzoo.core.evaluation import Evaluation

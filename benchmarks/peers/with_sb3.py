@@ -29,7 +29,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from rlzoo.benchmark.peer import Watch
+from rlzoo.benchmark.job import Watch
 from rlzoo.control.acting import Actor
 from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require

@@ -32,7 +32,7 @@ from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from rlzoo.benchmark.peer import Watch
+from rlzoo.benchmark.job import Watch
 from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
 from rlzoo.core.evaluation import Evaluation

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rlzoo.benchmark.job import Outcome, run_job
-from rlzoo.benchmark.peer import load_peer
-from rlzoo.benchmark.suite import Job, load_suite
+from rlzoo.benchmark.job import load_peer
+from rlzoo.benchmark.job import Job
+from rlzoo.benchmark.suite import load_suite
 from rlzoo.core.errors import ConfigError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

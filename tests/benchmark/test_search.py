@@ -147,7 +147,7 @@ def test_studies_that_presets_name_hold_their_trials(path):
             name, trial = line.split("# study ")[1].split(", trial ")
             assert name == f"{path.stem}-{env}"
             params = (
-                study(ROOT / "benchmarks" / "studies" / f"{name}.log", f"{path.stem}/{env}").trials[int(trial)].params
+                study(ROOT / "benchmarks" / "studies" / "searches" / f"{name}.log", f"{path.stem}/{env}").trials[int(trial)].params
             )
             preset = as_parameters(find_preset(path.stem, env))
             for setting, x in params.items():

@@ -231,7 +231,7 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         ("algorithms: [trpo]\nenvironments: [CartPole-v1]\nseeds: [2020-01-01]\n", 3, "seeds"),
         ("algorithms: [trpo]\nenvironments: [CartPole-v1]\nseeds: 0-99999999999\n", 3, "seeds: 0-99999999999 are more"),
         ("algorithms: [trpo]\nseeds: [1]\nenvironments:\n  3: {}\n", 4, "3 is not a name"),
-        (SMALL + "overrides:\n  gamma: 0.9\n  true: 1\n", 6, "True is not a name"),
+        (SMALL + "overrides:\n  gamma: 0.9\n  true: 1\n", 6, "true is not a name"),
         (SMALL + "overrides: [gamma]\n", 4, "overrides must be a mapping"),
         (SMALL + "overrides:\n  gamma: {}\n", 5, "gamma must be a number"),
         (SMALL + "total_steps: 1e400\n", 4, "total_steps must be an integer, got inf"),

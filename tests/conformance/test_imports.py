@@ -42,8 +42,8 @@ LM_MAY_IMPORT = {
 LM_SETTINGS = "rlzoo.lm.tasks.settings"
 """Pure data."""
 
-WHEN_USED = ("rlzoo.runs.finetune", "rlzoo.benchmark.estimators")
-"""The commands sft, reward-model and benchmark estimators, imported when they are used."""
+WHEN_USED = ("rlzoo.runs.finetune",)
+"""The commands sft and reward-model, imported when they are used."""
 
 
 def imports(node, at_import=False):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.benchmark.estimators import natural
-from rlzoo.benchmark.estimators.exact import BETA, GOAL, Enumeration, responses, weighted
+from benchmarks.studies.estimators import natural
+from benchmarks.studies.estimators.task import BETA, GOAL, Enumeration, responses, weighted
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.streams import stream, torch_generator
 from rlzoo.lm.model.acting import TokenActor

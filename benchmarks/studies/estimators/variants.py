@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlzoo.algorithms.ppo_clip import PPOClip
 from rlzoo.algorithms.reinforce import Reinforce
-from rlzoo.benchmark.estimators.exact import weighted
+from benchmarks.studies.estimators.task import weighted
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator, GroupMean, GroupNorm, LeaveOneOut, MonteCarlo
 from rlzoo.core.models import ActorCritic
