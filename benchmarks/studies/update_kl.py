@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from rlzoo import Trainer, make_config
-from rlzoo.benchmark.formatting import estimate
+from rlzoo.benchmark.tables import estimate
 from rlzoo.benchmark.statistics import median_interval
 from rlzoo.core.collector import evaluate
 from rlzoo.runs.configuration.defaults import with_preset

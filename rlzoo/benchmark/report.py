@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from rlzoo.benchmark import figures, tables
-from rlzoo.benchmark.formatting import estimate, number, one_line
+from rlzoo.benchmark.tables import estimate, number, one_line
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval, performance_profile
 from rlzoo.benchmark.study import Algorithm, Study
