@@ -119,20 +119,6 @@ def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
     return bool(2 / orders < 0.05 and probability.low > 0.5)
 
 
-def first_reaching(times: ArrayLike, scores: ArrayLike, threshold: float) -> Array:
-    """First time of each run at which its score is at least `threshold`; inf if none is. NaN is below any threshold.
-
-    Args:
-        times: (runs, K), increasing, in steps or seconds.
-        scores: (runs, K).
-
-    Returns:
-        (runs,), in the unit of `times`.
-    """
-    reached = np.asarray(scores, float) >= threshold
-    return np.where(reached, np.asarray(times, float), np.inf).min(axis=1, initial=np.inf)
-
-
 def median_interval(values: ArrayLike) -> Interval:
     """Median and its distribution-free interval between two order statistics; values may be inf.
 

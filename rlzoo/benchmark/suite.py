@@ -255,7 +255,9 @@ class _Document:
     def mapping(self, content: Any, place: Place) -> dict[str, Any]:
         """The content at a place, which must be a mapping."""
         if not isinstance(content, dict):
-            what = f"{place[-1]} must be a mapping, got {content!r}" if place else "a suite is a mapping: algorithms, ..."
+            what = (
+                f"{place[-1]} must be a mapping, got {content!r}" if place else "a suite is a mapping: algorithms, ..."
+            )
             raise self.error(what, place)
         return content
 
