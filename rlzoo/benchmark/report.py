@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from rlzoo.benchmark import figures, tables
-from rlzoo.benchmark.tables import estimate, number, one_line
 from rlzoo.benchmark.results import Key, Results
 from rlzoo.benchmark.statistics import iqm_interval, is_better, performance_profile
 from rlzoo.benchmark.study import Algorithm, Study
+from rlzoo.benchmark.tables import estimate, number, one_line
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.publish.markup import template
 
@@ -151,10 +151,10 @@ def _problems(study: Study) -> dict[str, list[str]]:
 
     def add(kind: str, key: Key, state: str) -> None:
         label, env, seed = key
-        where = f" ({name})" if len(study.folders) > 1 else ""
         lines[kind].append(f"{label} on {env}, seed {seed}{where} {state}")
 
     for name, folder in study.folders.items():
+        where = f" ({name})" if len(study.folders) > 1 else ""
         for failure in folder.failures:
             add("failed", failure.key, f"failed: {one_line(failure.error)}")
         for key in folder.missing:

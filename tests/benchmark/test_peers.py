@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.benchmark.job import Outcome, run_job
-from rlzoo.benchmark.job import load_peer
-from rlzoo.benchmark.job import Job
+from rlzoo.benchmark.job import Job, Outcome, load_peer, run_job
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.core.errors import ConfigError
 

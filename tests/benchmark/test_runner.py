@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import evaluate_model
+from rlzoo.benchmark.progress import LineProgress, Progress, make_progress
 
 from rlzoo.benchmark import worker
 from rlzoo.benchmark.job import Failure, Outcome, run_job
-from rlzoo.benchmark.progress import LineProgress, Progress, make_progress
 from rlzoo.benchmark.results import Results, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite

@@ -146,9 +146,8 @@ def test_studies_that_presets_name_hold_their_trials(path):
             env = line[1 : line.index("]")]
             name, trial = line.split("# study ")[1].split(", trial ")
             assert name == f"{path.stem}-{env}"
-            params = (
-                study(ROOT / "benchmarks" / "studies" / "searches" / f"{name}.log", f"{path.stem}/{env}").trials[int(trial)].params
-            )
+            file = ROOT / "benchmarks" / "studies" / "searches" / f"{name}.log"
+            params = study(file, f"{path.stem}/{env}").trials[int(trial)].params
             preset = as_parameters(find_preset(path.stem, env))
             for setting, x in params.items():
                 given = preset.get(setting, 0.0 if setting == "noise_correlation" else False)

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from benchmarks.studies.estimators.task import Enumeration, weighted
 from benchmarks.studies.estimators.tabular import Table
+from benchmarks.studies.estimators.task import Enumeration, weighted
 from benchmarks.studies.estimators.variants import Variant
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GroupMean, LeaveOneOut

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from benchmarks.studies.estimators.task import Enumeration
 from benchmarks.studies.estimators.judge import BLOCKS, GROUP, GROUPS, Estimate, Judge, assess
 from benchmarks.studies.estimators.tabular import Table
+from benchmarks.studies.estimators.task import Enumeration
 from benchmarks.studies.estimators.variants import Variant
 from rlzoo.optim.natural_gradient import conjugate_gradient
 

@@ -7,9 +7,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # the study is in the checkout, not in the package
 
+from benchmarks.studies.estimators.judge import Judge
+from benchmarks.studies.estimators.tabular import Table
 from benchmarks.studies.estimators.task import BETA, ascend, fit_walks, new_model, small_walks
-from benchmarks.studies.estimators.judge import Judge  # noqa: E402
-from benchmarks.studies.estimators.tabular import Table  # noqa: E402
 
 
 @pytest.fixture(scope="package")
