@@ -61,13 +61,13 @@ def styles(algorithms: Iterable[Algorithm]) -> dict[str, dict[str, Any]]:
     first = {label: (0, colour) for label, colour in _COLOURS.items() if label in families.values()}
     free = (x for line in itertools.count() for colour in PALETTE if (x := (line, colour)) not in first.values())
     first |= {label: next(free) for label in dict.fromkeys(families.values()) if label not in first}
-    members, found = Counter[str](), {}
+    members, styles = Counter[str](), {}
     for name, family in families.items():
         line, colour = first[family]
         line += members[family]
-        found[name] = {"color": colour, "linestyle": LINES[line and 1 + (line - 1) % (len(LINES) - 1)]}
+        styles[name] = {"color": colour, "linestyle": LINES[line and 1 + (line - 1) % (len(LINES) - 1)]}
         members[family] += 1
-    return found
+    return styles
 
 
 def grid(panels: Sequence[Callable[[Axes], None]], height: float = 2.3) -> str:

@@ -139,8 +139,7 @@ def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key,
 class Writer:
     """Adds finished jobs to a result folder.
 
-    The timing of a job is written before its result. So a job that has a result is complete, even if the process is
-    killed.
+    The timing of a job is written before its result, so that a job with a result is complete even after a kill.
     """
 
     def __init__(self, path: Path, suite: Suite, command: str, outcomes: Mapping[Key, Outcome]) -> None:
@@ -229,17 +228,13 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _suite_record(suite: Suite) -> dict[str, Any]:
-    return {
-        "name": suite.name,
-        "title": suite.title,
-        "description": suite.description,
+    """Fields of `Results`, and the name."""
+    copied = ("name", "title", "description", "eval_episodes", "final_episodes", "against")
+    return {name: getattr(suite, name) for name in copied} | {
         "labels": list(suite.algorithms),
         "counterparts": {label: x.counterpart for label, x in suite.algorithms.items() if x.counterpart is not None},
         "environments": {env: dataclasses.asdict(x) for env, x in suite.environments.items()},
         "seeds": list(suite.seeds),
-        "eval_episodes": suite.eval_episodes,
-        "final_episodes": suite.final_episodes,
-        "against": suite.against,
     }
 
 

@@ -6,6 +6,7 @@ preset.toml   the best settings, for `rlzoo train --preset`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from rlzoo.algorithms import ALGORITHMS
-from rlzoo.benchmark.runner import parallel
+from rlzoo.benchmark.runner import KILLED, each
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, space_for
 from rlzoo.benchmark.statistics import Interval, iqm_interval
 from rlzoo.core.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
@@ -51,6 +51,14 @@ class Result:
     start_score: float
     validation: dict[int, Interval]
     """Interquartile means of the scores on the validation seeds, of the best trial and of the start."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What came out, in words."""
+        start = f"trial {self.start}, where it started: {self.start_score:.5g}"
+        means = {n: f"{x.estimate:.5g} [{x.low:.5g}, {x.high:.5g}]" for n, x in self.validation.items()}
+        best = f"best of {self.trials} trials: trial {self.best} with {self.score:.5g}; {start}"
+        return [best, *(f"on other seeds, trial {n}: {mean}" for n, mean in means.items())]
 
 
 @dataclass(frozen=True)
@@ -166,25 +174,25 @@ def search(
     problem = _Problem(file, algorithm, env, base, space, tuple(seeds))
     with lock(out):
         study = problem.study()
-        _check_same(study, out, {"base": json.loads(json.dumps(base)), "seeds": list(seeds)})
+        _check_same(study, out, base=json.loads(json.dumps(base)), seeds=list(seeds))
         _enqueue(study, space, values, variant)
 
         def stopped() -> str:
             return f"stopped with {_count(study)} of {trials} trials done; the same command continues"
 
-        try:
-            with interruptible(stopped):
-                for line in parallel(_run_trial, [(problem, n) for n in range(_count(study), trials)], jobs):
-                    say(f"{line}  ({_count(study)} of {trials})")
-                best, start = _best_and_start(study)
-                validation = _validate(study, best, start, problem, validation_seeds, jobs, say)
-        except TerminatedWorkerError as error:
-            raise TrainingError("the process of a trial was killed; memory may have run out") from error
-        result = Result(
-            out / _PRESET, best.number, start.number, _count(study), best.value, start.value, validation
-        )  # fmt: skip
-        settings = {name: _rounded(x) for name, x in best.user_attrs["settings"].items()}
-        write_atomically(result.preset, _preset(problem, settings, result, validation_seeds, command))
+        runs = {n: (problem, n) for n in range(_count(study), trials)}
+        with interruptible(stopped), contextlib.closing(each(_run_trial, runs, jobs)) as lines:
+            for _, line in lines:
+                if line is None:
+                    raise TrainingError(f"a trial ended: {KILLED}")
+                say(f"{line}  ({_count(study)} of {trials})")
+            best, start = _best_and_start(study)
+            validation = _validate(study, best, start, problem, validation_seeds, jobs, say)
+        preset = out / _PRESET
+        result = Result(preset, best.number, start.number, _count(study), best.value, start.value, validation)
+        seeds_used = f"seeds {[*seeds]}, validation seeds {[*validation_seeds]}"
+        comments = [command, f"study {out / _STUDY}, {seeds_used}", *result.lines]
+        write_atomically(preset, _preset(problem, best.user_attrs["settings"], comments))
     return result
 
 
@@ -223,11 +231,6 @@ def score_of(returns: Sequence[float]) -> float:
     return float(0.7 * np.mean(returns[-max(1, len(returns) // 4) :]) + 0.3 * np.mean(returns))
 
 
-def describe(interval: Interval) -> str:
-    """An interquartile mean with its 95 % interval."""
-    return f"{interval.estimate:.5g} [{interval.low:.5g}, {interval.high:.5g}]"
-
-
 def _optuna() -> Any:
     try:
         import optuna
@@ -248,7 +251,7 @@ def _suggest(trial: Any, name: str, space: Space) -> Any:
     return trial.suggest_float(name, space.low, space.high, log=space.log)
 
 
-def _check_same(study: Any, out: Path, search: Mapping[str, Any]) -> None:
+def _check_same(study: Any, out: Path, **search: Any) -> None:
     """Notes what a new study searches; raises `RunError` if an older one searches something else."""
     for name, value in search.items():
         before = study.user_attrs.get(name, value)
@@ -296,42 +299,32 @@ def _validate(
     """Scores of the best trial and of the start on other seeds. Those of an earlier session are kept."""
     scores: dict[str, float] = dict(study.user_attrs.get("validation", {}))
     trials = {trial.number: trial.user_attrs["settings"] for trial in (best, start)} if seeds else {}
-    work = [(f"{n}:{seed}", problem, settings, seed) for n, settings in trials.items() for seed in seeds]
-    work = [item for item in work if item[0] not in scores]
-    if work:
+    runs = {f"{n}:{seed}": (problem, settings, seed) for n, settings in trials.items() for seed in seeds}
+    runs = {key: run for key, run in runs.items() if key not in scores}
+    if runs:
         say(f"validating trials {', '.join(sorted(map(str, trials)))} on other seeds")
-    for key, score in parallel(_validation_run, work, jobs):
+    for key, score in each(_validation_run, runs, jobs):
+        if score is None:
+            raise TrainingError(f"validation: {KILLED}")
         scores[key] = score
         study.set_user_attr("validation", scores)
     return {n: iqm_interval([[scores[f"{n}:{seed}"] for seed in seeds]]) for n in trials}
 
 
-def _validation_run(work: tuple[str, _Problem, dict[str, Any], int]) -> tuple[str, float]:
+def _validation_run(run: tuple[_Problem, dict[str, Any], int]) -> float:
     torch.set_num_threads(1)
-    key, problem, settings, seed = work
-    return key, score_of(list(curve(problem.algorithm, problem.env, settings, seed)))
+    problem, settings, seed = run
+    return score_of(list(curve(problem.algorithm, problem.env, settings, seed)))
 
 
-def _preset(
-    problem: _Problem, settings: Mapping[str, Any], result: Result, validation_seeds: Sequence[int], command: str
-) -> bytes:
-    """The preset file, with the origin of its values as comments."""
-    lines = [
-        f"# {command}",
-        f"# Study {result.preset.with_name(_STUDY)}: trial {result.best}, the best of {result.trials}, scores {result.score:.5g} on seeds "
-        f"{_listed(problem.seeds)}; trial {result.start}, where it started: {result.start_score:.5g}",
-    ]
-    if result.validation:
-        scores = "; ".join(f"trial {n}: {describe(x)}" for n, x in result.validation.items())
-        lines.append(f"# On seeds {_listed(validation_seeds)}, which the search has not seen, {scores}")
+def _preset(problem: _Problem, settings: Mapping[str, Any], comments: Sequence[str]) -> bytes:
+    """The preset file; numbers have three digits."""
+    lines = [f"# {comment}" for comment in comments]
     if problem.algorithm in ALGORITHMS:
         lines.append(f'algorithm = "{problem.algorithm}"')
-    table = [f"{name} = {_toml(x)}" for name, x in settings.items()]
+    rounded = {name: float(f"{x:.3g}") if isinstance(x, float) else x for name, x in settings.items()}
+    table = [f"{name} = {_toml(x)}" for name, x in rounded.items()]
     return "\n".join([*lines, "", f"[{json.dumps(problem.env)}]", *table, ""]).encode()
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 def _toml(x: Any) -> str:
@@ -339,7 +332,3 @@ def _toml(x: Any) -> str:
     if isinstance(x, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(value)}" for key, value in x.items()) + "}"
     return json.dumps("none" if x is None else x)
-
-
-def _rounded(x: Any) -> Any:
-    return float(f"{x:.3g}") if isinstance(x, float) else x

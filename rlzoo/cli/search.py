@@ -51,7 +51,7 @@ def search_command(arguments: list[str]) -> int:
     with importing(Threads(1)):
         from joblib import cpu_count
 
-        from rlzoo.benchmark.search import describe, search
+        from rlzoo.benchmark.search import search
 
     fixed = options.fixed | ({} if options.total_steps is None else {"total_steps": options.total_steps})
     name = re.sub(r"[^\w.]+", "-", f"{options.algorithm}-{options.env}")
@@ -73,9 +73,7 @@ def search_command(arguments: list[str]) -> int:
         summary = {"preset": str(result.preset), "trial": result.best, "score": result.score, "validation": validation}
         show(json.dumps(summary))
         return 0
-    start = f"trial {result.start}, where it started: {result.start_score:.5g}"
-    show(f"best of {result.trials} trials: trial {result.best} with {result.score:.5g}; {start}")
-    for number, interval in result.validation.items():
-        show(f"on other seeds, trial {number}: {describe(interval)}")
+    for line in result.lines:
+        show(line)
     show(f"rlzoo train {options.algorithm} {options.env} --preset {result.preset}")
     return 0

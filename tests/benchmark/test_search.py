@@ -55,8 +55,8 @@ def test_command_searches_goes_on_and_writes_a_preset(tmp_path, monkeypatch, cap
     assert "rlzoo train ppo-clip CartPole-v1 --preset found/preset.toml" in printed
     text = Path("found/preset.toml").read_text()
     assert text.startswith("# rlzoo search ppo-clip CartPole-v1 --out found --total-steps 1024")
-    assert "score" in text
-    assert "On seeds 10, which the search has not seen" in text
+    assert "# study found/study.log, seeds [0, 1], validation seeds [10]\n# best of 2 trials: trial " in text
+    assert "# on other seeds, trial 0: " in text
     table = tomllib.loads(text)
     assert table["algorithm"] == "ppo-clip"
     assert make_config("ppo-clip", "CartPole-v1", **table["CartPole-v1"]).total_steps == 1024
