@@ -5,19 +5,20 @@ A peer is an adapter that trains an algorithm of another library.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 import time
 import traceback
+import types
 from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from rlzoo.core.errors import ConfigError, described, no_such
+from rlzoo.core.errors import ConfigError, described, no_such, require
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.files import check_regular
 from rlzoo.runs.configuration.config import make_config
@@ -133,17 +134,14 @@ def load_peer(spec: str) -> Peer:
         check_regular(path)
     except OSError as error:
         raise ConfigError(f"peer {spec!r}: {path} cannot be read: {error.strerror}") from error
-    found = importlib.util.spec_from_file_location(f"_peer_{path.stem}", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module  # needed by dataclasses
+    loader = SourceFileLoader(f"_peer_{path.stem}", str(path))
+    module = types.ModuleType(loader.name)
+    sys.modules[loader.name] = module  # needed by dataclasses
     try:
-        found.loader.exec_module(module)
+        loader.exec_module(module)
     except ImportError as error:
         raise ConfigError(f"peer {path.name}: {error}; peers need pip install -e '.[peers,more-peers]'") from error
-    if not hasattr(module, name):
-        raise ConfigError(f"peer {path.name}: {no_such('peer', name, vars(module))}")
+    require(hasattr(module, name), f"peer {path.name}: {no_such('peer', name, vars(module))}")
     peer: Peer = getattr(module, name)
     return peer
 

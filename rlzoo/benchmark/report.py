@@ -122,7 +122,7 @@ def _overall(study: Study, styles: figures.Styles) -> str:
 
 def to_markdown(study: Study) -> str:
     """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
-    return template("rlzoo.benchmark", "report.md.jinja").render(
+    return template("rlzoo.benchmark", "templates/report.md.jinja").render(
         study=study,
         tables=tables,
         descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),
@@ -142,7 +142,7 @@ def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
             svg = images[Path(str(child.attrs["src"])).stem].encode()
             child.attrSet("src", f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
     body = parser.renderer.render(tokens, parser.options, {})
-    return template("rlzoo.benchmark", "report.html.jinja").render(title=title, body=Markup(body))
+    return template("rlzoo.benchmark", "templates/report.html.jinja").render(title=title, body=Markup(body))
 
 
 def _problems(study: Study) -> dict[str, list[str]]:

@@ -83,15 +83,14 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
     parameters = as_parameters(values)
     chosen: dict[str, Space] = {}
     for name, space in SPACES.get(algorithm, everything).items():
-        names = SCHEDULED.get(name, (name,))
+        names = {*SCHEDULED.get(name, (name,))}
         value = parameters.get(name, False if name in SCHEDULED else None)
-        if not any(n in values for n in names) or any(n in fixed for n in names) or value is None:
+        if names.isdisjoint(values) or names & fixed.keys():
             continue
-        if isinstance(space, tuple):
-            if value in space:
-                chosen[name] = space
-        elif isinstance(value, (int, float)):
+        if isinstance(space, Between) and isinstance(value, (int, float)):
             chosen[name] = space if space.low <= value <= space.high else Between(value / 5, value * 5)
+        elif isinstance(space, tuple) and value in space:
+            chosen[name] = space
     return chosen
 
 

@@ -16,7 +16,7 @@ import yaml
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.job import Job, load_peer
-from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, no_such, require
+from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
 from rlzoo.core.files import read_bytes
 from rlzoo.runs.configuration.config import ALIASES, make_config
@@ -226,17 +226,15 @@ class _Document:
         try:
             loader = _Loader(read_bytes(path).decode())
             node = loader.get_single_node()
-            self._note(node, ())
             self.content = None if node is None else loader.construct_document(node)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{path}, line {line}: {error.problem}") from error
-        except RecursionError as error:
-            raise ConfigError(f"{path}, line 1: invalid YAML: it nests too deep") from error
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}, line 1: invalid YAML: {' '.join(str(error).split())}") from error
+        except (yaml.YAMLError, ValueError, AttributeError, ArithmeticError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path}, line 1: invalid YAML: {described(error)}") from error
+        self._note(node, ())
 
     def _note(self, node: yaml.Node | None, place: Place) -> None:
         """Notes the lines below a node; keys must be different texts."""
@@ -271,21 +269,14 @@ class _Document:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader that reads 1e-3 as a number, as YAML 1.2 does, and names the line of every error. It has no aliases, with
-    which a short file can stand for an endless one."""
+    """Loader that reads 1e-3 as a number, as YAML 1.2 does. It has no aliases, with which a short file can stand for an
+    endless one."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, "aliases are not supported; write the value again", mark)
         return super().compose_node(parent, index)
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, AttributeError, TypeError, KeyError, OverflowError) as error:
-            problem = f"cannot read {node.tag.rpartition(':')[2]} {str(node.value)[:40]!r}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
 _Loader.add_implicit_resolver(

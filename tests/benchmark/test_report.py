@@ -161,22 +161,6 @@ def test_scores_at_equal_values_of_a_metric() -> None:
     assert rows[1][3].startswith("2.00 [")
 
 
-def test_lines_without_a_shared_range_are_not_compared() -> None:
-    outcomes = [*sweep("trpo", [(0, 0), (1, 1)]), *sweep("npg", [(8, 0), (24, 16)]), *runs("reinforce", [1.0, 2.0])]
-    study = Study.of([results(outcomes, against="kl_reference")])
-    assert list(study.lines("E")) == ["trpo", "npg"]  # reinforce has no such metric
-    assert study.at_equal("E") == {}
-    assert "Score where" not in to_markdown(study)
-
-
-@pytest.mark.parametrize(("seeds", "shown"), [((0, 1, 30), "4.50 [4.00, 5.00]"), ((0, 1, 20, 21), "–")])
-def test_seeds_without_the_value_are_left_out(seeds: Sequence[int], shown: str) -> None:
-    outcomes = [*sweep("trpo", [(0, 0), (16, 16)], seeds), *sweep("npg", [(0, 0), (26, 13)], [0, 0, 0])]
-    study = Study.of([results(outcomes, against="kl_reference")])
-    rows = table(to_markdown(study), "Score against kl_reference")
-    assert rows[1][2].strip("*").replace("** ", " ") == shown
-
-
 def test_time_to_threshold() -> None:
     reached_late = outcome(seed=0, returns=(0, 10, 20, 30))  # at 300 steps, 3 s
     reached_soon = outcome(seed=1, returns=(0, 26, 0, 0))  # at 100 steps, and lost again
@@ -216,13 +200,6 @@ def test_scales_and_aggregates() -> None:
         ["E", "300", "100", "25", "0.00", "25.00"],
         ["F", "300", "100", "–", "0.0", "200.0"],
     ]
-
-
-def test_curves_are_interpolated_on_the_grid() -> None:
-    run = outcome(steps=[0, 150, 310], returns=(0, 30, 62), deterministic=[0, 0, 0], seconds=[0, 1, 2])
-    (group,) = Study.of([results([run])]).groups.values()
-    assert group.grid.tolist() == [0, 100, 200, 300]
-    np.testing.assert_allclose(group.curves(group.grid), [[0, 20, 40, 60]])
 
 
 def test_every_run_has_its_place() -> None:
@@ -275,11 +252,6 @@ def test_a_peer_of_another_folder() -> None:
     assert len(table(page, "Pairs")) == 2
 
 
-def test_a_counterpart_that_is_nowhere() -> None:
-    folder = results(runs("sb3-ppo", [1, 2]), counterparts={"sb3-ppo": "ppo-clip"})
-    assert "## Pairs" not in report(folder)
-
-
 def test_two_folders_with_one_label() -> None:
     a = results(runs("trpo", [1, 2]), path="x/A")
     b = results(
@@ -314,13 +286,6 @@ def test_a_run_that_diverged_counts_as_worst() -> None:
     assert "Runs diverged: 1." in page
     assert "> - trpo on E, seed 4 diverged" in page
     assert "4: NaN" in page
-
-
-def test_an_environment_in_which_all_runs_diverged(tmp_path: Path) -> None:
-    nan = float("nan")
-    folder = results([outcome(returns=(nan,) * 4, final=nan), outcome(env="F")], {"E": None, "F": 25.0})
-    write_report([folder], tmp_path)
-    assert "−∞" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("level", [0.0, -5.0])
