@@ -232,7 +232,7 @@ class _Document:
             raise ConfigError(f"{path}, line {line}: {error.problem}") from error
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, ValueError, AttributeError, ArithmeticError, KeyError, TypeError, RecursionError) as error:
+        except Exception as error:  # YAML's constructors raise many kinds
             raise ConfigError(f"{path}, line 1: invalid YAML: {described(error)}") from error
         self._note(node, ())
 
