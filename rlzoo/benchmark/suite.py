@@ -13,15 +13,14 @@ from typing import Any
 
 import yaml
 
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.peer import load_peer
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
 from rlzoo.core.files import read_bytes
-from rlzoo.runs.configuration.config import ALIASES, make_config
-from rlzoo.runs.configuration.defaults import with_preset
-from rlzoo.runs.registry import reward_threshold, task_class
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.defaults import starting_from
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, reward_threshold, task_class
 
 _MOST_SEEDS = 100_000
 
@@ -248,7 +247,7 @@ def _settings(document: _Document, label: str, entry: Entry, env: str, given: di
     algorithm = entry.algorithm or label
     if entry.preset:
         of = entry.preset if isinstance(entry.preset, str) else None
-        given = with_preset(algorithm, env, given, of)[0]
+        given = starting_from(algorithm, env, given, of=of)[0]
     config = make_config(algorithm, env, **given)
     objects = [f"{name} is {what}" for name, what in config.objects.items()]
     require(not objects, f"a suite needs settings that config.json can hold, but {', '.join(objects)}")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
 from rlzoo.cli.options import HELP_ALL
-from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
     ConfigError,
     EnvError,

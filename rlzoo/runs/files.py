@@ -80,14 +80,6 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
             yield line, record if line.endswith("\n") and isinstance(record, dict) else None
 
 
-def is_at(file: IO[Any], path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
-    except OSError:
-        return False
-
-
 @contextlib.contextmanager
 def lock(folder: Path, file: Path | None = None) -> Iterator[IO[Any]]:
     """Locks a folder against other processes. The operating system releases the lock if this process is killed.

@@ -34,7 +34,7 @@ from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
 from rlzoo.runs.configuration.record import git_commit, read_record, read_settings, reason, versions
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.files import is_at, lock, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.files import lock, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
 
 _TAIL = 16_384
@@ -65,25 +65,9 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(
-        cls,
-        path: Path | str,
-        config: Config,
-        overwrite: bool = False,
-        model: ActorCritic | None = None,
-        spaces: Mapping[str, str] | None = None,
-    ) -> Run:
-        """Makes a new run directory.
-
-        Args:
-            overwrite: replace an existing run.
-            model: the model, if `config` does not describe it.
-            spaces: of the task (see `Task.described_spaces`).
-
-        Raises:
-            RunError: the directory holds a run and `overwrite` is False, or it holds other files.
-        """
-        with cls.creating(path, config, overwrite, model, spaces) as run:
+    def create(cls, path: Path | str, config: Config, overwrite: bool = False) -> Run:
+        """Makes a new run directory, as `creating` does, without a lock on it."""
+        with cls.creating(path, config, overwrite) as run:
             return run
 
     @classmethod
@@ -96,7 +80,16 @@ class Run:
         model: ActorCritic | None = None,
         spaces: Mapping[str, str] | None = None,
     ) -> Iterator[Run]:
-        """`create` with the lock of the run held: no other process can come between it and the training."""
+        """Context that makes a new run directory, and holds its lock.
+
+        Args:
+            overwrite: replace an existing run.
+            model: the model, if `config` does not describe it.
+            spaces: of the task (see `Task.described_spaces`).
+
+        Raises:
+            RunError: the directory holds a run and `overwrite` is False, or it holds other files.
+        """
         run = cls(path)
         run._check_free(overwrite)  # before a lock is left among files of something else
         with run.lock():
@@ -141,14 +134,8 @@ class Run:
         for folder in (self.checkpoints, *(self.path / name for name in _MODELS)):
             if folder.is_symlink():
                 raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
-        with contextlib.ExitStack() as self._locks:
-            self._lock = self._locks.enter_context(lock(self.path))
+        with lock(self.path):
             yield
-
-    def keep_lock(self) -> None:
-        """Locks the run again if another program deleted the file of the lock. Raises `RunError` as `lock` does."""
-        if not is_at(self._lock, self.path / ".lock"):
-            self._lock = self._locks.enter_context(lock(self.path))
 
     def _check_free(self, overwrite: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -184,7 +171,7 @@ class Run:
         """Writes `config.json`.
 
         Args:
-            model, spaces: as for `create`.
+            model, spaces: as for `creating`.
             extended_at: the step where the run had finished before its number of steps was raised.
         """
         objects = config.objects | ({} if model is None else {"model": describe(model)})
@@ -237,15 +224,12 @@ class Run:
     @property
     def objects(self) -> dict[str, str]:
         """What `config.json` cannot hold and a loaded run needs: `{"env": "pass env=... (<description>)"}`."""
-        record = read_record(self._config)
-        if older := record.get("model_class"):  # an earlier form of `objects`
-            return {"model": f"pass model=... ({older})"}
-        objects = record.get("objects")
+        objects = self.record.get("objects")
         return {str(name): str(text) for name, text in objects.items()} if isinstance(objects, dict) else {}
 
     def check_spaces(self, spaces: Mapping[str, str]) -> None:
         """Raises `RunError` if a task has other spaces than the run was trained with (see `Task.described_spaces`)."""
-        trained = read_record(self._config).get("spaces") or {}
+        trained = self.record.get("spaces") or {}
         for kind, space in spaces.items():
             if trained.get(kind, space) != space:
                 was = f"but the run was trained with {trained[kind]}"
@@ -254,13 +238,8 @@ class Run:
     @property
     def extended_at(self) -> int | None:
         """The step where the run had finished before its number of steps was raised."""
-        step = read_record(self._config).get("extended_at")
+        step = self.record.get("extended_at")
         return step if isinstance(step, int) else None
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the run has the present format. A run with an older one can only be evaluated and played."""
-        return bool(read_record(self._config)["format"] == FORMAT)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one for each iteration, oldest first."""
@@ -314,7 +293,8 @@ class Run:
             return
         temporary = self.checkpoints / f".{step}.tmp"
         remove(temporary)
-        temporary.mkdir(parents=True)
+        self.checkpoints.mkdir(exist_ok=True)  # not with parents: an error if the run directory was deleted
+        temporary.mkdir()
         try:
             for name, data in files.items():
                 write_and_sync(temporary / name, data)

@@ -18,15 +18,16 @@ from rlzoo.core import processes
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, described, require
 from rlzoo.core.models import ActorCritic
-from rlzoo.runs.configuration.config import ANY_INTEGER, Config, make_config
-from rlzoo.runs.configuration.defaults import from_config, starting_from
+from rlzoo.runs.configuration.config import ANY_INTEGER, Config
+from rlzoo.runs.configuration.defaults import configured
+from rlzoo.runs.hooks import Hooks, OnIteration
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.trackers import check_tracker, continue_tracker, start_tracker
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.publish import hub
 from rlzoo.runs.run import Run
-from rlzoo.runs.session import OnIteration, Session, out_of_memory
+from rlzoo.runs.session import Session, out_of_memory
 from rlzoo.runs.signals import Signals
 
 
@@ -42,6 +43,7 @@ def train(
     model: Any = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    hooks: Hooks | None = None,
     track: str | None = None,
     **settings: Any,
 ) -> Run:
@@ -59,7 +61,9 @@ def train(
         model: train this model instead of a new one. `resume` and `evaluate` then need it again. Anything else than an
             `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
-        on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
+        on_iteration: called after each iteration with the `Trainer` and the `Iteration`. Returning True ends the run.
+            Numbers that it returns by name are logged. It must not change anything.
+        hooks: functions to call at the start, after episodes, iterations and evaluations, and at the end.
         track: also log to this tracker, wandb or mlflow.
         settings: fields of `Config` and of its parts, by name.
 
@@ -75,6 +79,7 @@ def train(
     if not isinstance(model, ActorCritic | None):
         settings["model"], model = str(model) if isinstance(model, Path) else model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
+    hooks = Hooks.of(hooks, on_iteration)
     check_device(config.device)
     if track is not None:
         check_tracker(track)
@@ -95,7 +100,7 @@ def train(
         flat = config.to_dict()
         trackers = [] if track is None else start_tracker(track, run.path, flat)
         logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
-        Session(trainer, run, logger, on_iteration).go()
+        Session(trainer, run, logger, hooks).go()
     return run
 
 
@@ -108,6 +113,7 @@ def resume(
     model: ActorCritic | None = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    hooks: Hooks | None = None,
     **objects: Any,
 ) -> Run:
     """Continues a run from its last checkpoint. The result is the same as without the interruption.
@@ -118,23 +124,18 @@ def resume(
     Args:
         total_steps: a new number of steps for the run.
         checkpoint: step of an earlier checkpoint to continue from. Everything later is deleted.
-        model, progress, on_iteration: as for `train`.
+        model, progress, on_iteration, hooks: as for `train`.
         objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
     Raises:
-        RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
+        RunError: there is no such run or checkpoint, or it is damaged, in use, or of another format.
         TrainingError, Interrupted: as for `train`.
     """
     if hub.is_name(run):
         raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
-    run = Run.open(run)
+    run, hooks = Run.open(run), Hooks.of(hooks, on_iteration)
     display = _display(progress)
     with run.lock() if processes.rank() == 0 else contextlib.nullcontext():
-        if not run.resumable:
-            raise RunError(
-                f"{run.path} has an older format and cannot be resumed; continue its policy in a new run: "
-                f"rlzoo train --config {run.path} --model {run.path} --out NEW"
-            )
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
@@ -172,7 +173,7 @@ def resume(
             )
         trainer.task.begin(run.path)
         stopped = saved is not None and saved.state.get("stopped", False)
-        Session(trainer, run, logger, on_iteration, stopped).go()
+        Session(trainer, run, logger, hooks, stopped).go()
     return run
 
 
@@ -209,35 +210,6 @@ def _warm_start(trainer: Trainer) -> None:
         shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
         require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
     model.load_state_dict(found | kept)
-
-
-def configured(
-    algorithm: str | Algorithm | Config | None,
-    env: Any,
-    config: Config | Path | str | None,
-    preset: bool | str,
-    settings: dict[str, Any],
-) -> tuple[Config, list[str]]:
-    """The configuration that the arguments of `train` describe, and lines that say what it started from."""
-    if isinstance(algorithm, Config):
-        require(config is None, "give a Config once")
-        algorithm, config = None, algorithm
-    if isinstance(config, Config):
-        fixed = algorithm is None and env is None and not settings and isinstance(preset, bool)
-        require(fixed, "give either a Config or settings, not both")
-        return config, []
-    if config is not None:
-        require(isinstance(preset, bool), "give either config or preset, not both")
-        if isinstance(algorithm, Algorithm):
-            raise ConfigError("config has an algorithm already: give its settings by name")
-        algorithm, env, settings = from_config(config, algorithm, env, settings)
-        return make_config(algorithm, env, **settings), [f"settings of {config}"]
-    if algorithm is None:
-        raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
-    if env is None:
-        raise ConfigError("env is missing")
-    settings, started_from = starting_from(algorithm, env, settings, preset)
-    return make_config(algorithm, env, **settings), started_from
 
 
 def default_directory(config: Config, seeds: bool = False) -> Path:
