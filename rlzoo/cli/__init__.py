@@ -96,7 +96,7 @@ commands:
   resume RUN            continue a run from its last checkpoint
   eval RUN              play episodes and print their mean return
   play RUN              watch episodes or record a video; for a language model, read responses
-  export RUN            write the policy to a file: ONNX, TorchScript or a C header
+  export RUN            write the policy to a file: ONNX or a C header
   push RUN REPO         upload the policy to the Hugging Face hub, with a model card
   benchmark SUITE       run a suite of algorithms, environments and seeds
   report PATH ...       write tables and figures of runs and of the results of suites

@@ -9,11 +9,11 @@ from typing import Any
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, require
-from rlzoo.runs.configuration.config import Config, Source, fill, merge
+from rlzoo.runs.configuration.config import Config, Source, fill, merge, present_names
 from rlzoo.runs.configuration.objects import first_description, holds_object
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, read_preset
 from rlzoo.runs.configuration.record import config_file, read_settings
-from rlzoo.runs.registry import ALIASES
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class
 
 
 def configured(
@@ -65,6 +65,8 @@ def _sources(algorithm: str | Algorithm, env: Any, preset: bool | str, of: str |
     name = ALIASES.get(name, name)
     if preset and isinstance(algorithm, str) and isinstance(env, str):
         pair = find_preset(ALIASES.get(of, of) if of else name, env)
+        if pair is not None and of is not None and name in ALGORITHMS:
+            pair = present_names(algorithm_class(name), pair, say=False)  # where the other algorithm has the old name
         sources += [] if pair is None else [Source(f"preset {name}/{env}", pair)]
     if isinstance(preset, str):
         recipe = read_preset(Path(preset), name, env) if is_file(preset) else find_recipe(preset)

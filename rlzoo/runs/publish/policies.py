@@ -1,4 +1,4 @@
-"""Policies that leave: loading the policy of a run into a program, and exporting it to a file."""
+"""Policies for other programs: loading, exporting to a file, and uploading."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlzoo.runs.publish import card
 from rlzoo.runs.publish.hub import PREFIX, upload
 from rlzoo.runs.run import Run
 
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "c": ".h"}
+SUFFIXES = {"onnx": ".onnx", "c": ".h"}
 """Formats of `export`, and the names of their files."""
 
 
@@ -79,8 +79,8 @@ def export(
 
     Args:
         run, checkpoint, model, objects: as for `load_policy`.
-        format: onnx (checked with onnxruntime), torchscript, or c (a header without dependencies).
-        out: the file; by default `policy.onnx`, `policy.pt` or `policy.h` in the current directory.
+        format: onnx (checked with onnxruntime), or c (a header without dependencies).
+        out: the file; by default `policy.onnx` or `policy.h` in the current directory.
 
     Raises:
         ConfigError: a package is missing, or a part of the policy cannot be exported to the format.
