@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ class Iteration:
     """Episodes that ended in this iteration."""
     environment_metrics: frozenset[str] = frozenset()
     """Names of the metrics that come from the environment."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     """Time that it took."""
 
 
