@@ -207,8 +207,8 @@ class Task(abc.ABC):
             ConfigError: they cannot be shown or recorded.
         """
         require(video is None, f"video: {env_name(self.setup.env)} cannot be recorded")
-        found = self.evaluate(episodes, seed=seed, deterministic=deterministic)
-        pairs = zip(found.returns.tolist(), found.lengths.tolist(), strict=True)
+        evaluation = self.evaluate(episodes, seed=seed, deterministic=deterministic)
+        pairs = zip(evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
         return Played.of([Episode(return_, length) for return_, length in pairs])
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
@@ -262,7 +262,7 @@ class EnvTask(Task):
         self.settings = settings
         self.setup = setup
         announce(setup.progress.say)
-        processes.rows(settings.num_envs, "num_envs")
+        processes.own_rows(settings.num_envs, "num_envs")
         self.env = self.training_env(number(stream(setup.seed, "env")))
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
