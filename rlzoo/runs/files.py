@@ -73,11 +73,16 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
     with file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            yield line, record if line.endswith("\n") and isinstance(record, dict) else None
+            yield line, parse_line(line)
+
+
+def parse_line(line: str) -> dict[str, Any] | None:
+    """The object in a line of a JSON-lines file; None if the line is not a complete object."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if line.endswith("\n") and isinstance(record, dict) else None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +33,7 @@ from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
 from rlzoo.runs.configuration.record import git_commit, read_record, read_settings, reason, versions
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.files import lock, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
 
 _TAIL = 16_384
@@ -43,19 +42,15 @@ _TAIL = 16_384
 _MODELS = ("start", "actor")
 """Directories that a task may write its models in."""
 
-
-_NUMBER = (int, float)
-_RECORDS: Mapping[str, Mapping[str, Any]] = {
-    "metrics.jsonl": {},
-    "evaluations.jsonl": {
-        "mean_return": _NUMBER,
-        "std_return": _NUMBER,
-        "episodes": int,
-        "deterministic": bool,
-        "final": bool,
-    },
+_EVALUATION = {
+    "mean_return": float | int,
+    "std_return": float | int,
+    "episodes": int,
+    "deterministic": bool,
+    "final": bool,
 }
-"""Files of records, and what each record of them has beside its step."""
+_RECORDS: Mapping[str, Mapping[str, Any]] = {"metrics.jsonl": {}, "evaluations.jsonl": _EVALUATION}
+"""Files of records, and what each record has beside its step."""
 
 
 class Run:
@@ -202,8 +197,8 @@ class Run:
         objects = {name: x for name, x in objects.items() if x is not None}
         missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
         if missing:
-            made = f"{self.path} was made from objects that config.json cannot hold"
-            raise RunError(f"{made}: pass {', '.join(missing)}")
+            origin = f"{self.path} was made from objects that config.json cannot hold"
+            raise RunError(f"{origin}: pass {', '.join(missing)}")
         objects.pop("model", None)
         for name, x in objects.items():
             if name not in settings:
@@ -232,8 +227,8 @@ class Run:
         trained = self.record.get("spaces") or {}
         for kind, space in spaces.items():
             if trained.get(kind, space) != space:
-                was = f"but the run was trained with {trained[kind]}"
-                raise RunError(f"{self.path}: the {kind} space is now {space}, {was}")
+                change = f"the {kind} space is now {space}, but the run was trained with {trained[kind]}"
+                raise RunError(f"{self.path}: {change}")
 
     @property
     def extended_at(self) -> int | None:
@@ -247,16 +242,16 @@ class Run:
 
     def last_metrics(self) -> dict[str, Any] | None:
         """The last line of `metrics.jsonl`, read from the end of the file; None if there is none."""
-        path, last = self.path / "metrics.jsonl", None
-        with contextlib.suppress(OSError):
+        path = self.path / "metrics.jsonl"
+        try:
             check_regular(path, LARGE)
             with path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-                for line in file.read().splitlines(keepends=True):
-                    with contextlib.suppress(ValueError, RecursionError):
-                        record = json.loads(line)
-                        last = record if line.endswith(b"\n") and _is_record(record, {}) else last
-        return last
+                lines = file.read().decode(errors="replace").splitlines(keepends=True)
+        except OSError:
+            return None
+        records = map(parse_line, reversed(lines))
+        return next((record for record in records if record is not None and _is_record(record, {})), None)
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of `evaluations.jsonl`, oldest first."""
@@ -270,20 +265,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished, and its number of steps was not raised since."""
-        steps = self.steps()
-        return bool(steps) and self._ended_at(steps[-1]) and self.extended_at != steps[-1]
-
-    def _ended_at(self, step: int) -> bool:
-        """Whether both final evaluations were made at `step`."""
-        return any(e["step"] == step and e["final"] and e["deterministic"] for e in self.evaluations())
+        """Whether both final evaluations were made, and the number of steps was not raised since."""
+        final = [e["step"] for e in self.evaluations() if e["final"] and e["deterministic"]]
+        last = self.steps()[-1:]
+        return {*last} <= {*final} and bool(last) and self.extended_at != last[0]
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
 
     def save(self, step: int, files: Mapping[str, bytes]) -> None:
-        """Writes a checkpoint, which is packed already, then deletes all but the last two and the best.
+        """Writes the files of a checkpoint, then deletes all checkpoints but the last two and the best.
 
         Raises:
             OSError: it could not be written, for example because the disk is full. Older checkpoints are intact.
@@ -302,7 +294,7 @@ class Run:
             temporary.rename(target)
             sync_directory(self.checkpoints)
         except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
             raise
         self._prune()
 
@@ -344,8 +336,8 @@ class Run:
             raise RunError(f"{self.path} has no checkpoint yet")
         step = self.best_step() if checkpoint == "best" else steps[-1] if checkpoint is None else checkpoint
         if step not in steps:
-            wanted = "best checkpoint" if checkpoint == "best" else f"checkpoint {checkpoint}"
-            raise RunError(f"{self.path} has no {wanted}; it has {', '.join(map(str, steps))}")
+            name = "best checkpoint" if checkpoint == "best" else f"checkpoint {checkpoint}"
+            raise RunError(f"{self.path} has no {name}; it has {', '.join(map(str, steps))}")
         return step
 
     def best_step(self) -> int | None:
