@@ -219,7 +219,7 @@ def eval_command(arguments: list[str]) -> int:
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    found = evaluate(
+    evaluation = evaluate(
         run,
         options.episodes,
         deterministic=options.deterministic,
@@ -227,7 +227,7 @@ def eval_command(arguments: list[str]) -> int:
         checkpoint=step,
         pass_k=options.pass_k,
     )
-    summary = found.summary()
+    summary = evaluation.summary()
     show(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
     return 0
 
@@ -241,11 +241,11 @@ def play_command(arguments: list[str]) -> int:
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    shown = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
+    result = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
     if options.json:
-        show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **shown.summary}))
+        show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
         return 0
-    show(shown.transcript)
+    show(result.transcript)
     if options.video is not None:
         show(options.video)
     return 0
@@ -260,39 +260,36 @@ def list_command(arguments: list[str]) -> int:
     from rlzoo.control.envs import builtin_ids
     from rlzoo.runs.configuration.presets import environments, recipes
 
-    known, builtin = environments(), builtin_ids()
-    presets = {env: algorithms for env, algorithms in known.items() if env not in TASKS}
+    presets, builtin, suites = environments(), builtin_ids(), list(known_suites())
+    tuned = {env: algorithms for env, algorithms in presets.items() if env not in TASKS}
     if options.json:
-        listed = [
-            {"id": env, "presets": presets.get(env, []), "vectorized": env in builtin}
-            for env in sorted({*presets, *builtin})
-        ]
-        tasks = [{"id": env, "description": x.description, "presets": known.get(env, [])} for env, x in TASKS.items()]
-        found = {
+        ids = sorted({*tuned, *builtin})
+        lists = {
             "algorithms": {name: x.description for name, x in ALGORITHMS.items()},
-            "environments": listed,
-            "language_tasks": tasks,
+            "environments": [{"id": x, "presets": tuned.get(x, []), "vectorized": x in builtin} for x in ids],
+            "language_tasks": [
+                {"id": env, "description": x.description, "presets": presets.get(env, [])} for env, x in TASKS.items()
+            ],
             "recipes": recipes(),
+            "suites": suites,
         }
-        found["suites"] = list(known_suites())
-        show(json.dumps(found))
+        show(json.dumps(lists))
         return 0
-    show("algorithms")
-    show(_algorithms())
-    show("\nenvironments with presets")
-    show("\n".join(f"  {env:30} {' '.join(algorithms)}" for env, algorithms in presets.items()))
-    show("\nenvironments with a built-in vectorised version")
-    show("  " + " ".join(builtin))
+    tasks = [
+        f"{env:12} {entry.description}" + (f"\n{'':14} presets: {' '.join(presets[env])}" if env in presets else "")
+        for env, entry in TASKS.items()
+    ]
+    sections = {
+        "environments with presets": [f"{env:30} {' '.join(algorithms)}" for env, algorithms in tuned.items()],
+        "environments with a built-in vectorised version": [" ".join(builtin)],
+        "language tasks": tasks,
+        "recipes for language tasks (--preset NAME)": [" ".join(recipes())],
+        "suites for rlzoo benchmark": [" ".join(suites)],
+    }
+    show(f"algorithms\n{_algorithms()}")
+    for title, lines in sections.items():
+        show("\n" + "\n  ".join([title, *lines]))
     show("\nEvery other Gymnasium environment works too: give its id, or module:Id.")
-    show("\nlanguage tasks")
-    for env, entry in TASKS.items():
-        show(f"  {env:12} {entry.description}")
-        if env in known:
-            show(f"  {'':12} presets: {' '.join(known[env])}")
-    show("\nrecipes for language tasks (--preset NAME)")
-    show("  " + " ".join(recipes()))
-    show("\nsuites for rlzoo benchmark")
-    show("  " + " ".join(known_suites()))
     return 0
 
 

@@ -67,11 +67,11 @@ def _own_parts(model: ActorCritic) -> list[str]:
     return [type(part[0] if isinstance(part, nn.Sequential) else part).__name__ for part in others]
 
 
-def _same(wanted: Tensor, found: Tensor) -> bool:
+def _same(expected: Tensor, actual: Tensor) -> bool:
     """Whether two batches of actions are equal up to rounding, which may decide between equally probable actions."""
-    if wanted.shape != found.shape:
+    if expected.shape != actual.shape:
         return False
-    same = torch.isclose(found.double(), wanted.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+    same = torch.isclose(actual.double(), expected.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
     return same.double().mean().item() > 0.95
 
 

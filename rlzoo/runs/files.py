@@ -41,7 +41,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a file or a directory, as far as it is possible. What a symbolic link leads to is kept."""
+    """Deletes a file, a directory with what can be deleted of it, or a symbolic link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -140,7 +140,7 @@ class Session:
         return before if step // self.eval_interval > before // self.eval_interval else None
 
     def _finish(self) -> None:
-        """The final evaluations, stochastic and deterministic, as far as they were not made before."""
+        """Makes the final evaluations, stochastic and deterministic, that an earlier session has not made."""
         step = self.trainer.step
         self._wait()
         final = [x for x in self.run.evaluations() if x["final"] and x["step"] == step]

@@ -52,8 +52,8 @@ def train(
     Args:
         algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a `Config`.
         env: Gymnasium id, name of a task, `module:Id` of an environment, or `module:Class` of a task.
-        config: run again what a `config.json` says, given as the file or its run directory, with `settings` as changes.
-            Algorithm and env need not be given then. Or a `Config`, as for `algorithm`.
+        config: a `config.json` or the run directory that holds it: start from its algorithm, env and settings, with
+            `settings` as changes. Or a `Config`, as for `algorithm`.
         out: the run directory; `runs/<algorithm>-<env>-s<seed>-<time>` by default.
         overwrite: replace an existing run.
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
@@ -199,17 +199,20 @@ def _warm_start(trainer: Trainer) -> None:
     source, model = trainer.task.starts_from, trainer.model
     if source is None:
         return
-    found, own = Run.open(source).load().model, model.state_dict()
-    kept = {name: x for name, x in own.items() if name.startswith("reward_scale.")}  # of this run's own environments
-    found = {name: x for name, x in found.items() if not name.startswith("reward_scale.")}
+
+    def without_scale(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Weights without the scale of rewards, which belongs to a run's own environments."""
+        return {name: x for name, x in weights.items() if not name.startswith("reward_scale.")}
+
+    weights, own = without_scale(Run.open(source).load().model), without_scale(model.state_dict())
     remedy = f"give the network and environment of {source}"
-    for name in sorted((own.keys() - kept.keys()) ^ found.keys()):
+    for name in sorted(own.keys() ^ weights.keys()):
         has, lacks = ("this model", source) if name in own else (source, "this model")
         raise ConfigError(f"model: {has} has {name}, {lacks} has not; {remedy}")
-    for name, x in found.items():
+    for name, x in weights.items():
         shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
         require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
-    model.load_state_dict(found | kept)
+    model.load_state_dict(model.state_dict() | weights)
 
 
 def default_directory(config: Config, seeds: bool = False) -> Path:
@@ -226,14 +229,14 @@ def default_directory(config: Config, seeds: bool = False) -> Path:
 def check_device(device: str) -> None:
     """Raises `ConfigError` if PyTorch cannot compute in double precision on the device, or processes would share it."""
     try:
-        known = torch.device(device)
+        place = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device must be cpu, cuda, cuda:N or the like, got {device!r}") from error
     try:
-        torch.zeros((), dtype=torch.float64, device=known).item()
+        torch.zeros((), dtype=torch.float64, device=place).item()
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
-    processes.check_gpu(known)
+    processes.check_gpu(place)
 
 
 @contextlib.contextmanager
@@ -244,11 +247,9 @@ def _memory_checked(config: Config) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        values = {name: x.value if isinstance(x.value, tuple) else (x.value,) for name, x in config.table.items()}
-        sizes = [
-            (x, name) for name, items in values.items() for x in items if type(x) is int and name not in ANY_INTEGER
-        ]
-        size, name = max(sizes)
+        values = {name: x.value for name, x in config.table.items() if name not in ANY_INTEGER}
+        items = ((x, name) for name, y in values.items() for x in (y if isinstance(y, tuple) else (y,)))
+        size, name = max(item for item in items if type(item[0]) is int)
         raise ConfigError(f"there is not enough memory; the largest setting is {name} = {size}") from error
 
 

@@ -210,9 +210,9 @@ def _with_parts(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any
     task = settings.get("task") or task_class(env).default_settings(env)
     require(isinstance(task, TaskSettings), f"task must be TaskSettings, got {task!r}")
 
-    def instance(part: Any, kind: str, base: type, known: Mapping[str, type]) -> Any:
+    def instance(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
         """The part itself, or one made from a name or class and the task's defaults."""
-        cls = _class_of(part, kind, base, known)
+        cls = _class_of(part, kind, base, classes)
         return part if isinstance(part, base) else _replace(cls(), task.defaults, task.units)
 
     whole = instance(algorithm, "algorithm", Algorithm, _ALGORITHMS)
@@ -329,20 +329,20 @@ def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:
     return next(names, None) or import_name(cls) or {"object": describe(part)}
 
 
-def _class_of(part: Any, kind: str, base: type, known: Mapping[str, type]) -> Any:
+def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
     """The class of a part that is a registered name, `module:Class`, a class, or an instance."""
     if isinstance(part, base):
         return type(part)
     if isinstance(part, type) and issubclass(part, base):
         return part
-    example = f"such as {kind}={next(iter(known))!r} or {kind}={next(iter(known.values())).__name__}()"
+    example = f"such as {kind}={next(iter(classes))!r} or {kind}={next(iter(classes.values())).__name__}()"
     require(isinstance(part, str), f"{kind} must be a name or {_a(base.__name__)}, {example}, got {part!r}")
     name = _ALIASES.get(part, part)
-    if name in known:
-        return known[name]
+    if name in classes:
+        return classes[name]
     module, _, qualname = name.partition(":")
     if not qualname:
-        raise ConfigError(f"{no_such(kind, name, known)} (known: {', '.join(known)})")
+        raise ConfigError(f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
     try:
         cls = getattr(importlib.import_module(module), qualname)
     except (Exception, SystemExit) as error:  # of any kind, from importing any code

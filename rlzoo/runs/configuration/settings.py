@@ -90,20 +90,20 @@ PEERS = {
     "eval_episodes": "n_eval_episodes",
     "out": "output_dir tensorboard_log",
 }
-"""Names here, and in Stable-Baselines3, CleanRL and TRL."""
+"""Names here, and their names in Stable-Baselines3, CleanRL and TRL."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """An error message that suggests the nearest known name: that of what peers call so, or one with these initials."""
-    known = sorted(known)
-    plain = {other.strip("-").replace("-", "_"): other for other in known}
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> str:
+    """An error message that suggests the nearest name, also for initials and for the names of other libraries."""
+    names = sorted(names)
+    plain = {other.strip("-").replace("-", "_"): other for other in names}
     asked = name.strip("-").replace("-", "_")
     for ours, theirs in PEERS.items():
         if asked in theirs.split() and ours in plain:
             return f"no {kind} {name!r}; did you mean {plain[ours]!r}?"
-    initials = {"".join(word[0] for word in re.findall(r"[a-z]+", other)): other for other in known}
+    initials = {"".join(word[0] for word in re.findall(r"[a-z]+", other)): other for other in names}
     nearest = initials.get(name.strip("-"))
-    return no_such(kind, name, known) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
+    return no_such(kind, name, names) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
 
 
 @functools.cache

@@ -44,11 +44,9 @@ def load_policy(
 
     Args:
         run: a run directory, or `hf:user/name` for a policy on the Hugging Face hub.
-        checkpoint: the step of a checkpoint, or "best" for the one with the best evaluation; by default the last one.
         deterministic: take the most probable action instead of a sample.
         seed: seed of the samples.
-        model: a model to load the weights into, if the run was trained with a model of your own.
-        objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
+        checkpoint, model, objects: as for `evaluate`.
 
     Raises:
         ConfigError: the run trains a language model, or a task that has no such policy.
