@@ -257,10 +257,11 @@ def list_command(arguments: list[str]) -> int:
     )
 
     from rlzoo.benchmark import known_suites
-    from rlzoo.control.envs import builtin_ids
+    from rlzoo.control.classic import BUILTIN
+    from rlzoo.control.no_velocity import HIDDEN
     from rlzoo.runs.configuration.presets import environments, recipes
 
-    presets, builtin, suites = environments(), builtin_ids(), list(known_suites())
+    presets, builtin, suites = environments(), [*BUILTIN, *HIDDEN], list(known_suites())
     tuned = {env: algorithms for env, algorithms in presets.items() if env not in TASKS}
     if options.json:
         ids = sorted({*tuned, *builtin})
@@ -281,7 +282,10 @@ def list_command(arguments: list[str]) -> int:
     ]
     sections = {
         "environments with presets": [f"{env:30} {' '.join(algorithms)}" for env, algorithms in tuned.items()],
-        "environments with a built-in vectorised version": [" ".join(builtin)],
+        "environments with a built-in vectorised version": [
+            " ".join(builtin),
+            "Every other Gymnasium environment works too: give its id, or module:Id.",
+        ],
         "language tasks": tasks,
         "recipes for language tasks (--preset NAME)": [" ".join(recipes())],
         "suites for rlzoo benchmark": [" ".join(suites)],
@@ -289,7 +293,6 @@ def list_command(arguments: list[str]) -> int:
     show(f"algorithms\n{_algorithms()}")
     for title, lines in sections.items():
         show("\n" + "\n  ".join([title, *lines]))
-    show("\nEvery other Gymnasium environment works too: give its id, or module:Id.")
     return 0
 
 

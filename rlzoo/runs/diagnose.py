@@ -33,7 +33,7 @@ class Record:
     """The records of a run as arrays. Missing values are NaN."""
 
     metrics: Mapping[str, Array]
-    """(iterations,) each, by name."""
+    """(iterations,) each, by name. `kl` is exact or estimated."""
     evaluations: Mapping[str, Array] = field(default_factory=dict)
     """(evaluations,) each, of the stochastic evaluations, by name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -48,8 +48,11 @@ class Record:
             RunError: there is no run, or its `config.json` is damaged.
         """
         settings = read_settings(Run.open(run).path / "config.json")
+        metrics = _columns(run.metrics())
+        if "kl_k3" in metrics:
+            metrics["kl"] = metrics.pop("kl_k3")
         return cls(
-            metrics=_columns(run.metrics()),
+            metrics=metrics,
             evaluations=_columns([x for x in run.evaluations() if not x["deterministic"]]),
             settings=settings,
             threshold=reward_threshold(str(settings.get("env"))),

@@ -130,7 +130,7 @@ def test_command(tmp_path, capsys):
     run = short_runs.quick_run(tmp_path / "run")
     assert main(["diagnose", str(run.path)]) == 0
     assert capsys.readouterr().out.startswith(f"{run.path}, up to step ")
-    lines = [{**line, "kl": 0.5} for line in run.metrics()]
+    lines = [{**line, "kl_k3": 0.5} for line in run.metrics()]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["diagnose", str(run.path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -148,14 +148,14 @@ class LiveDisplay(Display):
 class _Clock:
     """Speed and remaining time, measured since its start."""
 
-    def __init__(self, first: float, total: float = 1.0) -> None:
+    def __init__(self, first: float, total: int = 1) -> None:
         self.total = total
         self._first, self._start = first, time.monotonic()
 
     def left(self, done: float) -> str:
         """The remaining time, such as "  0:12 left"; nothing at the end or before anything is done."""
         seconds, share = time.monotonic() - self._start, done - self._first
-        return f"  {duration(seconds / share * (self.total - done))} left" if 0 < share and done < self.total else ""
+        return f"  {duration(seconds / share * (self.total - done))} left" if share > 0 and done < self.total else ""
 
     def pace(self, step: int) -> str:
         rate = max(step - self._first, 1) / max(time.monotonic() - self._start, 1e-9)
@@ -183,7 +183,8 @@ def _next_tenth(step: int, total: int) -> int:
 
 def _summary(record: Mapping[str, Any]) -> str:
     """The mean return, the share of successes, and the KL: to the reference, or of the update if there is none."""
-    success, kl, kl_ref = (record.get(name) for name in ("success_rate", "kl", "kl_reference"))
+    success, kl_ref = record.get("success_rate"), record.get("kl_reference")
+    kl = record.get("kl", record.get("kl_k3"))
     text = f"return {_short(record['mean_return']):>8}" + ("" if success is None else f"  success {success:.0%}")
     if kl_ref is not None:
         return f"{text}  kl_ref {kl_ref:.4g}"

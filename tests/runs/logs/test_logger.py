@@ -251,7 +251,7 @@ def test_records_of_a_run(tmp_path):
     resume(run, total_steps=800)
     assert [r["step"] for r in run.metrics()[: len(metrics)]] == [r["step"] for r in metrics]
     tags = tensorboard(tmp_path).Tags()["scalars"]
-    assert {"train/kl", "episode/return", "eval/return", "eval/return_deterministic", "time/seconds"} <= set(tags)
+    assert {"train/kl_k3", "episode/return", "eval/return", "eval/return_deterministic", "time/seconds"} <= set(tags)
 
 
 # Displays
