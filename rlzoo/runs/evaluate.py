@@ -132,9 +132,14 @@ def load_task(
     run: Run | Path | str,
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
+    plain: bool = False,
     **objects: Any,
 ) -> Task:
-    """The task of a run on the CPU, with the model of a checkpoint. Arguments and errors are those of `evaluate`."""
+    """The task of a run on the CPU, with the model of a checkpoint. Arguments and errors are those of `evaluate`.
+
+    Args:
+        plain: leave out the faster implementations.
+    """
     run = Run.open(run)
     config = replace(run.read_config(model=model, **objects), device="cpu")
     weights = run.load(run.step_of(checkpoint)).model
@@ -142,7 +147,7 @@ def load_task(
     try:
         run.check_spaces(task.described_spaces())
         task.model.load_state_dict(weights)
-        if config.fast:
+        if config.fast and not plain:
             accelerate(task)
     except RunError:
         task.close()

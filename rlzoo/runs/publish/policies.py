@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -53,11 +54,8 @@ def load_policy(
         RunError: there is no such run or checkpoint, it is damaged, or the hub cannot be reached.
     """
     require(seed >= 0, f"seed must be at least 0, got {seed}")
-    task = load_task(run, checkpoint, model, **objects)
-    try:
+    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
         return task.policy(deterministic=deterministic, seed=seed)
-    finally:
-        task.close()
 
 
 def export(
@@ -89,7 +87,8 @@ def export(
     require(not path.is_dir(), f"out must be a file, and {path} is a directory")
     run = Run.open(run)
     step = run.step_of(checkpoint)
-    policy = load_policy(run, step, model=model, **objects)
+    with contextlib.closing(load_task(run, step, model, plain=True, **objects)) as task:
+        policy = task.policy()
     record = run.record
     names = {name: str(record[name]) for name in ("env", "algorithm", "seed")}
     about = {"run": run.path.name, **names, "step": str(step), **record["versions"], **_spaces(policy)}
