@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.tensors import leafwise
+from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
 
@@ -55,7 +55,7 @@ class TokenActor:
             self._column += 1
         if forced.all():
             return np.zeros(len(forced), np.int64)
-        tokens = leafwise(lambda columns: torch.from_numpy(np.stack(columns, 1)), self._unread)
+        tokens = zip_leaves(lambda columns: torch.from_numpy(np.stack(columns, 1)), self._unread)
         self._unread = []
         policy, self._memory = self._model.act(tokens, self._memory)
         if self._deterministic:

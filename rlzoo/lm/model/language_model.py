@@ -160,7 +160,7 @@ class LanguageModel(ActorCritic):
         separate = None if critic is None else Trunk(critic, precision, gradient_checkpointing)
         value = TokenValue(int(head.weight.shape[1]), separate)
         super().__init__(TokenHead(head, temperature, precision), value.to(head.weight.dtype), trunk)
-        self.part_steps = micro_batch_tokens
+        self.micro_batch_steps = micro_batch_tokens
         self._actor = (actor,)  # in a tuple, so that its parameters are not registered a second time
         self._check()
 

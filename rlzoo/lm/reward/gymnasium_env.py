@@ -13,7 +13,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate
 from rlzoo.core.env import Array, Experience
 from rlzoo.core.errors import require
-from rlzoo.core.tensors import leafwise
+from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation
 
@@ -84,7 +84,7 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
     @torch.no_grad()
     def _buffer(self) -> Buffer:
         """The row so far, evaluated."""
-        tokens = leafwise(lambda columns: torch.from_numpy(np.stack(columns, 1)), self._columns)
+        tokens = zip_leaves(lambda columns: torch.from_numpy(np.stack(columns, 1)), self._columns)
         mask, action = tokens.acts[:, :-1], torch.tensor([self._actions[1:]])
         end, none = torch.zeros_like(mask), torch.zeros_like(mask)
         end[:, -1] = self._done

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Array, Bools, Experience, env_name
@@ -31,12 +32,14 @@ from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
+from rlzoo.lm.model.precision import has_bfloat16
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.model.vocabulary import has_bfloat16
 from rlzoo.lm.reward.allowed import AllowedTokens
-from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.functions import given_function
+from rlzoo.lm.reward.generation import Generation, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
+from rlzoo.lm.reward.prompt import Prompts
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import (
     Score,
@@ -49,6 +52,7 @@ from rlzoo.lm.reward.scores import (
     missing_columns,
     score_name,
 )
+from rlzoo.lm.reward.scoring import Scoring
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
 from rlzoo.lm.reward.turns import Reply, Turns
 from rlzoo.lm.tasks.samples import Sample, summary, transcript
@@ -96,7 +100,7 @@ class LanguageTask(Task):
 
     def own_eval_prompts(self) -> Sequence[str]:
         """Prompts of the task, for evaluations; by default those of training."""
-        return self.env.prompts
+        return self.env.prompts.texts
 
     def own_score(self) -> Score | None:
         """Score of the task; None if it has none."""
@@ -247,30 +251,35 @@ class LanguageTask(Task):
         control: KLController = FixedKL(settings.beta)
         if settings.beta_target is not None:
             control = AdaptiveKL(settings.beta, settings.beta_target, settings.beta_horizon)
+        treatment = ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty)
+        generation = Generation(
+            settings.max_new_tokens,
+            settings.max_prompt_tokens,
+            stop_ids(self.tokenizer, settings.stop_tokens),
+            self._find_turns(),
+            self._find_allowed(),
+        )
+        texts = self._read_prompts("prompts") or self.own_prompts()
         return LMEnv(
             self.model,
             self.tokenizer,
-            self._read_prompts("prompts") or self.own_prompts(),
-            self.score,
+            Prompts(texts, settings.responses_per_prompt, stream(self.setup.seed, "env", 0)),
+            Scoring(self.score, self.score_name, settings.kl_estimator, control, treatment),
+            generation,
             rows=settings.responses_per_batch,
-            score_name=self.score_name,
-            max_prompt_tokens=settings.max_prompt_tokens,
-            max_new_tokens=settings.max_new_tokens,
-            stop_tokens=stop_ids(self.tokenizer, settings.stop_tokens),
-            responses_per_prompt=settings.responses_per_prompt,
-            kl_estimator=settings.kl_estimator,
-            control=control,
-            treatment=ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty),
-            turns=self._find_turns(),
-            allowed=self._find_allowed(),
-            seed=stream(self.setup.seed, "env", 0),
+            own=self._own_rows(),
         )
+
+    def _own_rows(self) -> slice | None:
+        """This process's rows of a buffer; None if they are all."""
+        rows = processes.own_rows(self.settings.responses_per_batch, "responses_per_batch")
+        return rows if processes.size() > 1 else None
 
     def _find_eval_prompts(self) -> list[str]:
         if prompts := self._read_prompts("eval_prompts"):
             self.env.encode(prompts, "eval_prompts")
             return list(prompts)
-        return self.env.prompts if self.settings.prompts is not None else list(self.own_eval_prompts())
+        return self.env.prompts.texts if self.settings.prompts is not None else list(self.own_eval_prompts())
 
     def _read_prompts(self, name: str) -> Sequence[str]:
         """The prompts of a setting; of the run's own copy if they were given as an object; none if not set."""
@@ -293,16 +302,16 @@ class LanguageTask(Task):
         )
 
     def actor(self) -> TokenActor:
-        if self.settings.score_normalization == "reference" and not self.env.moments.count:
-            self.env.moments = self._moments_of_reference()
-        whole_rows = self.settings.responses_per_batch if self.env.divided else None
-        turns = self.env.turns is not None
-        return TokenActor(self.model, self.generator, fast=self.setup.fast, whole_rows=whole_rows, turns=turns)
+        rows, own = self.settings.responses_per_batch, self._own_rows()
+        return TokenActor(self.model, self.generator, whole_rows=rows, own=own or slice(0, rows))
 
     def collect(self) -> Experience:
+        if self.settings.score_normalization == "reference" and not self.env.scoring.moments.count:
+            self.env.scoring.moments = self._moments_of_reference()
         actor = self.actor()
         experience = self.collector.collect(actor)
-        actor.draw_until(int(experience.buffer.mask.any(0).sum()))
+        acting = experience.buffer.mask.any(0).int()
+        actor.draw_until(len(acting) - int(acting.argmax()))
         return experience
 
     def respond(
@@ -317,7 +326,7 @@ class LanguageTask(Task):
         Args:
             on_token: called before each token of all responses.
         """
-        env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic, self.setup.fast)
+        env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic)
 
         def actor(obs: Array, forced: Bools, starts: Bools) -> Array:
             on_token()
@@ -329,7 +338,7 @@ class LanguageTask(Task):
     def _moments_of_reference(self) -> Moments:
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
-        prompts = list(itertools.islice(itertools.cycle(self.env.prompts), _CALIBRATION))
+        prompts = list(itertools.islice(itertools.cycle(self.env.prompts.texts), _CALIBRATION))
         batches = [prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS)]
         texts = (self.respond(some, generator)[1:] for some in batches)
         scores = [call_score(self.score, self.score_name, *some) for some in texts]
@@ -389,8 +398,8 @@ class LanguageTask(Task):
             score, several = call_scores(self.score, self.score_name, prompts, said)
             for name, scores in several.items():
                 parts.setdefault(name, []).extend(scores.tolist())
-            obs = buffer.obs[:, :-1]
-            kl = self.model.distribution(obs).kl(self.env.reference.distribution(obs))
+            tokens = buffer.obs.columns(0, buffer.mask.shape[1])
+            kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
             columns = (
                 (score + buffer.reward.sum(1).to(score)).tolist(),
                 sequence_kl(kl, buffer.mask).tolist(),
@@ -425,7 +434,7 @@ class LanguageTask(Task):
 
     def begin(self, folder: Path) -> None:
         """Saves the actor's initial weights, and prompts that are objects, so that the run depends on nothing else."""
-        for name, prompts in (("prompts", self.env.prompts), ("eval_prompts", self.eval_texts)):
+        for name, prompts in (("prompts", self.env.prompts.texts), ("eval_prompts", self.eval_texts)):
             given = getattr(self.settings, name)
             if given is not None and not isinstance(given, str) and not (folder / f"{name}.jsonl").is_file():
                 save_prompts(folder / f"{name}.jsonl", prompts)
