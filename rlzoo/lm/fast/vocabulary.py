@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rlzoo.core.distributions import Categorical, Distribution, Evaluated, categorical_fisher
-from rlzoo.lm.fast.weights import summed_gradient
+from rlzoo.lm.fast.weights import refuse_second_derivatives, summed_gradient
 from rlzoo.lm.model.precision import autocast
 from rlzoo.lm.model.tokens import Head, TokenDistribution, at_least_single
 
@@ -131,8 +130,8 @@ class Evaluate(torch.autograd.Function):
         return taken - log_z, kl, h
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, of_kl: Tensor | None, of_entropy: Tensor | None) -> tuple[Any, ...]:
+        refuse_second_derivatives()
         steps, (wants_hidden, wants_weight, wants_bias) = ctx.steps, ctx.needs_input_grad[:3]
         head, precision, inputs = steps.head, steps.precision, steps.inputs()
         d_hidden = torch.zeros_like(steps.hidden) if wants_hidden else None

@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
+
+
+def refuse_second_derivatives() -> None:
+    """Raises `RuntimeError` in a backward pass with `create_graph`, which PyTorch's `once_differentiable` lets pass."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("this model can be differentiated once: for Fisher products use fisher_vector_product")
 
 
 def summed_gradient(weight: Tensor) -> Tensor | None:
@@ -51,8 +56,8 @@ class _Cast(torch.autograd.Function):
         return cast.view_as(cast)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        refuse_second_derivatives()
         total = summed_gradient(ctx.weight)
         if total is None:
             return grad.to(ctx.weight.dtype), None
@@ -78,8 +83,8 @@ class _Embedded(torch.autograd.Function):
         return nn.functional.embedding(token, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Float[Tensor, "*batch H"]) -> tuple[Tensor | None, None]:
+        refuse_second_derivatives()
         total, row = summed_gradient(ctx.weight), ctx.token.reshape(-1)
         grad = grad.reshape(-1, grad.shape[-1]).to(ctx.weight.dtype)
         if total is None:  # not in place, which batched gradients (vmap) do not allow
