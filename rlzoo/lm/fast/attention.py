@@ -22,12 +22,15 @@ _PLAIN = frozenset({"dropout", "scaling", "is_causal", "position_ids", "use_cach
 
 
 def check_interfaces() -> None:
-    """Raises `AttributeError` unless the parts of transformers used here, which may change, are as they are expected."""
-    expected = {sdpa_mask: ("attention_mask", "allow_is_causal_skip"), Cache.__init__: ("layer_class_to_replicate",)}
-    for function, names in expected.items():
-        for name in names:
-            if name not in inspect.signature(function).parameters:
-                raise AttributeError(f"{function.__qualname__} has no argument {name}")
+    """Raises `AttributeError` unless the parts of transformers used here, which may change, are as they should be."""
+    arguments: list[tuple[Any, str]] = [
+        (sdpa_mask, "attention_mask"),
+        (sdpa_mask, "allow_is_causal_skip"),
+        (Cache, "layer_class_to_replicate"),
+    ]
+    for function, name in arguments:
+        if name not in inspect.signature(function).parameters:
+            raise AttributeError(f"{function.__name__} has no argument {name}")
 
 
 def use_fastest_attention(model: Any) -> None:

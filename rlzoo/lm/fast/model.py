@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -84,9 +84,9 @@ def accelerate_model(model: LanguageModel) -> None:
         model.__class__ = FastLanguageModel
     for trunk in (model.trunk, model.value.trunk):
         if trunk is not None:
-            _accelerate_trunk(trunk)
-            if trunk.precision is not None and not trunk.gradient_checkpointing:  # which casts again in backward passes
-                trunk.casts = Casts(trunk.base, trunk.precision)
+            fast = _accelerate_trunk(trunk)
+            if fast.precision is not None and not fast.gradient_checkpointing:  # which casts again in backward passes
+                fast.casts = Casts(fast.base, fast.precision)
     model.policy.__class__ = FastTokenHead
 
 
@@ -104,11 +104,12 @@ def accelerate_reference(reference: Reference) -> None:
                 module.to(trunk.precision)
 
 
-def _accelerate_trunk(trunk: Trunk) -> None:
+def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     use_faster_layers(trunk.base)
     use_fastest_attention(trunk.base)
     trunk.base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
     trunk.__class__ = FastTrunk
+    return cast(FastTrunk, trunk)
 
 
 def _trust(*_: object) -> None:

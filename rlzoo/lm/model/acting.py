@@ -67,6 +67,7 @@ class TokenActor:
 
     def draw_until(self, columns: int) -> None:
         """Draws the numbers of all columns up to `columns`, which are counted from the first that acts."""
-        for self._drawn in range(self._drawn + 1, columns + 1):
+        while self._drawn < columns:
             numbers = torch.empty(self._whole_rows or 0, dtype=torch.float64, device=self._device)
             self._uniform = numbers.uniform_(generator=self._generator)
+            self._drawn += 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _MARGIN = 1e3 * torch.finfo(torch.float32).eps
-"""Relative rounding error of a transformer. Many compute normalisation and softmax in float32 whatever their weights."""
+"""Relative rounding error of a transformer. Many normalise in float32 whatever the precision of their weights."""
 
 
 def has_bfloat16(device: str) -> bool:

@@ -133,8 +133,8 @@ class TokenDistribution(Distribution):
             return self.with_tensors(tensors).at_steps.logits
 
         tensors = tuple(x.detach() for x in self.tensors())
-        value, pull_back = torch.func.vjp(logits, *tensors)
-        _, tangent = torch.func.jvp(logits, tensors, tuple(tangents))
+        value, pull_back = torch.func.vjp(logits, *tensors)[:2]
+        tangent = torch.func.jvp(logits, tensors, tuple(tangents))[1]
         return list(pull_back(categorical_fisher(value, tangent, weight[self.acts])))
 
     def detach(self) -> TokenDistribution:

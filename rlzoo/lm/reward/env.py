@@ -113,7 +113,7 @@ class LMEnv(VectorEnv):
     def reset(self) -> tuple[Tokens, Bools]:
         """Starts an episode with the next prompts. Every prompt is used once before any is used again."""
         self.groups = self.prompts.groups(self._rows)
-        rows = [group.index for group in self.groups for _ in range(group.size)]
+        rows = [group.prompt for group in self.groups for _ in range(group.size)]
         self.asked = [self.prompts.texts[i] for i in rows[self._own]]
         tokens = [self.prompt_ids[i] for i in rows]
         self.responses = Responses(self.asked, tokens, self._own, self.generation, self.stop, self.tokenizer)

@@ -30,7 +30,7 @@ def columns_of(prompts: Sequence[str]) -> dict[str, list[Any]]:
 class Group(NamedTuple):
     """Responses that start from the same prompt."""
 
-    index: int
+    prompt: int
     """Index of the prompt among all."""
     size: int
 

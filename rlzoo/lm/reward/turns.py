@@ -141,7 +141,7 @@ def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
 def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], stop: frozenset[int]) -> list[str]:
     """Responses as text, without the special token that ended them. Other special tokens are kept."""
     special = stop & set(tokenizer.all_special_ids)
-    kept = [row[:-1] if row and row[-1] in special else row for row in rows]
+    kept = [list(row[:-1] if row and row[-1] in special else row) for row in rows]
     return tokenizer.batch_decode(kept, clean_up_tokenization_spaces=False)
 
 

@@ -197,7 +197,9 @@ class RandomWalks(LanguageTask):
         if deterministic:
             returns = np.array(self.graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
         else:
-            returns = expected_optimality(self.model, self.tokenizer, self.graph, prompts, self.env.generation.allowed).numpy()
+            returns = expected_optimality(
+                self.model, self.tokenizer, self.graph, prompts, self.env.generation.allowed
+            ).numpy()
         return replace(sampled, returns=returns, further={"exact": True, "score": sampled.mean_return, **further})
 
 

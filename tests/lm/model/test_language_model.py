@@ -19,7 +19,6 @@ from lm_builders import (
     move,
     single,
 )
-from simulated_gpu import GPU, simulated
 from tiny import PAD, make_tokenizer
 from torch.autograd import forward_ad
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
@@ -376,7 +375,9 @@ def test_the_ratio_of_the_first_minibatch_is_1(kind, how):
     env = make_env(model, rows=20)
     buffer = PPOClip().estimator(experience(env).buffer).rows(model.context)
     assert not buffer.mask.all()
-    parts = [p for m in buffer.minibatches(4, np.random.default_rng(0)) for p in m.micro_batches(model.micro_batch_steps)]
+    parts = [
+        p for m in buffer.minibatches(4, np.random.default_rng(0)) for p in m.micro_batches(model.micro_batch_steps)
+    ]
     assert len(parts) > 3
     for part in parts:
         ratio = torch.exp(model.distribution(part.obs).log_prob(part.action) - part.logp)

@@ -240,7 +240,7 @@ def test_the_tokens_that_train_are_those_that_were_sampled(kind):
     buffer = Collector(env, whole_episodes=True).collect(actor).buffer
     sampled = torch.from_numpy(np.stack(said, 1))[:, : buffer.mask.shape[1]]
     assert torch.equal(buffer.action[buffer.mask], sampled[buffer.mask])
-    ids = [env.prompt_ids[group.index] for group in env.groups]
+    ids = [env.prompt_ids[group.prompt] for group in env.groups]
     for i, (mask, action) in enumerate(zip(buffer.mask, buffer.action, strict=True)):
         assert single(buffer.obs, i).token[0].tolist() == ids[i] + action[mask].tolist()
 

@@ -77,7 +77,9 @@ def test_everything_stays_on_the_gpu(make, bias):
         return [*graph, *grads, *fisher, weight, x.kl(y), x.mode, x.sample(generator)]
 
     allowed = ALLOWED if bias else None
-    expected = results(*(make(seed, 0.7, bias, allowed=allowed) for seed in (0, 10)), ACTION, torch.Generator().manual_seed(0))
+    expected = results(
+        *(make(seed, 0.7, bias, allowed=allowed) for seed in (0, 10)), ACTION, torch.Generator().manual_seed(0)
+    )
     pair = [make(seed, 0.7, bias, allowed=allowed) for seed in (0, 10)]
     with simulated():
         moved = [x.map(lambda z: z.to(GPU)).with_tensors([z.to(GPU) for z in x.tensors()]) for x in pair]

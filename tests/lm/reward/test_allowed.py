@@ -68,7 +68,7 @@ def test_actor_reference_and_training_see_the_same_tokens():
     found = experience(env)
     buffer = found.buffer
     tokens = [single(buffer.obs, i).token[0].tolist() for i in range(buffer.num_rows)]
-    for i, ids in enumerate(env.prompt_ids[group.index] for group in env.groups):
+    for i, ids in enumerate(env.prompt_ids[group.prompt] for group in env.groups):
         for k in range(len(ids), len(tokens[i])):
             assert tokens[i][k] in next_letters(tokens[i][:k])
     logp = buffer.logp[buffer.mask]
@@ -107,7 +107,9 @@ def test_mode_is_the_best_allowed_token():
 def test_whole_rows_get_what_they_got_step_by_step():
     env = make_env(make_model(), allowed=only())
     tokens = collect(env).obs
-    assert torch.equal(env.generation.allowed.observed(dataclasses.replace(tokens, allowed=None)).allowed, tokens.allowed)
+    assert torch.equal(
+        env.generation.allowed.observed(dataclasses.replace(tokens, allowed=None)).allowed, tokens.allowed
+    )
     assert tokens.allowed.sum(-1)[tokens.acts].unique().tolist() == [4]
 
 

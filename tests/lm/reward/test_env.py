@@ -196,7 +196,11 @@ def test_running_moments_take_in_every_batch():
     env = make_env(make_model(), score=Counting(), treatment=ScoreTreatment("running"), rows=4)
     for batches in (1, 2):
         experience(env)  # scores 0, 1, 2 and 3
-        assert (env.scoring.moments.count, env.scoring.moments.mean, env.scoring.moments.m2) == (4 * batches, 1.5, 5.0 * batches)
+        assert (env.scoring.moments.count, env.scoring.moments.mean, env.scoring.moments.m2) == (
+            4 * batches,
+            1.5,
+            5.0 * batches,
+        )
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, pipeline
 import rlzoo
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError
-from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.fast import packed
+from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.optim.objective import surrogate
