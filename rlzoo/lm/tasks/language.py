@@ -34,6 +34,7 @@ from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
 from rlzoo.lm.model.precision import has_bfloat16
 from rlzoo.lm.model.saving import save
+from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.functions import given_function
@@ -328,7 +329,7 @@ class LanguageTask(Task):
         """
         env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic)
 
-        def actor(obs: Array, forced: Bools, starts: Bools) -> Array:
+        def actor(obs: Tokens, forced: Bools, starts: Bools) -> Array:
             on_token()
             return act(obs, forced, starts)
 

@@ -239,8 +239,8 @@ def test_state_dict_round_trip():
         a, b = experience(env).buffer, experience(other).buffer
         assert same(a.obs, b.obs)
         assert torch.equal(a.reward, b.reward)
-    assert other.beta == env.scoring.beta != 0.2
-    assert other.moments == env.scoring.moments
+    assert other.scoring.beta == env.scoring.beta != 0.2
+    assert other.scoring.moments == env.scoring.moments
 
 
 @pytest.mark.parametrize(
