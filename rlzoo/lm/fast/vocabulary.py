@@ -236,16 +236,6 @@ class BlockedTokenDistribution(TokenDistribution):
         assert kl is not None
         return kl
 
-    @property
-    @torch.no_grad()
-    def mode(self) -> Int[Tensor, "R T"]:
-        """The most probable token, the first if there are several."""
-        steps = self._steps
-        best = [steps.finish(x, block).max(-1) for block, x in zip(steps.blocks(), steps.products(), strict=True)]
-        winner = torch.stack([x.values for x in best]).argmax(0)
-        starts = torch.tensor([block.start for block in steps.blocks()], device=winner.device)
-        return self.placed(torch.stack([x.indices for x in best]).gather(0, winner.unsqueeze(0))[0] + starts[winner])
-
     @torch.no_grad()
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
         """Computed in blocks of steps."""
