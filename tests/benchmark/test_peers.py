@@ -150,7 +150,6 @@ def test_copies_of_neighbouring_seeds_differ():
     assert len(np.unique(starts, axis=0)) == 16
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "env"), SHORT)
 def test_evaluation_leaves_no_trace(name, env):
     def evaluate_twice(step, evaluate):
