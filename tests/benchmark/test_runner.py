@@ -197,7 +197,6 @@ def test_a_job_that_ends_early_is_a_failure(tmp_path):
     assert outcome.error == "RuntimeError: training ended before step 10"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_suite_that_was_stopped_goes_on(after, suite, whole, tmp_path):
     out = tmp_path / "results"
