@@ -13,10 +13,18 @@ from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import require
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
+from rlzoo.core.fields import (
+    Advanced,
+    Count,
+    MinibatchSize,
+    NonNegative,
+    NonNegativeSchedule,
+    Positive,
+    PositiveSchedule,
+)
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
-from rlzoo.optim.objective import value_error, with_old
+from rlzoo.optim.objective import evaluate_policy, value_error, with_old
 
 
 @dataclass(frozen=True)
@@ -28,19 +36,15 @@ class PPOPenalty(Algorithm):
     """
 
     name: ClassVar[str] = "ppo-penalty"
-    advanced: ClassVar[tuple[str, ...]] = (
-        *("kl_coef_min", "kl_coef_max"),
-        *("vf_coef", "max_grad_norm", "normalize_advantage"),
-    )
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     target_kl: Positive = 0.01
     """d_targ, the KL of an update that β aims at, in nats."""
     kl_coef: Positive = 1.0
     """β of the first update."""
-    kl_coef_min: Positive = 1e-4
+    kl_coef_min: Advanced[Positive] = 1e-4
     """Lower bound of β."""
-    kl_coef_max: Positive = 1e4
+    kl_coef_max: Advanced[Positive] = 1e4
     """Upper bound of β."""
     learning_rate: PositiveSchedule = 3e-4
     """Adam's step size."""
@@ -48,13 +52,13 @@ class PPOPenalty(Algorithm):
     """Passes over each buffer."""
     minibatch_size: MinibatchSize = 64
     """Steps in a minibatch."""
-    vf_coef: NonNegative = 1.0
+    vf_coef: Advanced[NonNegative] = 1.0
     """Weight of the value loss ½(V − G)²."""
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
-    max_grad_norm: Positive | None = 0.5
+    max_grad_norm: Advanced[Positive | None] = 0.5
     """Maximum norm of the gradient; none for no maximum."""
-    normalize_advantage: bool = True
+    normalize_advantage: Advanced[bool] = True
     """Whiten the advantages in each minibatch."""
 
     def __post_init__(self) -> None:
@@ -68,11 +72,10 @@ class PPOPenalty(Algorithm):
     def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float, ent_coef: float) -> Tensor:
         """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
-        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         logp, kl, entropy = policy.evaluate(batch.action, batch.old, entropy=bool(self.ent_coef))
         assert kl is not None
         ratio = torch.exp(logp - batch.logp)
-        objective = ratio * advantage - kl_coef * kl
+        objective = ratio * batch.advantage - kl_coef * kl
         loss = 0.5 * self.vf_coef * value_error(value, batch) - objective
         if entropy is not None:
             loss = loss - ent_coef * entropy
@@ -81,30 +84,33 @@ class PPOPenalty(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         batch = with_old(model, batch)
-        beta, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
+        kl_coef, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
         learning_rate = state.at(self.learning_rate)
 
         grad_norm = 0.0
-        for _ in range(self.epochs):
-            for minibatch in batch.minibatches(self.minibatch_size, state.rng):
-                grad_norm = state.optimizers["all"].minimize(
-                    self.loss,
-                    model,
-                    minibatch,
-                    beta,
-                    ent_coef,
-                    learning_rate=learning_rate,
-                    max_grad_norm=self.max_grad_norm,
-                )
+        for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
+            if self.normalize_advantage:
+                minibatch = minibatch.whitened
+            grad_norm = state.optimizers["all"].minimize(
+                self.loss,
+                model,
+                minibatch,
+                kl_coef,
+                ent_coef,
+                learning_rate=learning_rate,
+                max_grad_norm=self.max_grad_norm,
+            )
 
-        metrics = measure(model, batch, whiten=self.normalize_advantage)
-        state.scalars["kl_coef"] = self.adapt(beta, metrics["kl"])
-        return {**metrics, "learning_rate": learning_rate, "kl_coef": beta, "grad_norm": grad_norm}
+        after = evaluate_policy(model, batch)
+        assert after.kl is not None
+        state.scalars["kl_coef"] = self.adapt(kl_coef, d=float(batch.mean(after.kl)))
+        metrics = measure(model, batch.whitened if self.normalize_advantage else batch, after=after)
+        return {**metrics, "learning_rate": learning_rate, "kl_coef": kl_coef, "grad_norm": grad_norm}
 
-    def adapt(self, beta: float, d: float) -> float:
-        """β for the next update, given the KL `d` of this one."""
+    def adapt(self, kl_coef: float, d: float) -> float:
+        """β for the next update, given d = E[KL(π_old ‖ π_θ)] of this one."""
         if d < self.target_kl / 1.5:
-            beta = beta / 2
+            kl_coef = kl_coef / 2
         elif d > self.target_kl * 1.5:
-            beta = beta * 2
-        return min(max(beta, self.kl_coef_min), self.kl_coef_max)
+            kl_coef = kl_coef * 2
+        return min(max(kl_coef, self.kl_coef_min), self.kl_coef_max)

@@ -12,6 +12,7 @@ from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import (
+    Advanced,
     Count,
     Fraction,
     MinibatchSize,
@@ -23,12 +24,7 @@ from rlzoo.core.fields import (
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
-from rlzoo.optim.natural_gradient import (
-    FlatPolicy,
-    conjugate_gradient,
-    line_search,
-    trust_region_step,
-)
+from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
 
 
@@ -42,10 +38,6 @@ class TRPO(Algorithm):
 
     name: ClassVar[str] = "trpo"
     second_order: ClassVar[bool] = True
-    advanced: ClassVar[tuple[str, ...]] = (
-        *("backtrack_coef", "backtrack_iters", "fisher_fraction"),
-        *("normalize_advantage", "vf_epochs", "vf_minibatch_size"),
-    )
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: PositiveSchedule = 0.01
@@ -54,19 +46,19 @@ class TRPO(Algorithm):
     """Conjugate-gradient iterations; each needs one Fisher-vector product."""
     cg_damping: NonNegative = 0.01
     """Multiple of the identity added to F when solving for x."""
-    backtrack_coef: OpenUnitInterval = 0.8
+    backtrack_coef: Advanced[OpenUnitInterval] = 0.8
     """Factor by which the line search shortens the step, in (0, 1)."""
-    backtrack_iters: Count = 10
+    backtrack_iters: Advanced[Count] = 10
     """Step lengths that the line search tries."""
-    fisher_fraction: Fraction = 1.0
+    fisher_fraction: Advanced[Fraction] = 1.0
     """Share of the rows that Fisher products average over, drawn for each update."""
-    normalize_advantage: bool = True
+    normalize_advantage: Advanced[bool] = True
     """Whiten the advantages over the buffer."""
     vf_learning_rate: PositiveSchedule = 1e-3
     """Adam's step size for the value."""
-    vf_epochs: NonNegativeInt = 10
+    vf_epochs: Advanced[NonNegativeInt] = 10
     """Passes over the buffer to fit the value."""
-    vf_minibatch_size: MinibatchSize = 128
+    vf_minibatch_size: Advanced[MinibatchSize] = 128
     """Steps in a minibatch when fitting the value."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
@@ -76,21 +68,20 @@ class TRPO(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
-            batch = batch.replace(advantage=batch.whitened_advantage)
+            batch = batch.whitened
         batch = with_old(model, batch)
         policy = FlatPolicy(model)
         theta, max_kl = policy.theta, state.at(self.max_kl)
         objective = policy.objective(surrogate, batch)
-        objective_and_kl = policy.objective_and_kl(objective, batch)
 
         before, g = objective.value_and_gradient(theta)
-        part = batch.sample(self.fisher_fraction, state.fisher_rng)
-        fisher = fisher_vector_product(policy, theta, part, self.cg_damping)
+        some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
+        fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
         x, residual = conjugate_gradient(fisher, g, self.cg_iters)
         step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
 
         def accept(theta: Tensor) -> bool:
-            after, kl = objective_and_kl(theta)
+            after, kl = objective.value_and_kl(theta)
             return kl <= max_kl and after > before
 
         new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)

@@ -19,6 +19,7 @@ from rlzoo.control.spaces import categories, check_spaces, flat_mask, illegal_pa
 from rlzoo.control.wrappers import Env, wrap
 from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace, described
+from rlzoo.core.seen import Seen
 
 _REPORT = "rlzoo_error"
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
@@ -37,15 +38,15 @@ class GymnasiumEnv(VectorEnv):
     Args:
         vector: the result of `make_copies`, or a vector environment that the user made.
         name: of the environment, for messages.
-        given: `vector` is the user's. It is not closed.
+        is_users: `vector` is the user's. It is not closed.
         images: keep observations of bytes as bytes.
         masks: forbid actions as the environment says, by `info["action_mask"]` or a method `action_masks`. Observations
-            then end with `legal` columns, 1 for each legal category. An environment says so first when it is reset, so
-            the first reset is made at once.
+            are then `Seen` with the legal actions. An environment says so first when it is reset, so the first reset is
+            made at once.
     """
 
-    legal = 0
-    """Columns of the observation that tell which actions are legal."""
+    has_masks = False
+    """Whether the environment says which actions are legal."""
 
     def __init__(
         self,
@@ -53,15 +54,15 @@ class GymnasiumEnv(VectorEnv):
         name: str,
         seed: int,
         *,
-        given: bool = False,
+        is_users: bool = False,
         images: bool = False,
         masks: bool = True,
     ) -> None:
         flat = vector.single_observation_space
         self._vector = vector
-        self._given = given
+        self._is_users = is_users
         self._raw_space: gymnasium.Space[Any] | None = None
-        if given:
+        if is_users:
             self._raw_space = flat
             check_spaces(name, flat, vector.single_action_space)
             flat = spaces.flatten_space(flat)
@@ -80,35 +81,32 @@ class GymnasiumEnv(VectorEnv):
         self._first: tuple[Any, dict[str, Any]] | None = None
         if masks and categories(self.action_space):
             self._first = self._reset()
-            if "action_mask" in self._first[1]:
-                self.legal = sum(categories(self.action_space))
-                self._obs = np.zeros((self.num_envs, self._obs.shape[1] + self.legal), dtype)
+            self.has_masks = "action_mask" in self._first[1]
 
     def _reset(self) -> tuple[Any, dict[str, Any]]:
-        found = self._call(partial(self._vector.reset, seed=self._seed))
+        first = self._call(partial(self._vector.reset, seed=self._seed))
         self._seed = None
-        return found
+        return first
 
-    def reset(self) -> tuple[Array, Bools]:
+    def reset(self) -> tuple[Any, Bools]:
         obs, info = self._first or self._reset()
         self._first = None
         none = np.zeros(self.num_envs, np.bool_)
-        self._store(obs, 0.0, info, none)
-        return self._obs, none
+        return self._store(obs, 0.0, info, none), none
 
-    def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
+    def step(self, action: Array) -> tuple[Any, Array, Bools, Bools, Bools]:
         self._steps += 1
         action = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
-        if self._given:
+        if self._is_users:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         done = terminated | truncated
-        self._store(obs, reward, info, done)
+        seen = self._store(obs, reward, info, done)
         self.success.fill(np.nan)
         if "is_success" in info:
-            told = np.asarray(info.get("_is_success", True)) & done
-            self.success[told] = np.asarray(info["is_success"]).astype(bool)[told]
-        return self._obs, self._reward, terminated, truncated, done
+            tells = np.asarray(info.get("_is_success", True)) & done
+            self.success[tells] = np.asarray(info["is_success"]).astype(bool)[tells]
+        return seen, self._reward, terminated, truncated, done
 
     @property
     def raw_observation_space(self) -> gymnasium.Space[Any]:
@@ -122,7 +120,7 @@ class GymnasiumEnv(VectorEnv):
 
     def reseed(self, seed: int) -> bool:
         """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
-        if self._given or any(self._vector.get_attr("outlasts_reset")):
+        if self._is_users or any(self._vector.get_attr("outlasts_reset")):
             return False
         self._seed, self._steps, self._first = seed, 0, None
         return True
@@ -140,35 +138,35 @@ class GymnasiumEnv(VectorEnv):
             raise self._error(described(error)) from error
 
     def close(self) -> None:
-        if self._given:  # it belongs to the user
+        if self._is_users:  # it belongs to the user
             return
         # After a worker process has died, Gymnasium waits for the others or finds a broken pipe.
         with contextlib.suppress(EOFError, OSError):
             self._vector.close(timeout=1)
 
-    def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> None:
+    def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> Any:
+        """Keeps observations and rewards in this environment's arrays. Returns what the model sees."""
         try:
-            if self._given:
+            if self._is_users:
                 obs = _flatten_batch(self._vector, obs)
             with np.errstate(over="ignore"):
-                self._obs[:, : self._obs.shape[1] - self.legal] = obs
+                self._obs[...] = obs
                 self._reward[...] = reward
         except (TypeError, ValueError) as error:
             raise self._error(described(error)) from error
-        if self.legal:
-            self._obs[:, -self.legal :] = self._masks(info, done)
         for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
             finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
             if not finite.all():
                 index = int(finite.argmin())
                 raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
+        return Seen(self._obs, self._masks(info, done)) if self.has_masks else self._obs
 
     def _masks(self, info: dict[str, Any], done: Bools) -> Array:
         """(N, K) legal actions. After an episode's end every action is legal, since it will be ignored."""
-        masks = np.ones((self.num_envs, self.legal), np.bool_)
-        told = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.num_envs)
+        masks = np.ones((self.num_envs, sum(categories(self.action_space))), np.bool_)
+        tells = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.num_envs)
         for i in np.flatnonzero(~done):
-            if not told[i]:
+            if not tells[i]:
                 raise self._error(f"copy {i} gave no action mask, and did before")
             try:
                 masks[i] = flat_mask(self.action_space, info["action_mask"][i])
@@ -181,8 +179,8 @@ class GymnasiumEnv(VectorEnv):
 
     def _flags(self, name: str, x: Any) -> Bools:
         flags = np.asarray(x)
-        known = flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf" and np.isin(flags, (0, 1)).all()
-        if not known:
+        valid = flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf" and np.isin(flags, (0, 1)).all()
+        if not valid:
             raise self._error(f"{name} must be True or False for each copy, got {x!r}")
         return flags.astype(np.bool_)
 
@@ -236,8 +234,8 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
             terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
-            told = (terminated or truncated) and "is_success" in info
-            success = {"is_success": bool(info["is_success"])} if told else {}
+            tells = (terminated or truncated) and "is_success" in info
+            success = {"is_success": bool(info["is_success"])} if tells else {}
             return self._flatten(obs), _reward(reward), terminated, truncated, {**success, **self._legal(info)}
         except (Exception, SystemExit) as error:
             return self._no_obs, 0.0, False, False, self._report(error)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlzoo.control import envs
-from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.acting import ActionNoise, MakeActor, make_actor
 from rlzoo.control.cnn import CNN, is_image
 from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs import Source
@@ -27,7 +27,7 @@ from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, Played
-from rlzoo.core.fields import Range
+from rlzoo.core.fields import Advanced, Range
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings
@@ -41,21 +41,20 @@ class Control(RolloutSettings):
     """Settings of a control task."""
 
     title: ClassVar[str] = "Environment"
-    advanced: ClassVar[tuple[str, ...]] = ("noise_correlation", "vectorized", "action_masks")
 
     named_parts: ClassVar[Mapping[str, Kind]] = {"network": Kind(NetworkSettings, NETWORKS)}
     network: NetworkSettings = Network()
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of their discounted sum, for training only."""
-    noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0
+    noise_correlation: Advanced[Annotated[float, Range(0, 1, below=True)]] = 0.0
     """Correlation of successive action noise: 0 is independent, 0.9 explores in one direction for about 10 steps."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
-    vectorized: bool = True
+    vectorized: Advanced[bool] = True
     """Use the vectorised NumPy version of the environment, if there is one."""
     async_envs: bool = False
     """Run each copy of the environment in its own process."""
-    action_masks: bool = True
+    action_masks: Advanced[bool] = True
     """Never take the actions that the environment calls illegal, in info["action_mask"] or by action_masks()."""
     wrappers: tuple[Any, ...] = ()
     """Wrappers of each copy: classes, functions, `module:Class` or `module:Class(key=value)`, the innermost first."""
@@ -79,6 +78,8 @@ class ControlTask(EnvTask):
 
     Settings: ClassVar[type[TaskSettings]] = Control
     settings: Control
+    make_actor: MakeActor = staticmethod(make_actor)
+    """Makes the actors of collection, evaluation and deployment."""
 
     def __init__(self, settings: Control, setup: Setup, model: ActorCritic | None = None) -> None:
         super().__init__(settings, setup, model)
@@ -90,17 +91,16 @@ class ControlTask(EnvTask):
 
     @classmethod
     def default_settings(cls, env: Any) -> TaskSettings:
-        given = Source(env).given
+        vector_env = Source(env).vector_env
         settings: Any = cls.Settings()
-        return settings if given is None else dataclasses.replace(settings, num_envs=given.num_envs)
+        return settings if vector_env is None else dataclasses.replace(settings, num_envs=vector_env.num_envs)
 
     @classmethod
     def check(cls, settings: Control, setup: Setup) -> None:
         super().check(settings, setup)
         source_of(settings, setup).check(settings.num_envs)
         unroll = getattr(settings.network, "unroll", 1)
-        for name in ("minibatch_size", "vf_minibatch_size"):
-            size = setup.values.get(name, "all")
+        for name, size in setup.minibatch_sizes.items():
             fits = size == "all" or size >= min(unroll, settings.num_steps)
             require(fits, f"{name} must be at least unroll = {unroll}, the steps of a row, got {size}")
 
@@ -128,9 +128,9 @@ class ControlTask(EnvTask):
         Those of built-in environments share one random stream, and stepping fewer of them is hardly faster.
         """
         source = source_of(self.settings, self.setup)
-        if processes.size() == 1 or source.builtin or source.given is not None:
+        if processes.size() == 1 or source.builtin or source.vector_env is not None:
             return super().training_env(seed)
-        own = processes.rows(self.settings.num_envs, "num_envs")
+        own = processes.own_rows(self.settings.num_envs, "num_envs")
         env = source.make(own.stop - own.start, seed + own.start)
         env.divided = True
         return env
@@ -141,24 +141,22 @@ class ControlTask(EnvTask):
         if is_image(self.observation_space) and not network.images:
             self.setup.progress.say("the observations are images, which an MLP learns from slowly: try --network cnn")
         space = self.observation_space if network.images else env.observation_space
-        model = network.build(space, env.action_space, generator)
-        model.legal = getattr(env, "legal", 0)
-        return model
+        return network.build(space, env.action_space, generator)
 
     def actor(self) -> Actor:
-        return make_actor(self.model, self.noise.share() if self.env.divided else self.noise, self.setup.fast)
+        return self.make_actor(self.model, self.noise.share() if self.env.divided else self.noise)
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        found = super().evaluate(episodes, seed=seed, deterministic=deterministic)
-        if source_of(self.settings, self.setup).given is not None:
+        evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
+        if source_of(self.settings, self.setup).vector_env is not None:
             self._restart()
-        return found
+        return evaluation
 
     def evaluation_copies(self, episodes: int) -> int:
         return source_of(self.settings, self.setup).evaluation_copies(episodes)
 
     def evaluation_actor(self, env: VectorEnv, seed: int, deterministic: bool) -> Actor:
-        return make_actor(self.model, evaluation_noise(env, seed, deterministic), self.setup.fast)
+        return self.make_actor(self.model, evaluation_noise(env, seed, deterministic))
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Plays episodes in a window, or records them at the environment's own frame rate."""
@@ -173,7 +171,9 @@ class ControlTask(EnvTask):
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
         env: Any = self.env
-        return ControlPolicy(self.model, self.observation_space, env.action_space, deterministic, seed, self.setup.fast)
+        masks = getattr(env, "has_masks", False)
+        spaces = self.observation_space, env.action_space
+        return ControlPolicy(self.model, *spaces, deterministic, seed, masks=masks, make_actor=self.make_actor)
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

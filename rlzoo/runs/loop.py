@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from rlzoo.algorithms import Metrics
 from rlzoo.core import processes
-from rlzoo.core.collector import evaluate
+from rlzoo.core.collector import evaluate, score
 from rlzoo.core.env import Episode
 from rlzoo.core.errors import require
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.progress import SILENT, Progress
+from rlzoo.core.seen import Seen
 from rlzoo.core.streams import stream
-from rlzoo.optim.adam import Adam
-from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import Config, check, check_schedules
 from rlzoo.runs.registry import task_class
@@ -29,15 +31,20 @@ class Iteration:
     step: int
     """Environment steps so far."""
     metrics: Metrics
-    """Metrics of the environment and of the algorithm."""
+    """Metrics of the environment and of the algorithm. A hook may add some."""
     episodes: list[Episode]
     """Episodes that ended in this iteration."""
     environment_metrics: frozenset[str] = frozenset()
     """Names of the metrics that come from the environment."""
+    seconds: float = field(default=0.0, compare=False)
+    """Time that it took."""
 
 
 class Trainer:
-    """Model, task and algorithm state of a run, and the iteration that trains them.
+    """Model, task and algorithm state of a run. Iterating over it trains the model.
+
+        for iteration in Trainer(config):
+            print(iteration.step, iteration.metrics["entropy"])
 
     Args:
         model: train this model instead of a new one.
@@ -66,16 +73,14 @@ class Trainer:
         self.algorithm = config.algorithm
         self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))
         if config.fast:
-            for name, adam in self.state.optimizers.items():
-                if isinstance(adam, Adam):
-                    self.state.optimizers[name] = FastAdam(adam, config.compile)
+            accelerate(self.task, self.state, config.compile)
         self.step = 0
         for x in self.model.state_dict().values():
-            processes.copy_from_first_(x)
+            processes.broadcast_(x)
 
     def follow(self) -> None:
-        """In a process that is not the first: takes part in what the first does, until it ends."""
-        while name := processes.told():
+        """In a process that is not the first: takes part in the iterations and checkpoints of the first."""
+        while name := processes.next_name():
             {"iterate": self.iterate, "checkpoint": self.checkpoint}[name]()
 
     @property
@@ -83,21 +88,27 @@ class Trainer:
         """Whether the run has reached its number of steps."""
         return self.step >= self.config.total_steps
 
+    def __iter__(self) -> Iterator[Iteration]:
+        """Trains to the end of the run."""
+        while not self.done:
+            yield self.iterate()
+
     @processes.together("iterate")
     def iterate(self) -> Iteration:
         """One iteration: a buffer of experience, and the algorithm's update on it."""
-        model, env = self.model, self.task.env
+        model, start = self.model, time.perf_counter()
         experience = self.task.collect()
         buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
-        buffer, episodes, environment = env.score(experience._replace(buffer=buffer))
+        buffer, episodes, environment = score(self.task.env, experience._replace(buffer=buffer))
 
         self.state.progress = self.step / self.config.total_steps
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
         metrics = environment | self.algorithm.update(model, self.state, scaled)
         if model.normalizer is not None:
-            model.normalizer.update(model.observation(buffer.obs[:, :-1]), buffer.mask)
+            model.normalizer.update(Seen.of(buffer.obs).obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
-        return Iteration(self.step, metrics, episodes, frozenset(environment))
+        seconds = time.perf_counter() - start
+        return Iteration(self.step, metrics, episodes, frozenset(environment), seconds)
 
     @processes.together("checkpoint")
     def checkpoint(self) -> Checkpoint:

@@ -1,0 +1,153 @@
+"""Recurrent networks unrolled in as few operations as possible, with their backward pass through time.
+
+A step of a small network is a few tiny products, which cost less than autograd's record of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
+from rlzoo.core.seen import Seen
+from rlzoo.optim.fast.tape import PullBack
+
+Rows = Float[Tensor, "T R H"]
+"""Time comes first, so that the numbers of one step lie together."""
+
+
+def has_written_cell(net: Recurrent) -> bool:
+    """Whether the backward pass of the network's cell is written out here."""
+    return type(net.cell) in _CELLS
+
+
+@torch.no_grad()
+def unroll(net: Recurrent, seen: Seen) -> tuple[Float[Tensor, "R T O"], PullBack]:
+    """The output of `net`, and its backward pass. The input gets no gradient."""
+    cell: Any = net.cell
+    rows, steps = seen.obs.shape[:2]
+    x = seen.obs.transpose(0, 1).reshape(-1, cell.inputs)
+    projected = torch.addmm(cell.into.bias, x, cell.into.weight.t()).view(steps, rows, -1)
+    kept = (~seen.start).to(x.dtype).unsqueeze(-1).transpose(0, 1)
+    output, into_gates = _CELLS[type(cell)](cell, projected, seen.memory[:, 0, net.owned], kept)
+
+    @torch.no_grad()
+    def pull_back(grad: Float[Tensor, "R T O"]) -> list[tuple[Tensor, Tensor]]:
+        into, across, before = into_gates(grad.transpose(0, 1))
+        into, across = into.flatten(0, 1), across.flatten(0, 1)
+        return [
+            (cell.into.weight, (x.t() @ into).t()),
+            (cell.into.bias, into.sum(0)),
+            (cell.across.weight, (before.flatten(0, 1).t() @ across).t()),
+            (cell.across.bias, across.sum(0)),
+        ]
+
+    return output.transpose(0, 1), pull_back
+
+
+IntoGates = Callable[[Rows], tuple[Tensor, Tensor, Tensor]]
+"""From the gradient for the outputs to those for W_i·x + b_i and W_h·h + b_h (T, R, J), and h before each step."""
+
+
+def _gru(cell: GRUCell, projected: Tensor, memory: Tensor, kept: Tensor) -> tuple[Rows, IntoGates]:
+    """The outputs of a `GRUCell`, in its notation."""
+    (steps, rows, _), size = projected.shape, cell.outputs
+    weight, bias = cell.across.weight, cell.across.bias
+    across, gates = torch.empty_like(projected), projected.new_empty(steps, rows, 2 * size)
+    new, output = projected.new_empty(2, steps, rows, size).unbind()
+    begins = _begins(kept)
+    h, transposed = memory, weight.t()
+    all_across = across.unbind()
+    into_gates, into_new = projected[..., : 2 * size].unbind(), projected[..., 2 * size :].unbind()
+    across_gates, across_new = across[..., : 2 * size].unbind(), across[..., 2 * size :].unbind()
+    reset, update = gates[..., :size].unbind(), gates[..., size:].unbind()
+    for t, (gate, n, out) in enumerate(zip(gates.unbind(), new.unbind(), output.unbind(), strict=True)):
+        if begins[t]:
+            h = h * kept[t]
+        torch.addmm(bias, h, transposed, out=all_across[t])
+        torch.add(into_gates[t], across_gates[t], out=gate).sigmoid_()
+        torch.addcmul(into_new[t], reset[t], across_new[t], out=n).tanh_()
+        h = torch.lerp(n, h, update[t], out=out)
+
+    def pull_back(grad: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        before = torch.cat([memory[None], output[:-1]]) * kept
+        r, z = torch.split(gates, size, -1)
+        # Everything is linear in the gradient for h: these are its factors for r, z and the product in n.
+        into_n = (1 - z) * (1 - new * new)
+        factors = torch.stack(
+            [into_n * across[..., 2 * size :] * r * (1 - r), (before - new) * z * (1 - z), into_n * r], 2
+        )
+        into_across, into_h = torch.empty_like(factors), torch.empty_like(output)
+        into_h[-1] = grad[-1]
+        flat = into_across.view(steps, rows, -1).unbind()
+        grads, slots, from_h, parts = grad.unbind(), into_h.unbind(), factors.unbind(), into_across.unbind()
+        for t in reversed(range(steps)):
+            torch.mul(slots[t].unsqueeze(1), from_h[t], out=parts[t])
+            if t:
+                back = torch.addmm(slots[t] * update[t], flat[t], weight)
+                back = back * kept[t] if begins[t] else back
+                torch.add(back, grads[t - 1], out=slots[t - 1])
+        into_across = into_across.view(steps, rows, -1)
+        into_x = torch.cat([into_across[..., : 2 * size], into_h * into_n], -1)
+        return into_x, into_across, before
+
+    return output, pull_back
+
+
+def _lstm(cell: LSTMCell, projected: Tensor, memory: Tensor, kept: Tensor) -> tuple[Rows, IntoGates]:
+    """The outputs of an `LSTMCell`, in its notation."""
+    (steps, rows, _), size = projected.shape, cell.outputs
+    weight, bias = cell.across.weight, cell.across.bias
+    gates = torch.empty_like(projected)
+    cells, squashed, output = projected.new_empty(3, steps, rows, size).unbind()
+    begins = _begins(kept)
+    h, c = torch.split(memory, size, -1)
+    first_h, first_c, transposed = h, c, weight.t()
+    i, f, g, o = (part.unbind() for part in torch.split(gates, size, -1))
+    sigmoids, all_gates, into_gates = gates[..., : 2 * size].unbind(), gates.unbind(), (projected + bias).unbind()
+    for t, (c_t, squash, out) in enumerate(zip(cells.unbind(), squashed.unbind(), output.unbind(), strict=True)):
+        if begins[t]:
+            h, c = h * kept[t], c * kept[t]
+        torch.addmm(into_gates[t], h, transposed, out=all_gates[t])
+        sigmoids[t].sigmoid_()
+        g[t].tanh_()
+        o[t].sigmoid_()
+        c = torch.addcmul(torch.mul(f[t], c, out=c_t), i[t], g[t], out=c_t)
+        h = torch.mul(o[t], torch.tanh(c, out=squash), out=out)
+
+    def pull_back(grad: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        before = torch.cat([first_h[None], output[:-1]]) * kept
+        c_before = torch.cat([first_c[None], cells[:-1]]) * kept
+        i, f, g, o = torch.split(gates, size, -1)
+        # The gradients for i, f and g are linear in the gradient for c, and that for o in the gradient for h.
+        factors = torch.stack([g * i * (1 - i), c_before * f * (1 - f), i * (1 - g * g)], 2)
+        h_to_o, h_to_c = (squashed * o * (1 - o)).unbind(), (o * (1 - squashed * squashed)).unbind()
+        into = grad.new_empty(steps, rows, 4, size)
+        into_ifg, into_o, forget, grads = into[:, :, :3].unbind(), into[:, :, 3].unbind(), f.unbind(), grad.unbind()
+        from_c = factors.unbind()
+        into = into.view(steps, rows, -1)
+        into_h, into_c, into_all = grads[-1], torch.zeros_like(first_c), into.unbind()
+        for t in reversed(range(steps)):
+            into_c = torch.addcmul(into_c, into_h, h_to_c[t])
+            torch.mul(into_c.unsqueeze(1), from_c[t], out=into_ifg[t])
+            torch.mul(into_h, h_to_o[t], out=into_o[t])
+            if t:
+                into_c, through = into_c * forget[t], into_all[t]
+                if begins[t]:
+                    into_c, through = into_c * kept[t], through * kept[t]
+                into_h = torch.addmm(grads[t - 1], through, weight)
+        return into, into, before
+
+    return output, pull_back
+
+
+def _begins(kept: Float[Tensor, "T R 1"]) -> list[bool]:
+    """For each step, whether an episode begins in any row."""
+    return (kept == 0).flatten(1).any(1).tolist()
+
+
+_CELLS: dict[type, Callable[..., tuple[Rows, IntoGates]]] = {GRUCell: _gru, LSTMCell: _lstm}

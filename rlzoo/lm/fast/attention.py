@@ -1,0 +1,127 @@
+"""Attention by plain matrix products where they are faster than the fused kernel, and a key-value cache with room."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+NAME = "sdpa_or_products"
+"""Name of this attention among those of Hugging Face."""
+_LONGEST = {torch.bfloat16: 512, torch.float32: 128}
+"""Number of keys up to which plain products are faster on a CPU, by precision."""
+_PLAIN = frozenset({"dropout", "scaling", "is_causal", "position_ids", "use_cache", "cache_position"})
+"""Arguments that plain products take into account, or that do not matter to them."""
+
+
+def check_interfaces() -> None:
+    """Raises `AttributeError` unless the parts of transformers used here, which may change, are as they should be."""
+    arguments: list[tuple[Any, str]] = [
+        (sdpa_mask, "attention_mask"),
+        (sdpa_mask, "allow_is_causal_skip"),
+        (Cache, "layer_class_to_replicate"),
+    ]
+    for function, name in arguments:
+        if name not in inspect.signature(function).parameters:
+            raise AttributeError(f"{function.__name__} has no argument {name}")
+
+
+def use_fastest_attention(model: Any) -> None:
+    """Makes a Hugging Face model that uses "sdpa" choose between that and plain products for each forward pass."""
+    if model.config._attn_implementation == "sdpa":
+        ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask)
+        model.config._attn_implementation = NAME
+
+
+def mask(
+    attention_mask: Bool[Tensor, "N C"] | None = None, allow_is_causal_skip: bool = True, **more: Any
+) -> Bool[Tensor, "N 1 T C"] | None:
+    """Hugging Face's `sdpa_mask`, which is not left out if there is an `attention_mask`.
+
+    To find out that no token is masked, the host would have to wait for the device. A caller who knows it gives none.
+    """
+    skip = allow_is_causal_skip and attention_mask is None
+    return sdpa_mask(attention_mask=attention_mask, allow_is_causal_skip=skip, **more)
+
+
+def attention(
+    module: nn.Module,
+    query: Float[Tensor, "N h T d"],
+    key: Float[Tensor, "N g C d"],
+    value: Float[Tensor, "N g C d"],
+    attention_mask: Bool[Tensor, "N 1 T C"] | None,
+    **more: Any,
+) -> tuple[Float[Tensor, "N T h d"], None]:
+    """softmax(q·kᵀ·scaling)·v, in the form that Hugging Face's attention functions have.
+
+    On a CPU, the fused kernel computes with float32 also what is given in bfloat16, and its backward pass is slow.
+    """
+    if key.dtype != query.dtype:  # keys of a `CachedLayer`
+        with torch.autocast(query.device.type, enabled=False):
+            out, _ = attention(module, query.to(key.dtype), key, value, attention_mask, **more)
+        return out.to(query.dtype), None
+    plain = all(name in _PLAIN or x is None for name, x in more.items()) and not more.get("dropout")
+    short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(query.dtype, 0)
+    if not (plain and short and query.shape[2] > 1):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+    causal = more.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if attention_mask is None and causal:
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    scaling = more.get("scaling")
+    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
+    if attention_mask is None and causal:
+        attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attention_mask is not None:
+        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    probs = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (probs @ value).transpose(1, 2).contiguous(), None
+
+
+class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Keys and values of a layer in memory with room for more tokens, which Hugging Face's own copies for each token.
+
+    They are in float32 on a CPU, where attention of one token to many is several times as fast in it as in bfloat16.
+    """
+
+    def update(
+        self, key_states: Float[Tensor, "N g T d"], value_states: Float[Tensor, "N g T d"], *args: Any, **kwargs: Any
+    ) -> tuple[Float[Tensor, "N g C d"], Float[Tensor, "N g C d"]]:
+        """Adds T tokens and returns all."""
+        if self.keys is None:
+            self.is_initialized, self.dtype, self.device = True, key_states.dtype, key_states.device
+            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+            self._keys, self._values = self.keys, self.values
+        start, new = self.keys.shape[2], key_states.shape[2]
+        self._keys = self._with_room(self._keys, start, key_states)
+        self._values = self._with_room(self._values, start, value_states)
+        self.keys, self.values = self._keys[:, :, : start + new], self._values[:, :, : start + new]
+        return self.keys, self.values
+
+    @staticmethod
+    def _with_room(kept: Tensor, start: int, added: Tensor) -> Tensor:
+        """`kept`, or a copy twice as long if it is full, with the `added` tokens from `start` on."""
+        end = start + added.shape[2]
+        if end > kept.shape[2]:
+            dtype = torch.float32 if kept.device.type == "cpu" and kept.dtype == torch.bfloat16 else kept.dtype
+            longer = kept.new_empty(*kept.shape[:2], 2 * end, kept.shape[3], dtype=dtype)
+            longer[:, :, :start] = kept[:, :, :start]
+            kept = longer
+        kept[:, :, start:end] = added
+        return kept
+
+
+def new_cache(model: Any) -> Cache:
+    """An empty key-value cache for the attention of `use_fastest_attention`, or Hugging Face's own for others."""
+    ours = model.config._attn_implementation == NAME
+    return Cache(layer_class_to_replicate=CachedLayer if ours else DynamicLayer)

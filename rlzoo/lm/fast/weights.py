@@ -1,0 +1,103 @@
+"""Weights of a transformer: cast once for each change of them, with gradients that are summed in place.
+
+Autograd makes a new tensor for each gradient, fills that of an embedding with zeros, and adds it to that of the head if
+both share their weight. For a large vocabulary these tensors cost more than the products. So the functions here add
+their gradient to `weight.grad` where there is one already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
+
+
+def refuse_second_derivatives() -> None:
+    """Raises `RuntimeError` in a backward pass with `create_graph`, which PyTorch's `once_differentiable` lets pass."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("this model can be differentiated once: for Fisher products use fisher_vector_product")
+
+
+def summed_gradient(weight: Tensor) -> Tensor | None:
+    """The sum that a backward pass may add to in place; None if there is none."""
+    return weight.grad if weight.is_leaf else None
+
+
+class Casts:
+    """The weights of the linear layers of a transformer in the precision of products."""
+
+    def __init__(self, base: nn.Module, precision: torch.dtype) -> None:
+        self._base, self._precision = base, precision
+        self._kept: dict[str, tuple[tuple[int, torch.device], Tensor]] = {}
+
+    def weights(self) -> dict[str, Tensor]:
+        """By name; none of them if parameters are replaced."""
+        linear = {name: m for name, m in self._base.named_modules() if isinstance(m, (nn.Linear, Conv1D))}
+        weights = {f"{name}.weight": m.weight for name, m in linear.items()}
+        if not all(isinstance(weight, nn.Parameter) for weight in weights.values()):
+            return {}
+        for name, weight in weights.items():
+            state = weight._version, weight.device
+            if name not in self._kept or self._kept[name][0] != state:
+                self._kept[name] = state, weight.detach().to(self._precision)
+        return {name: _Cast.apply(weight, self._kept[name][1]) for name, weight in weights.items()}  # type: ignore[no-untyped-call]
+
+
+class _Cast(torch.autograd.Function):
+    """A weight in lower precision, given its cast."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, cast: Tensor) -> Tensor:
+        ctx.weight = weight
+        return cast.view_as(cast)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
+        refuse_second_derivatives()
+        total = summed_gradient(ctx.weight)
+        if total is None:
+            return grad.to(ctx.weight.dtype), None
+        total += grad
+        return None, None
+
+
+class Embedding(nn.Embedding):
+    """An embedding whose gradient is summed in place."""
+
+    def forward(self, token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch H"]:
+        if torch.is_grad_enabled() and isinstance(self.weight, nn.Parameter):
+            return _Embedded.apply(self.weight, token)  # type: ignore[no-untyped-call]
+        return super().forward(token)
+
+
+class _Embedded(torch.autograd.Function):
+    """The rows of a weight that belong to tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Float[Tensor, "V H"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch H"]:
+        ctx.weight, ctx.token = weight, token
+        return nn.functional.embedding(token, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Float[Tensor, "*batch H"]) -> tuple[Tensor | None, None]:
+        refuse_second_derivatives()
+        total, row = summed_gradient(ctx.weight), ctx.token.reshape(-1)
+        grad = grad.reshape(-1, grad.shape[-1]).to(ctx.weight.dtype)
+        if total is None:  # not in place, which batched gradients (vmap) do not allow
+            return torch.zeros_like(ctx.weight).index_add(0, row, grad), None
+        total.index_add_(0, row, grad)
+        return None, None
+
+
+def use_faster_layers(model: nn.Module) -> None:
+    """Replaces layers by ones with the same result: GPT-2's GELU of eight operations, and plain embeddings."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is NewGELUActivation:
+                setattr(module, name, nn.GELU("tanh"))
+            if type(child) is nn.Embedding and child.padding_idx is None and child.max_norm is None:
+                child.__class__ = Embedding

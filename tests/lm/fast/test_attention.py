@@ -1,0 +1,98 @@
+"""Attention by products against PyTorch's fused kernel, and the key-value cache with room."""
+
+import pytest
+import torch
+from lm_builders import make_actor, make_fast, make_rows
+from transformers.cache_utils import DynamicLayer
+
+from rlzoo.lm.fast import attention as ours
+from rlzoo.lm.fast.attention import CachedLayer, attention, use_fastest_attention
+from rlzoo.optim.adam import Adam
+from rlzoo.optim.fast.adam import FastAdam
+
+
+class Layer(torch.nn.Module):
+    is_causal = True
+    num_key_value_groups = 2
+
+
+def normal(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize(("queries", "dtype"), [(6, torch.float32), (6, torch.bfloat16), (1, torch.float32)])
+def test_equals_the_fused_kernel(padded, scaling, queries, dtype, monkeypatch):
+    """Two queries to each key, and keys of which the first two rows are padding."""
+    q, k, v = normal(2, 4, queries, 8, seed=0), normal(2, 2, 6, 8, seed=1), normal(2, 2, 6, 8, seed=2)
+    mask = torch.ones(6, 6).tril()[-queries:].bool().expand(2, 1, queries, 6).clone() if padded else None
+    if mask is not None:
+        mask[1, ..., :2] = False
+        mask[1, ..., 2] = True
+    out, _ = attention(Layer(), q.to(dtype), k.to(dtype), v.to(dtype), mask, scaling=scaling)
+    monkeypatch.setattr(ours, "_LONGEST", {})
+    fused, _ = attention(Layer(), q, k, v, mask, scaling=scaling)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), fused, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_with_room_keeps_the_keys_and_values_of_hugging_face(dtype):
+    mine, theirs = CachedLayer(), DynamicLayer()
+    for step, tokens in enumerate((3, 1, 1, 4, 1, 1, 1, 20)):
+        k, v = normal(2, 4, tokens, 8, seed=step).to(dtype), normal(2, 4, tokens, 8, seed=100 + step).to(dtype)
+        for a, b in zip(mine.update(k, v), theirs.update(k, v), strict=True):
+            assert a.dtype == torch.float32
+            assert torch.equal(a, b.float())
+    assert mine.get_seq_length() == 32
+
+
+def test_attention_that_the_user_chose_stays():
+    for chosen, name in (("sdpa", ours.NAME), ("eager", "eager")):
+        actor = make_actor(attention=chosen)
+        use_fastest_attention(actor)
+        assert actor.config._attn_implementation == name
+
+
+def test_gradients_of_both_kinds_agree(monkeypatch):
+    def gradients():
+        model, rows = make_fast(), make_rows([(2, 4), (5, 3), (1, 6)])
+        logp = model.distribution(rows).log_prob(rows.action)
+        return torch.autograd.grad(logp.sum(), model.policy_parameters())
+
+    products = gradients()
+    monkeypatch.setattr(ours, "_LONGEST", {})
+    for a, b in zip(products, gradients(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_weights_are_cast_again_after_a_step_and_not_before(fast):
+    model, rows = make_fast(settings={"precision": torch.bfloat16}), make_rows([(2, 4), (5, 3)])
+    adam = Adam(list(model.parameters()))
+
+    def loss(model, batch):
+        return -model.distribution(rows).log_prob(rows.action).sum()
+
+    def casts():
+        model.distribution(rows)
+        return {name: cast for name, (_, cast) in model.trunk.casts._kept.items()}
+
+    first, again = casts(), casts()
+    assert first
+    assert all(first[name] is again[name] for name in first)
+    (FastAdam(adam) if fast else adam).minimize(loss, model, OneBatch(), learning_rate=0.1)
+    weights = dict(model.trunk.base.named_parameters())
+    for name, cast in casts().items():
+        assert torch.equal(cast, weights[name].detach().bfloat16())
+        assert not torch.equal(cast, first[name])
+
+
+class OneBatch:
+    """A batch whose only part is itself."""
+
+    num_rows = 2
+
+    def micro_batches(self, steps):
+        yield self
