@@ -87,6 +87,7 @@ def test_two_processes_are_one_on_cartpole(settings, tmp_path):
 
 
 @pytest.mark.parametrize("settings", OTHERS.values(), ids=OTHERS)
+@pytest.mark.slow
 def test_two_processes_are_one_for_other_algorithms_and_networks(settings, tmp_path):
     one, two = (trained(tmp_path / str(count), count, settings, 5) for count in (1, 2))
     assert_same(one, two, 5)
@@ -120,6 +121,7 @@ def test_two_processes_are_one_on_random_walks(settings, tmp_path):
     assert_same(one, two)
 
 
+@pytest.mark.slow
 def test_resumed_with_another_number_of_processes(tmp_path, monkeypatch):
     whole = trained(tmp_path / "whole", 1, PPO)
     path = tmp_path / "parts"
