@@ -22,8 +22,8 @@ def tokens_of(expression: str) -> list[str] | None:
     """Numbers, operators and brackets of an expression; None if it has anything else, or is too long."""
     if len(expression) > _LONGEST:
         return None
-    found = re.findall(r"[0-9]+|\S", expression)
-    return found if all(re.fullmatch(r"[0-9]+|[-+*/()]", x) for x in found) else None
+    tokens = re.findall(r"[0-9]+|\S", expression)
+    return tokens if all(re.fullmatch(r"[0-9]+|[-+*/()]", x) for x in tokens) else None
 
 
 def value_of(expression: str) -> Fraction | None:
