@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlzoo.core.errors import require
 from rlzoo.core.schedules import linear_ends
-from rlzoo.runs.configuration.upgrade import SCHEDULED, upgrade
+
+SCHEDULED = {
+    "anneal_lr": ("learning_rate", "vf_learning_rate"),
+    "anneal_clip": ("clip_coef",),
+    "anneal_kl": ("max_kl", "step_kl"),
+}
+"""Switches of a search, and the settings that they reduce linearly to 0."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ _LANGUAGE: dict[str, Space] = {
     "minibatch_responses": (8, 16, 32, 64),
     "vf_minibatch_responses": (8, 16, 32, 64),
 }
-_TRUST_REGION = {**_ROLLOUT, **_GAE, **_CRITIC, **_LANGUAGE, "max_kl": Between(0.005, 0.1), "anneal_kl": (False, True)}
+_TRUST_REGION = {**_ROLLOUT, **_GAE, **_CRITIC, **_LANGUAGE, "anneal_kl": (False, True)}
 _PPO = {
     **_ROLLOUT,
     **_GAE,
@@ -57,8 +64,8 @@ SPACES: dict[str, dict[str, Space]] = {
         "learning_rate": Between(1e-3, 3e-2),
         "anneal_lr": (False, True),
     },
-    "npg": _TRUST_REGION,
-    "trpo": _TRUST_REGION,
+    "npg": {**_TRUST_REGION, "step_kl": Between(0.005, 0.1)},
+    "trpo": {**_TRUST_REGION, "max_kl": Between(0.005, 0.1)},
     "ppo-penalty": {**_PPO, "target_kl": Between(0.003, 0.05)},
     "ppo-clip": {**_PPO, "clip_coef": (0.1, 0.2, 0.3), "anneal_clip": (False, True)},
 }
@@ -80,24 +87,28 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
     """
     everything = {name: x for space in SPACES.values() for name, x in space.items()}
     parameters = as_parameters(values)
-    found: dict[str, Space] = {}
+    chosen: dict[str, Space] = {}
     for name, space in SPACES.get(algorithm, everything).items():
-        names = SCHEDULED.get(name, (name,))
+        names = {*SCHEDULED.get(name, (name,))}
         value = parameters.get(name, False if name in SCHEDULED else None)
-        if not any(n in values for n in names) or any(n in fixed for n in names) or value is None:
+        if names.isdisjoint(values) or names & fixed.keys():
             continue
-        if isinstance(space, tuple):
-            if value in space:
-                found[name] = space
-        elif isinstance(value, (int, float)):
-            found[name] = space if space.low <= value <= space.high else Between(value / 5, value * 5)
-    return found
+        if isinstance(space, Between) and isinstance(value, (int, float)):
+            chosen[name] = space if space.low <= value <= space.high else Between(value / 5, value * 5)
+        elif isinstance(space, tuple) and value in space:
+            chosen[name] = space
+    return chosen
 
 
 def as_settings(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A trial's parameters as settings."""
-    settings = upgrade({"algorithm": algorithm, **parameters})
-    del settings["algorithm"]
+    settings = dict(parameters)
+    for switch, names in SCHEDULED.items():
+        if settings.pop(switch, False):
+            for name in names:
+                # Only REINFORCE annealed the value's learning rate too.
+                if name in settings and (name != "vf_learning_rate" or algorithm == "reinforce"):
+                    settings[name] = f"linear:{float(settings[name])!r}:0"
     return settings
 
 
@@ -113,7 +124,8 @@ def as_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def feasible(settings: Mapping[str, Any]) -> bool:
-    """Whether the buffer has a size that is tried."""
-    steps = settings.get("num_envs", 1) * settings.get("num_steps", BUFFER[0])
-    return "num_envs" not in settings or "num_steps" not in settings or BUFFER[0] <= steps <= BUFFER[1]
+def check_buffer(settings: Mapping[str, Any], space: Mapping[str, Space]) -> None:
+    """Raises `ConfigError` if a search of the buffer's size has chosen one that is not worth a try."""
+    if {"num_envs", "num_steps"} & space.keys() and {"num_envs", "num_steps"} <= settings.keys():
+        steps = settings["num_envs"] * settings["num_steps"]
+        require(BUFFER[0] <= steps <= BUFFER[1], f"a buffer of {steps} steps is not tried")

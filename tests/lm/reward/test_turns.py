@@ -10,7 +10,6 @@ from simulated_gpu import GPU, simulated
 from tiny import PAD
 
 import rlzoo
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.reward.functions import given_function
@@ -18,6 +17,7 @@ from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.turns import Answer, Turns, spoken
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.registry import ALGORITHMS
 
 
 def echo(conversations):
@@ -189,7 +189,10 @@ def settings(data, **more):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("estimator", ["gae", "monte-carlo", "leave-one-out", "group-norm"])
+@pytest.mark.parametrize(
+    "estimator",
+    ["gae", *(pytest.param(x, marks=pytest.mark.slow) for x in ("monte-carlo", "leave-one-out", "group-norm"))],
+)
 def test_every_algorithm_and_estimator_trains_on_the_models_own_tokens_alone(algorithm, estimator, data):
     """What the actor did where a reply was forced on it changes nothing."""
     results = []

@@ -10,7 +10,6 @@ from lm_builders import collected, same
 from transformers import AutoModelForCausalLM, pipeline
 
 import rlzoo
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.fast import packed
 from rlzoo.lm.finetune.sft import SFTSettings
@@ -19,6 +18,7 @@ from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.optim.objective import surrogate
 from rlzoo.runs.configuration.config import check
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.registry import ALGORITHMS
 
 
 def vowels(prompts, responses):
@@ -75,8 +75,8 @@ def test_advantages_within_groups_train_too(algorithm, estimator, data):
     [
         {},
         {"lora_rank": 2},
-        {"precision": "bfloat16"},
-        {"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 50},
+        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param({"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 50}, marks=pytest.mark.slow),
     ],
     ids=["all weights", "adapter", "bfloat16", "adapter in bfloat16"],
 )
@@ -195,6 +195,7 @@ def shift(path, count):
     path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip"])
 def test_the_alignment_of_a_file_changes_no_result(algorithm, tmp_path):
     """Of actor, critic and reward model. One short response, because products of few rows are those that differ."""

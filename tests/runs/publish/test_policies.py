@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gymnasium
@@ -105,10 +104,9 @@ def test_policy_of_an_environment_with_dicts_and_a_start(tmp_path):
         policy = rlzoo.load_policy(run)
         noise = np.zeros(2, np.float32)
         assert [policy({"number": n, "noise": noise}) for n in (-1, 0, 1)] == [-1, 0, 1]
-        rlzoo.export(run, "torchscript", tmp_path / "policy.pt")
-        exported = torch.jit.load(tmp_path / "policy.pt")
         flat = policy.flatten({"number": np.array([-1, 0, 1]), "noise": np.zeros((3, 2))})
-        assert exported(torch.from_numpy(flat)).tolist() == [-1, 0, 1]
+        session = pytest.importorskip("onnxruntime").InferenceSession(rlzoo.export(run, out=tmp_path / "policy.onnx"))
+        assert session.run(None, {"obs": flat})[0].tolist() == [-1, 0, 1]
     finally:
         del gymnasium.registry["Matching-v0"]
 
@@ -170,14 +168,6 @@ def test_task_without_a_policy_says_so():
 # Exporting
 
 
-def test_export_writes_a_file_that_acts_as_the_policy(run, workplace):
-    assert SUFFIXES.keys() == FORMATS.keys()
-    path = rlzoo.export(run, "torchscript")
-    assert path == Path("policy.pt")
-    exported = torch.jit.load(path)(torch.from_numpy(OBSERVATIONS)).numpy()
-    assert np.array_equal(exported, rlzoo.load_policy(run)(OBSERVATIONS))
-
-
 def test_export_of_a_checkpoint_on_the_command_line(run, workplace, capsys):
     step = run.steps()[0]
     assert main(["export", str(run.path), "--format", "c", "--checkpoint", str(step), "--out", "first.h"]) == 0
@@ -189,6 +179,7 @@ def test_export_of_a_checkpoint_on_the_command_line(run, workplace, capsys):
 
 
 def test_export_to_onnx_is_the_default(run, workplace):
+    assert SUFFIXES.keys() == FORMATS.keys()
     session_of = pytest.importorskip("onnxruntime").InferenceSession
     assert main(["export", str(run.path)]) == 0
     (actions,) = session_of("policy.onnx").run(None, {"obs": OBSERVATIONS})
@@ -390,12 +381,9 @@ def test_name_that_the_hub_does_not_take(name):
     [["push", "RUN", "user/name"], ["export", "hf:user/name"], ["eval", "hf:user/name"]],
     ids=lambda arguments: arguments[0],
 )
-def test_hub_without_a_network_says_so_at_once(run, workplace, arguments):
+def test_hub_without_a_network_says_so(run, workplace, arguments):
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(workplace)}  # nobody listens there
     command = [sys.executable, "-m", "rlzoo", *(str(run.path) if a == "RUN" else a for a in arguments)]
-    start = time.monotonic()
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
-    seconds = time.monotonic() - start
     assert result.returncode == 2
     assert re.fullmatch(r"rlzoo: the Hugging Face hub cannot be reached: .*\n", result.stderr)
-    assert seconds < 20, "the imports of two commands, and no attempt that is repeated"
