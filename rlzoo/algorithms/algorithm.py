@@ -16,7 +16,7 @@ from rlzoo.core.fields import check_fields
 from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.schedules import Schedule, at
-from rlzoo.optim.adam import Optimizer
+from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import Evaluated, evaluate_policy
 
 Metrics = dict[str, float]
@@ -28,7 +28,7 @@ class State:
 
     rng: np.random.Generator
     """Shuffles minibatches."""
-    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    optimizers: dict[str, Adam] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     fisher_rng: np.random.Generator | None = None
     """Chooses the rows of Fisher products; None if all are taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import NonFiniteError
-from rlzoo.core.models import ActorCritic, flatten_parameters
+from rlzoo.core.models import ActorCritic, Term, flatten_parameters
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.objective import Loss, loss_terms, value_loss
 
@@ -62,14 +62,19 @@ class Adam:
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
         """
-        g = torch.zeros_like(self.theta)
-        for term in loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary):
-            grads = torch.autograd.grad(term(model), self.parameters, allow_unused=True, materialize_grads=True)
-            g += torch.cat([x.reshape(-1) for x in grads])
+        g = self.gradient(loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
         norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         self.step(self.theta[self.share], self.m, self.v, g[self.share], *self.bias_corrected(learning_rate))
         self.stepped()
         return norm
+
+    def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
+        """The gradient of a sum of terms. Only one term is in memory at a time."""
+        g = torch.zeros_like(self.theta)
+        for term in terms:
+            grads = torch.autograd.grad(term(model), self.parameters, allow_unused=True, materialize_grads=True)
+            g += torch.cat([x.reshape(-1) for x in grads])
+        return g
 
     def step(self, theta: Vector, m: Vector, v: Vector, g: Vector, step_size: float, eps: float) -> None:
         """One step of θ and its moments, in place."""
@@ -104,25 +109,6 @@ class Adam:
             raise ValueError(f"{self.count} steps were taken")
 
 
-class Optimizer(Protocol):
-    """Interface of `Adam` and its faster implementations."""
-
-    def minimize(
-        self,
-        loss: Loss,
-        model: ActorCritic,
-        batch: Buffer,
-        *scalars: float,
-        learning_rate: float,
-        max_grad_norm: float | None = None,
-        auxiliary: bool = True,
-    ) -> float: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 def clip_norm(g: Vector, max_grad_norm: float | None, name: str) -> float:
     """Scales `g` in place so that its norm is at most `max_grad_norm`; returns the norm before.
 
@@ -139,7 +125,7 @@ def clip_norm(g: Vector, max_grad_norm: float | None, name: str) -> float:
 
 def fit_value(
     model: ActorCritic,
-    optimizer: Optimizer,
+    optimizer: Adam,
     batch: Buffer,
     epochs: int,
     minibatch_size: int | Literal["all"],

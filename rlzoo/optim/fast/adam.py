@@ -11,29 +11,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
-from rlzoo.optim.adam import Adam, clip_norm
+from rlzoo.optim.adam import Adam, Vector, clip_norm
 from rlzoo.optim.fast.compilation import compiled
 from rlzoo.optim.fast.tape import Tape
-from rlzoo.optim.objective import Loss, loss_terms
+from rlzoo.optim.objective import Loss
 
 _BLOCK = 2**20
 """Components of θ that are updated together, so that the intermediate results stay in the processor's cache."""
 
 
-class FastAdam:
-    """The steps of an `Adam`, computed faster.
+class FastAdam(Adam):
+    """An `Adam` whose gradients and steps are computed faster. It takes over the parameters and moments of `adam`.
 
     Args:
-        adam: holds the parameters and the moments.
         compile: run steps as native code, which is compiled for each shape of batch (see
             `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss are not compiled.
     """
 
     def __init__(self, adam: Adam, compile: bool = False) -> None:
-        self.adam = adam
+        vars(self).update(vars(adam))
         self.compile = compile
         self._gradient = torch.empty_like(adam.theta)
         self._pieces = list(unflatten(self._gradient, adam.parameters))
@@ -49,47 +47,39 @@ class FastAdam:
         max_grad_norm: float | None = None,
         auxiliary: bool = True,
     ) -> float:
-        """See `Adam.minimize`."""
         if self.compile and not (auxiliary and model.auxiliary):
             return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
-        adam = self.adam
-        g = self._gradient_of(loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
-        norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
-        step_size, eps = adam.bias_corrected(learning_rate)
-        parts = adam.theta[adam.share], adam.m, adam.v, g[adam.share]
-        for start in range(0, len(adam.m), _BLOCK):
-            whole = start == 0 and len(adam.m) <= _BLOCK
-            theta, m, v, grad = parts if whole else (x[start : start + _BLOCK] for x in parts)
-            adam.step(theta, m, v, grad, step_size, eps)
-        adam.stepped()
-        return norm
+        limits: Any = {"learning_rate": learning_rate, "max_grad_norm": max_grad_norm, "auxiliary": auxiliary}
+        return super().minimize(loss, model, batch, *scalars, **limits)
 
-    def _gradient_of(self, terms: Sequence[Term], model: ActorCritic) -> Tensor:
-        """The gradient (P,) of a sum of terms, in memory that is used again. Only one term is in memory at a time."""
-        g, parameters = self._gradient, self.adam.parameters
-        is_empty = True
+    def step(self, theta: Vector, m: Vector, v: Vector, g: Vector, step_size: float, eps: float) -> None:
+        if len(m) <= _BLOCK:
+            super().step(theta, m, v, g, step_size, eps)
+            return
+        for start in range(0, len(m), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            super().step(theta[block], m[block], v[block], g[block], step_size, eps)
+
+    def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
+        """See `Adam.gradient`. The memory of the result is used again for the next."""
+        g = self._gradient.zero_()
         for term in terms:
             with Tape() as tape:
                 total = term(model)
                 if tape.used:
-                    grads = torch.cat([x.reshape(-1) for x in tape.gradients(total, parameters)])
-                    g = g.copy_(grads) if is_empty else g.add_(grads)
-                    is_empty = False
+                    g.add_(torch.cat([x.reshape(-1) for x in tape.gradients(total, self.parameters)]))
                     continue
-            if is_empty:
-                g.zero_()
-                is_empty = False
             self._accumulate(total)
-        return g.zero_() if is_empty else g
+        return g
 
     def _accumulate(self, total: Tensor) -> None:
         """Adds the gradient of a scalar. Autograd adds into `.grad`, so these are pieces of the vector."""
-        for p, piece in zip(self.adam.parameters, self._pieces, strict=True):
+        for p, piece in zip(self.parameters, self._pieces, strict=True):
             p.grad = piece
         try:
-            torch.autograd.backward(total, inputs=self.adam.parameters)
+            torch.autograd.backward(total, inputs=self.parameters)
         finally:
-            for p in self.adam.parameters:
+            for p in self.parameters:
                 p.grad = None
 
     def _compiled_step(
@@ -102,23 +92,23 @@ class FastAdam:
         max_grad_norm: float | None,
     ) -> float:
         """`minimize` as one call of native code."""
-        adam, fields = self.adam, batch.tensors()
+        fields = batch.tensors()
         shapes = loss.__qualname__, *(x.shape for x in fields)
-        knobs = torch.tensor([*adam.bias_corrected(learning_rate), *scalars], dtype=adam.theta.dtype)
+        knobs = torch.tensor([*self.bias_corrected(learning_rate), *scalars], dtype=self.theta.dtype)
         if shapes not in self._programs:
-            mine = {id(p) for p in adam.parameters}
+            mine = {id(p) for p in self.parameters}
             state = [*model.named_parameters(), *model.named_buffers()]
             rest = {name: x.detach() for name, x in state if id(x) not in mine}
             step = self._pure_step(loss, model, batch, list(rest), max_grad_norm)
-            example = (adam.theta, adam.m, adam.v, knobs, *rest.values(), *fields)
-            run = compiled(step, example, _key(loss, model, adam, max_grad_norm))
+            example = (self.theta, self.m, self.v, knobs, *rest.values(), *fields)
+            run = compiled(step, example, _key(loss, model, self, max_grad_norm))
             self._programs[shapes] = run, list(rest.values())
         run, others = self._programs[shapes]
-        theta, m, v, norm = run(adam.theta, adam.m, adam.v, knobs, *others, *fields)
+        theta, m, v, norm = run(self.theta, self.m, self.v, knobs, *others, *fields)
         clip_norm(norm.reshape(1), None, loss.__qualname__)
-        adam.theta.copy_(theta)
-        adam.m, adam.v = m, v
-        adam.stepped()
+        self.theta.copy_(theta)
+        self.m, self.v = m, v
+        self.stepped()
         return float(norm)
 
     def _pure_step(
@@ -126,7 +116,7 @@ class FastAdam:
     ) -> Callable[..., tuple[Tensor, ...]]:
         """(θ, m, v, knobs, the model's other tensors, the batch's tensors) -> (θ, m, v, gradient norm)."""
         names = {id(p): name for name, p in model.named_parameters()}
-        view, parameters, betas = _LossView(model, loss), self.adam.parameters, self.adam.betas
+        view, parameters, betas = _LossView(model, loss), self.parameters, self.betas
 
         def step(theta: Tensor, m: Tensor, v: Tensor, knobs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             with torch.enable_grad():
@@ -145,12 +135,6 @@ class FastAdam:
             return theta.detach() - knobs[0] * m / (v.sqrt() + knobs[1]), m, v, norm
 
         return step
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.adam.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.adam.load_state_dict(state)
 
 
 class _LossView(nn.Module):
