@@ -356,6 +356,62 @@ def test_suites_can_be_loaded(page, title, workplace):
     assert load_suite(title).jobs
 
 
+RESULTS = ROOT / "benchmarks/results"
+TABLES = {path.read_text() for path in RESULTS.glob("*.md")}
+NUMBER = re.compile(r"(?<![\w.])\d{1,3}(?:[,\u202f]\d{3})+(?:\.\d+)?|(?<![\w.])\d+(?:\.\d+)?")
+
+
+def numbers(words):
+    """[(value, decimals), ...]."""
+    words = [re.sub("[,\u202f]", "", word) for word in words]
+    return [(float(word), len(word.partition(".")[2])) for word in words]
+
+
+def passages(page):
+    """Paragraphs, items of lists and rows of tables, without blocks of code."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [part for part in re.split(r"\n\s*\n|\n(?=- |\| |\d\. |#)", text) if part.strip()]
+
+
+def sources(page, passage):
+    """The committed results that a passage names: by a link, or by the command that made them."""
+    links = re.findall(r"\(([^()]*benchmarks/results/[^()]*\.md)\)", passage)
+    made_by = re.findall(r"`(python benchmarks/\w+\.py \w+)", passage)
+    tables = [table for command in made_by for table in TABLES if f"`{command}" in table]
+    return [(page.parent / link).resolve().read_text() for link in links] + tables
+
+
+def figures(passage):
+    """The measured numbers of a passage: with decimals or thousands, and not the version of a program."""
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|\$[^$]*\$|\b(?:Python|TRL) [\d.]+", "", passage)
+    return numbers(word for word in NUMBER.findall(prose) if not word.isdigit())
+
+
+# On the first pages every measured number needs a source, elsewhere the numbers of a passage that names one are checked.
+FIRST = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/performance.md"]
+FIGURES = [
+    (page, passage)
+    for page in (*FIRST, ROOT / "docs/benchmarks.md")
+    for passage in passages(page)
+    if figures(passage) and (page in FIRST or sources(page, passage))
+]
+
+
+@pytest.mark.parametrize(("page", "passage"), FIGURES, ids=[f"{name_of(page)}-{text[:40]}" for page, text in FIGURES])
+def test_figures_are_those_of_the_committed_results(page, passage):
+    results = sources(page, passage)
+    assert results, f"no source beside the figures of: {passage}"
+    measured = [value for text in results for value, _ in numbers(NUMBER.findall(text))]
+    for value, decimals in figures(passage):
+        assert any(round(x, decimals) == value for x in measured), f"{value} is not in the results of: {passage}"
+
+
+def test_speed_in_words_has_its_source_too():
+    for page in (ROOT / "README.md", ROOT / "docs/performance.md"):
+        for passage in passages(page):
+            assert not re.search(r"\d times|(two|three|four|five|twice) (times )?as fast", passage), passage
+
+
 def test_files_to_read_for_a_contribution_are_as_long_as_it_says():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     counted = re.findall(r"about (\d+)\s+lines.*?^wc -l (.+?)$", text, re.MULTILINE | re.DOTALL)
