@@ -16,6 +16,7 @@ from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.schedules import Schedule, at
 from rlzoo.optim.adam import Optimizer
+from rlzoo.optim.objective import Evaluated, evaluate_policy
 
 Metrics = dict[str, float]
 
@@ -79,35 +80,34 @@ class Algorithm(abc.ABC):
 
 
 @torch.no_grad()
-def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, whiten: bool = False) -> Metrics:
+def measure(
+    model: ActorCritic, batch: Buffer, clip_coef: float | None = None, after: Evaluated | None = None
+) -> Metrics:
     """Metrics of an update: how far the policy moved, and how well the value predicted the returns.
 
-    With r = π/π_old, `policy_loss` is −E[min(r·Â, clip(r, 1 ± clip_coef)·Â)], or −E[r·Â] without `clip_coef`, where Â
-    is whitened if `whiten`. `kl` is E[KL(π_old ‖ π)], exact if the batch holds `old`, else estimated by k3.
-    `clip_fraction` is the share of steps whose r is outside 1 ± `clip_coef`. `action_std` is the mean standard
-    deviation of Gaussian actions. `value_loss` is E[½(V − G)²] and `explained_variance` is 1 − Var[G − V]/Var[G], both
-    of the value that the advantages used.
+    With r = π/π_old, `policy_loss` is −E[min(r·Â, clip(r, 1 ± clip_coef)·Â)], or −E[r·Â] without `clip_coef`.
+    `clip_fraction` is the share of steps whose r is outside 1 ± `clip_coef`. `kl` is E[KL(π_old ‖ π)], exact, if the
+    batch holds `old`; else `kl_k3` estimates it from the actions. `action_std` is the mean standard deviation of
+    Gaussian actions. `value_loss` is E[½(V − G)²] and `explained_variance` is 1 − Var[G − V]/Var[G], both of the value
+    that the advantages used.
+
+    Args:
+        after: the policy after the update; by default it is evaluated here.
     """
-
-    def forward(rows: Buffer) -> tuple[torch.Tensor, ...]:
-        policy = model.distribution(rows.obs)
-        logp, kl, entropy = policy.evaluate(rows.action, rows.old, entropy=True)
-        assert entropy is not None
-        spread = [] if policy.std is None else [policy.std.mean(-1)]
-        return logp, k3(rows.logp, logp) if kl is None else kl, entropy, *spread
-
-    logp, kl, entropy, *std = batch.divided(forward)
-    advantage = batch.whitened_advantage if whiten else batch.advantage
-    ratio = torch.exp(logp - batch.logp)
-    objective = ratio * advantage
+    after = evaluate_policy(model, batch) if after is None else after
+    ratio = torch.exp(after.log_prob - batch.logp)
+    objective = ratio * batch.advantage
     metrics = {}
     if clip_coef is not None:
-        objective = objective.minimum(ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
-        outside = ((logp - batch.logp).expm1().abs() > clip_coef).to(logp.dtype)
+        objective = objective.minimum(ratio.clamp(1 - clip_coef, 1 + clip_coef) * batch.advantage)
+        outside = ((after.log_prob - batch.logp).expm1().abs() > clip_coef).to(ratio.dtype)
         metrics["clip_fraction"] = float(batch.mean(outside))
-    metrics["kl"] = float(batch.mean(kl))
-    if std:
-        metrics["action_std"] = float(batch.mean(std[0]))
+    if after.kl is None:
+        metrics["kl_k3"] = float(batch.mean(k3(batch.logp, after.log_prob)))
+    else:
+        metrics["kl"] = float(batch.mean(after.kl))
+    if after.std is not None:
+        metrics["action_std"] = float(batch.mean(after.std))
 
     def variance(x: torch.Tensor) -> torch.Tensor:
         return batch.mean((x - batch.mean(x)).square())
@@ -115,7 +115,7 @@ def measure(model: ActorCritic, batch: Buffer, clip_coef: float | None = None, w
     error = batch.return_ - batch.value
     unexplained = variance(error) / variance(batch.return_).clamp(min=1e-12)
     return metrics | {
-        "entropy": float(batch.mean(entropy)),
+        "entropy": float(batch.mean(after.entropy)),
         "policy_loss": -float(batch.mean(objective)),
         "value_loss": 0.5 * float(batch.mean(error.square())),
         "explained_variance": 1 - float(unexplained),

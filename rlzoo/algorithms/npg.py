@@ -14,11 +14,7 @@ from rlzoo.core.fields import Count, Fraction, MinibatchSize, NonNegative, NonNe
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
-from rlzoo.optim.natural_gradient import (
-    FlatPolicy,
-    conjugate_gradient,
-    trust_region_step,
-)
+from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
 
 
@@ -59,14 +55,14 @@ class NPG(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
-            batch = batch.replace(advantage=batch.whitened_advantage)
+            batch = batch.whitened()
         batch = with_old(model, batch)
         policy = FlatPolicy(model)
         theta = policy.theta
 
         _, g = policy.objective(surrogate, batch).value_and_gradient(theta)
-        part = batch.sample(self.fisher_fraction, state.fisher_rng)
-        fisher = fisher_vector_product(policy, theta, part, self.cg_damping)
+        some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
+        fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
         x, residual = conjugate_gradient(fisher, g, self.cg_iters)
         step, scale = trust_region_step(x, fisher_curvature(policy, theta, batch, x), state.at(self.max_kl))
         policy.assign(theta + step)

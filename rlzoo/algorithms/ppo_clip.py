@@ -53,9 +53,9 @@ class PPOClip(Algorithm):
     def loss(self, model: ActorCritic, batch: Buffer, clip_coef: float, ent_coef: float) -> Tensor:
         """−E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
-        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
-        objective = torch.min(ratio * advantage, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
+        clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+        objective = torch.min(ratio * batch.advantage, clipped * batch.advantage)
         error = value_error(value, batch, clip_coef if self.clip_value else None)
         loss = 0.5 * self.vf_coef * error - objective
         if self.ent_coef:
@@ -71,6 +71,8 @@ class PPOClip(Algorithm):
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
             if self.target_kl is not None and approximate_kl(model, minibatch) > 1.5 * self.target_kl:
                 break
+            if self.normalize_advantage:
+                minibatch = minibatch.whitened()
             grad_norm = state.optimizers["all"].minimize(
                 self.loss,
                 model,
@@ -81,5 +83,5 @@ class PPOClip(Algorithm):
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1
-        metrics = measure(model, batch, clip_coef, whiten=self.normalize_advantage)
+        metrics = measure(model, batch.whitened() if self.normalize_advantage else batch, clip_coef)
         return {**metrics, "learning_rate": learning_rate, "gradient_steps": steps, "grad_norm": grad_norm}

@@ -16,7 +16,7 @@ from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
-from rlzoo.optim.objective import value_error, with_old
+from rlzoo.optim.objective import evaluate_policy, value_error, with_old
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,10 @@ class PPOPenalty(Algorithm):
     def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float, ent_coef: float) -> Tensor:
         """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
-        advantage = batch.whitened_advantage if self.normalize_advantage else batch.advantage
         logp, kl, entropy = policy.evaluate(batch.action, batch.old, entropy=bool(self.ent_coef))
         assert kl is not None
         ratio = torch.exp(logp - batch.logp)
-        objective = ratio * advantage - kl_coef * kl
+        objective = ratio * batch.advantage - kl_coef * kl
         loss = 0.5 * self.vf_coef * value_error(value, batch) - objective
         if entropy is not None:
             loss = loss - ent_coef * entropy
@@ -81,30 +80,33 @@ class PPOPenalty(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         batch = with_old(model, batch)
-        beta, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
+        kl_coef, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
         learning_rate = state.at(self.learning_rate)
 
         grad_norm = 0.0
-        for _ in range(self.epochs):
-            for minibatch in batch.minibatches(self.minibatch_size, state.rng):
-                grad_norm = state.optimizers["all"].minimize(
-                    self.loss,
-                    model,
-                    minibatch,
-                    beta,
-                    ent_coef,
-                    learning_rate=learning_rate,
-                    max_grad_norm=self.max_grad_norm,
-                )
+        for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
+            if self.normalize_advantage:
+                minibatch = minibatch.whitened()
+            grad_norm = state.optimizers["all"].minimize(
+                self.loss,
+                model,
+                minibatch,
+                kl_coef,
+                ent_coef,
+                learning_rate=learning_rate,
+                max_grad_norm=self.max_grad_norm,
+            )
 
-        metrics = measure(model, batch, whiten=self.normalize_advantage)
-        state.scalars["kl_coef"] = self.adapt(beta, metrics["kl"])
-        return {**metrics, "learning_rate": learning_rate, "kl_coef": beta, "grad_norm": grad_norm}
+        after = evaluate_policy(model, batch)
+        assert after.kl is not None
+        state.scalars["kl_coef"] = self.adapt(kl_coef, d=float(batch.mean(after.kl)))
+        metrics = measure(model, batch.whitened() if self.normalize_advantage else batch, after=after)
+        return {**metrics, "learning_rate": learning_rate, "kl_coef": kl_coef, "grad_norm": grad_norm}
 
-    def adapt(self, beta: float, d: float) -> float:
-        """β for the next update, given the KL `d` of this one."""
+    def adapt(self, kl_coef: float, d: float) -> float:
+        """β for the next update, given d = E[KL(π_old ‖ π_θ)] of this one."""
         if d < self.target_kl / 1.5:
-            beta = beta / 2
+            kl_coef = kl_coef / 2
         elif d > self.target_kl * 1.5:
-            beta = beta * 2
-        return min(max(beta, self.kl_coef_min), self.kl_coef_max)
+            kl_coef = kl_coef * 2
+        return min(max(kl_coef, self.kl_coef_min), self.kl_coef_max)

@@ -23,12 +23,7 @@ from rlzoo.core.fields import (
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
-from rlzoo.optim.natural_gradient import (
-    FlatPolicy,
-    conjugate_gradient,
-    line_search,
-    trust_region_step,
-)
+from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
 
 
@@ -76,21 +71,20 @@ class TRPO(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
-            batch = batch.replace(advantage=batch.whitened_advantage)
+            batch = batch.whitened()
         batch = with_old(model, batch)
         policy = FlatPolicy(model)
         theta, max_kl = policy.theta, state.at(self.max_kl)
         objective = policy.objective(surrogate, batch)
-        objective_and_kl = policy.objective_and_kl(objective, batch)
 
         before, g = objective.value_and_gradient(theta)
-        part = batch.sample(self.fisher_fraction, state.fisher_rng)
-        fisher = fisher_vector_product(policy, theta, part, self.cg_damping)
+        some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
+        fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
         x, residual = conjugate_gradient(fisher, g, self.cg_iters)
         step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
 
         def accept(theta: Tensor) -> bool:
-            after, kl = objective_and_kl(theta)
+            after, kl = objective.value_and_kl(theta)
             return kl <= max_kl and after > before
 
         new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)

@@ -1,8 +1,4 @@
-"""Acting in control environments: NumPy policies for speed, and action noise.
-
-One step of a few environments is a handful of tiny matrix products. PyTorch's overhead for each operation is then
-several times NumPy's, so MLP policies on the CPU act through NumPy, on the same memory.
-"""
+"""Acting in control environments, and the noise of actions."""
 
 from __future__ import annotations
 
@@ -13,176 +9,26 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from torch import nn
 
-from rlzoo.control.networks import MLP, MLPPolicy, MLPValue
-from rlzoo.control.recurrent import RecurrentMLP
 from rlzoo.control.spaces import is_gumbel
 from rlzoo.core import processes
 from rlzoo.core.actors import Actor, ModelActor
-from rlzoo.core.distributions import IMPOSSIBLE
-from rlzoo.core.env import Array, Bools, restored
+from rlzoo.core.env import Array, restored
 from rlzoo.core.fields import UnitInterval
-from rlzoo.core.models import ActorCritic, Normalizer
-from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
+from rlzoo.core.models import ActorCritic
+
+_BLOCK = 64
+"""Steps of noise that are drawn at once."""
+
+MakeActor = Callable[[ActorCritic, Iterator[Array]], Actor]
+"""`(model, noise) -> actor` for the model as it is now; a new one is made after each update. `noise` is standard noise
+(N, Z) for each step (see `ActionNoise`)."""
 
 
-def make_actor(model: ActorCritic, noise: Iterator[Array], fast: bool = True) -> Actor:
-    """An actor for the model as it is now. Make a new one after each update.
-
-    Args:
-        noise: standard noise (N, Z) for each step (see `ActionNoise`).
-        fast: act through NumPy where the model allows it.
-    """
-    if fast and _is_plain(model):
-        act = _numpy_policy(model, model.policy)
-        if model.memory_size:
-            return RecurrentActor(model, act, noise)
-        return lambda obs, forced, starts: act(obs, next(noise))
+def make_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
+    """See `MakeActor`."""
     device = next(model.parameters()).device
     return ModelActor(model, lambda policy: policy.from_noise(torch.from_numpy(next(noise)).to(device)))
-
-
-def _is_plain(model: ActorCritic) -> bool:
-    """Whether the model consists of the built-in networks, in single precision on the CPU."""
-    parameter = next(model.policy.parameters())
-    known = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.value, MLPValue)
-    nets = [model.trunk, getattr(model.policy, "net", None), getattr(model.value, "net", None)]
-    known = known and all(net is None or isinstance(net, MLP | RecurrentMLP) for net in nets)
-    known = known and all(type(cell) in _CELLS for cell in model.modules() if isinstance(cell, Cell))
-    return known and parameter.device.type == "cpu" and parameter.dtype == torch.float32
-
-
-class RecurrentActor:
-    """Acts with the built-in recurrent networks through NumPy.
-
-    Args:
-        act: `(features of the policy's MLP, noise) -> action`.
-    """
-
-    def __init__(self, model: ActorCritic, act: Callable[[Array, Array], Array], noise: Iterator[Array]) -> None:
-        self.memory: Array | None = None
-        self._act, self._noise = act, noise
-        self._normalize = _normalizer(model.normalizer)
-        self._legal, self._size = model.legal, model.memory_size
-        self._networks = [x for x in model.modules() if isinstance(x, Recurrent)]  # the policy's is the first
-        self._cells = [_CELLS[type(x.cell)](x.cell) for x in self._networks]
-
-    def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
-        x = obs[:, : obs.shape[1] - self._legal]
-        if self._normalize is not None:
-            x = self._normalize(x)
-        before = np.zeros((len(x), self._size), np.float32) if self.memory is None else self.memory
-        if starts.any():
-            before = np.where(starts[:, None], np.float32(0), before)
-        steps = [cell(x, before[:, net.owned]) for cell, net in zip(self._cells, self._networks, strict=True)]
-        self.memory = np.concatenate([memory for _, memory in steps], 1)
-        return self._act(np.concatenate([steps[0][0], obs[:, x.shape[1] :]], 1), next(self._noise))
-
-
-def _gru(cell: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
-    """`(x, memory) -> (output, memory)` of a `GRUCell`."""
-    (into, into_bias), (across, across_bias) = _maps(cell)
-    size = cell.outputs
-
-    def step(x: Array, h: Array) -> tuple[Array, Array]:
-        a, b = x @ into + into_bias, h @ across + across_bias
-        gates = _sigmoid(a[:, : 2 * size] + b[:, : 2 * size])
-        new = np.tanh(a[:, 2 * size :] + gates[:, :size] * b[:, 2 * size :])
-        h = new + gates[:, size:] * (h - new)
-        return h, h
-
-    return step
-
-
-def _lstm(cell: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
-    """`(x, memory) -> (output, memory)` of an `LSTMCell`."""
-    (into, into_bias), (across, across_bias) = _maps(cell)
-    size = cell.outputs
-
-    def step(x: Array, memory: Array) -> tuple[Array, Array]:
-        gates = x @ into + into_bias + (memory[:, :size] @ across + across_bias)
-        i, f, g, o = np.split(gates, 4, axis=1)
-        c = _sigmoid(f) * memory[:, size:] + _sigmoid(i) * np.tanh(g)
-        h = _sigmoid(o) * np.tanh(c)
-        return h, np.concatenate([h, c], 1)
-
-    return step
-
-
-def _maps(cell: Any) -> list[tuple[Array, Array]]:
-    """(weight (I, O), bias (O,)) of a cell's two linear maps, as views of the parameters."""
-    return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in (cell.into, cell.across)]
-
-
-def _sigmoid(x: Array) -> Array:
-    return 0.5 * np.tanh(0.5 * x) + 0.5
-
-
-_CELLS: dict[type[Cell], Callable[[Any], Callable[[Array, Array], tuple[Array, Array]]]] = {
-    GRUCell: _gru,
-    LSTMCell: _lstm,
-}
-
-
-def _numpy_policy(model: ActorCritic, policy: Any) -> Callable[[Array, Array], Array]:
-    """`(obs, noise) -> action`; of a recurrent policy, with the outputs of its memory instead of observations."""
-    normalize = None if model.memory_size else _normalizer(model.normalizer)
-    layers = [*_layers(model.trunk), *_layers(policy.net)]
-    nvec, legal = policy.nvec, model.legal
-
-    def outputs(obs: Array) -> Array:
-        x = obs[:, :-legal] if legal else obs
-        if normalize is not None:
-            x = normalize(x)
-        for w, b, activation in layers:
-            x = x @ w
-            x += b
-            if activation is not None:
-                x = activation(x)
-        return np.where(obs[:, -legal:] > 0, x, np.float32(IMPOSSIBLE)) if legal else x
-
-    if len(nvec) == 1:
-        return lambda obs, noise: (outputs(obs) + noise).argmax(1)
-    if nvec:
-        cuts = np.cumsum(nvec)[:-1]
-        return lambda obs, noise: np.stack([part.argmax(1) for part in np.split(outputs(obs) + noise, cuts, axis=1)], 1)
-    centre, log_scale = policy.centre.numpy(), policy.log_scale.numpy()
-    scale = np.exp(log_scale)
-    if policy.log_std is not None:
-        std = np.exp(log_scale + policy.log_std.detach().numpy())
-        return lambda obs, noise: centre + scale * outputs(obs) + std * noise
-
-    def state_dependent(obs: Array, noise: Array) -> Array:
-        mean, log_std = np.split(outputs(obs), 2, axis=1)
-        return centre + scale * (mean + np.exp(log_std) * noise)
-
-    return state_dependent
-
-
-def _layers(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array], Array] | None]]:
-    """(weight (I, O), bias (O,), activation) of each layer, as views of the parameters."""
-    if net is None:
-        return []
-    net = net.mlp if isinstance(net, RecurrentMLP) else net
-    assert isinstance(net, MLP)
-    arrays = [p.detach().numpy() for p in net.parameters()]
-    activations = [_ACTIVATIONS[net.activation] if activated else None for activated in net.activated]
-    return [(w.T, b, activation) for w, b, activation in zip(arrays[::2], arrays[1::2], activations, strict=True)]
-
-
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0),
-}
-
-
-def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | None:
-    if normalizer is None:
-        return None
-    mean, scale = normalizer.mean.numpy(), normalizer.scale.numpy()
-    clip = np.float32(normalizer.clip)
-    return lambda x: np.minimum(np.maximum((x - mean) * scale, -clip), clip)
 
 
 def standard_noise(rng: np.random.Generator, gumbel: Array, shape: tuple[int, ...]) -> Array:
@@ -227,7 +73,7 @@ class ActionNoise(Iterator[Array]):
 
     def share(self) -> Iterator[Array]:
         """The same noise, of this process's environments alone."""
-        own = processes.rows(self.shape[0])
+        own = processes.own_rows(self.shape[0])
         return (noise[own] for noise in self)
 
     def zeros(self) -> Iterator[Array]:
@@ -259,6 +105,3 @@ class ActionNoise(Iterator[Array]):
         if not 0 <= self._used <= _BLOCK:
             raise ValueError(f"{self._used} of {_BLOCK} steps of noise are used")
 
-
-_BLOCK = 64
-"""Steps of noise that are drawn at once."""

@@ -12,13 +12,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from rlzoo.control.acting import make_actor, standard_noise
+from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
-from rlzoo.control.spaces import flat_mask, illegal_part, is_gumbel, native_actions
-from rlzoo.core.actors import Actor
-from rlzoo.core.env import Array
+from rlzoo.control.spaces import categories, flat_mask, illegal_part, is_gumbel, native_actions
+from rlzoo.core.env import Array, Bools
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.seen import Seen
 from rlzoo.core.task import DeployedPolicy
 
 
@@ -35,7 +35,8 @@ class ControlPolicy(DeployedPolicy):
         observation_space, action_space: of the environment.
         deterministic: take the most probable action instead of a sample.
         seed: seed of the samples.
-        fast: act through NumPy where the model allows it.
+        masks: the environment says which actions are legal.
+        make_actor: makes the actor.
     """
 
     def __init__(
@@ -45,27 +46,28 @@ class ControlPolicy(DeployedPolicy):
         action_space: gymnasium.Space[Any],
         deterministic: bool = True,
         seed: int = 0,
-        fast: bool = True,
+        masks: bool = False,
+        make_actor: MakeActor = make_actor,
     ) -> None:
         self.model = copy.deepcopy(model).cpu().eval()
         self.observation_space = observation_space
         self.action_space = action_space
         self.deterministic = deterministic
         self._rng = np.random.default_rng(seed)
-        self._fast = fast
+        self._masks = masks
+        self._make_actor = make_actor
         self._rows = 1
         self._starts = np.ones(1, np.bool_)
-        self._actor = self._make_actor()
+        self._actor = self._make_actor(self.model, self._noise())
 
     def __call__(self, obs: Any, action_mask: Any = None) -> Any:
         inputs = self.flatten(obs)
         if len(inputs) != self._rows:
             self._rows = len(inputs)
             self.reset()
-        if self.model.legal:
-            inputs = np.concatenate([inputs, self._legal(action_mask)], 1)
+        seen = Seen(inputs, self._legal(action_mask)) if self._masks else inputs
         none = np.zeros(self._rows, np.bool_)
-        actions = native_actions(self.action_space, self._actor(inputs, none, self._starts))
+        actions = native_actions(self.action_space, self._actor(seen, none, self._starts))
         self._starts = none
         if not _is_single(self.observation_space, obs):
             return actions
@@ -74,16 +76,13 @@ class ControlPolicy(DeployedPolicy):
     def reset(self, rows: Any = True) -> None:
         begin = np.broadcast_to(np.asarray(rows, np.bool_), self._rows)
         if begin.all():
-            self._actor = self._make_actor()
+            self._actor = self._make_actor(self.model, self._noise())
         self._starts = begin if begin.all() else begin | self._starts
 
-    def _make_actor(self) -> Actor:
-        return make_actor(self.model, self._noise(), self._fast)
-
-    def _legal(self, mask: Any) -> Array:
-        """(N, K) 1 for each legal action."""
+    def _legal(self, mask: Any) -> Bools:
+        """(N, K) whether each category is legal."""
         if mask is None:
-            return np.ones((self._rows, self.model.legal), np.float32)
+            return np.ones((self._rows, sum(categories(self.action_space))), np.bool_)
         try:
             masks = [mask] if self._rows == 1 and np.ndim(mask) < 2 else list(mask)
             flat = np.stack([flat_mask(self.action_space, x) for x in masks])
@@ -92,7 +91,7 @@ class ControlPolicy(DeployedPolicy):
         require(len(flat) == self._rows, f"action_mask has {len(flat)} rows, and obs has {self._rows}")
         for i, row in enumerate(flat):
             require(illegal_part(self.action_space, row) is None, f"action_mask allows no action in row {i}")
-        return flat.astype(np.float32)
+        return flat
 
     def flatten(self, obs: Any) -> Array:
         space = self.observation_space
@@ -109,6 +108,7 @@ class ControlPolicy(DeployedPolicy):
         space = batch_space(self.observation_space, 100)
         space.seed(0)
         obs = torch.from_numpy(self.flatten(space.sample()))
+        require(not self._masks, "no export format takes masks of legal actions: use load_policy")
         return export_model(self.model, obs, self.action_space, format, about)
 
     def _noise(self) -> Iterator[Array]:

@@ -42,7 +42,6 @@ def export_model(
     require(format in FORMATS, f"format must be {', '.join(FORMATS)}, got {format!r}")
     named = " or ".join(_own_parts(model)) or "this policy"
     require(not is_product(action_space), f"actions of several parts, {action_space}, have no export: use load_policy")
-    require(not model.legal, f"{named} needs masks of legal actions, which no export format takes: use load_policy")
     module = PolicyModule(model, action_space).eval()
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         try:

@@ -19,6 +19,7 @@ from rlzoo.control.spaces import categories, check_spaces, flat_mask, illegal_pa
 from rlzoo.control.wrappers import Env, wrap
 from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.errors import ConfigError, EnvError, UnsupportedSpace, described
+from rlzoo.core.seen import Seen
 
 _REPORT = "rlzoo_error"
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
@@ -40,12 +41,12 @@ class GymnasiumEnv(VectorEnv):
         given: `vector` is the user's. It is not closed.
         images: keep observations of bytes as bytes.
         masks: forbid actions as the environment says, by `info["action_mask"]` or a method `action_masks`. Observations
-            then end with `legal` columns, 1 for each legal category. An environment says so first when it is reset, so
-            the first reset is made at once.
+            are then `Seen` with the legal actions. An environment says so first when it is reset, so the first reset is
+            made at once.
     """
 
-    legal = 0
-    """Columns of the observation that tell which actions are legal."""
+    has_masks = False
+    """Whether the environment says which actions are legal."""
 
     def __init__(
         self,
@@ -80,35 +81,32 @@ class GymnasiumEnv(VectorEnv):
         self._first: tuple[Any, dict[str, Any]] | None = None
         if masks and categories(self.action_space):
             self._first = self._reset()
-            if "action_mask" in self._first[1]:
-                self.legal = sum(categories(self.action_space))
-                self._obs = np.zeros((self.num_envs, self._obs.shape[1] + self.legal), dtype)
+            self.has_masks = "action_mask" in self._first[1]
 
     def _reset(self) -> tuple[Any, dict[str, Any]]:
         found = self._call(partial(self._vector.reset, seed=self._seed))
         self._seed = None
         return found
 
-    def reset(self) -> tuple[Array, Bools]:
+    def reset(self) -> tuple[Any, Bools]:
         obs, info = self._first or self._reset()
         self._first = None
         none = np.zeros(self.num_envs, np.bool_)
-        self._store(obs, 0.0, info, none)
-        return self._obs, none
+        return self._store(obs, 0.0, info, none), none
 
-    def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
+    def step(self, action: Array) -> tuple[Any, Array, Bools, Bools, Bools]:
         self._steps += 1
         action = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
         if self._given:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         done = terminated | truncated
-        self._store(obs, reward, info, done)
+        seen = self._store(obs, reward, info, done)
         self.success.fill(np.nan)
         if "is_success" in info:
             told = np.asarray(info.get("_is_success", True)) & done
             self.success[told] = np.asarray(info["is_success"]).astype(bool)[told]
-        return self._obs, self._reward, terminated, truncated, done
+        return seen, self._reward, terminated, truncated, done
 
     @property
     def raw_observation_space(self) -> gymnasium.Space[Any]:
@@ -146,26 +144,26 @@ class GymnasiumEnv(VectorEnv):
         with contextlib.suppress(EOFError, OSError):
             self._vector.close(timeout=1)
 
-    def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> None:
+    def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> Any:
+        """Keeps observations and rewards in this environment's arrays. Returns what the model sees."""
         try:
             if self._given:
                 obs = _flatten_batch(self._vector, obs)
             with np.errstate(over="ignore"):
-                self._obs[:, : self._obs.shape[1] - self.legal] = obs
+                self._obs[...] = obs
                 self._reward[...] = reward
         except (TypeError, ValueError) as error:
             raise self._error(described(error)) from error
-        if self.legal:
-            self._obs[:, -self.legal :] = self._masks(info, done)
         for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
             finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
             if not finite.all():
                 index = int(finite.argmin())
                 raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
+        return Seen(self._obs, self._masks(info, done)) if self.has_masks else self._obs
 
     def _masks(self, info: dict[str, Any], done: Bools) -> Array:
         """(N, K) legal actions. After an episode's end every action is legal, since it will be ignored."""
-        masks = np.ones((self.num_envs, self.legal), np.bool_)
+        masks = np.ones((self.num_envs, sum(categories(self.action_space))), np.bool_)
         told = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.num_envs)
         for i in np.flatnonzero(~done):
             if not told[i]:

@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 
 import gymnasium
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlzoo.control.networks import MLP, Network
 from rlzoo.core.fields import Count
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
-from rlzoo.optim.fast.mlp import evaluate, pull_back
-from rlzoo.optim.fast.recurrent import is_written, unrolled
-from rlzoo.optim.fast.tape import Tape
+from rlzoo.core.seen import Seen
 
 
 class RecurrentMLP(nn.Module):
@@ -28,18 +27,8 @@ class RecurrentMLP(nn.Module):
         self.mlp = mlp
         self.outputs = mlp.outputs
 
-    def forward(self, packed: Tensor) -> Tensor:
-        recurrent, mlp = self.recurrent, self.mlp
-        if Tape.current is None or packed.requires_grad or not is_written(recurrent):
-            return mlp(recurrent(packed))
-        hidden, into_cell = unrolled(recurrent, packed)
-        layers = evaluate(mlp, hidden.reshape(-1, hidden.shape[-1]))
-
-        def into_parameters(grad: Tensor) -> list[tuple[Tensor, Tensor]]:
-            grads, into_hidden = pull_back(mlp, layers, grad.reshape(-1, mlp.outputs), to_input=True)
-            return [*grads, *into_cell(into_hidden.view(hidden.shape))]
-
-        return Tape.current.record(layers[-1].view(*hidden.shape[:-1], mlp.outputs), into_parameters)
+    def forward(self, seen: Seen) -> Float[Tensor, "R T O"]:
+        return self.mlp(self.recurrent(seen))
 
 
 @dataclass(frozen=True)

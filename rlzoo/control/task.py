@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from rlzoo.control import envs
-from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.acting import ActionNoise, MakeActor, make_actor
 from rlzoo.control.cnn import CNN, is_image
 from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs import Source
@@ -79,6 +79,8 @@ class ControlTask(EnvTask):
 
     Settings: ClassVar[type[TaskSettings]] = Control
     settings: Control
+    make_actor: MakeActor = staticmethod(make_actor)
+    """Makes the actors of collection, evaluation and deployment."""
 
     def __init__(self, settings: Control, setup: Setup, model: ActorCritic | None = None) -> None:
         super().__init__(settings, setup, model)
@@ -130,7 +132,7 @@ class ControlTask(EnvTask):
         source = source_of(self.settings, self.setup)
         if processes.size() == 1 or source.builtin or source.given is not None:
             return super().training_env(seed)
-        own = processes.rows(self.settings.num_envs, "num_envs")
+        own = processes.own_rows(self.settings.num_envs, "num_envs")
         env = source.make(own.stop - own.start, seed + own.start)
         env.divided = True
         return env
@@ -141,24 +143,22 @@ class ControlTask(EnvTask):
         if is_image(self.observation_space) and not network.images:
             self.setup.progress.say("the observations are images, which an MLP learns from slowly: try --network cnn")
         space = self.observation_space if network.images else env.observation_space
-        model = network.build(space, env.action_space, generator)
-        model.legal = getattr(env, "legal", 0)
-        return model
+        return network.build(space, env.action_space, generator)
 
     def actor(self) -> Actor:
-        return make_actor(self.model, self.noise.share() if self.env.divided else self.noise, self.setup.fast)
+        return self.make_actor(self.model, self.noise.share() if self.env.divided else self.noise)
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        found = super().evaluate(episodes, seed=seed, deterministic=deterministic)
+        evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
         if source_of(self.settings, self.setup).given is not None:
             self._restart()
-        return found
+        return evaluation
 
     def evaluation_copies(self, episodes: int) -> int:
         return source_of(self.settings, self.setup).evaluation_copies(episodes)
 
     def evaluation_actor(self, env: VectorEnv, seed: int, deterministic: bool) -> Actor:
-        return make_actor(self.model, evaluation_noise(env, seed, deterministic), self.setup.fast)
+        return self.make_actor(self.model, evaluation_noise(env, seed, deterministic))
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Plays episodes in a window, or records them at the environment's own frame rate."""
@@ -173,7 +173,9 @@ class ControlTask(EnvTask):
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
         env: Any = self.env
-        return ControlPolicy(self.model, self.observation_space, env.action_space, deterministic, seed, self.setup.fast)
+        masks = getattr(env, "has_masks", False)
+        spaces = self.observation_space, env.action_space
+        return ControlPolicy(self.model, *spaces, deterministic, seed, masks=masks, make_actor=self.make_actor)
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

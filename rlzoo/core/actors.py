@@ -11,17 +11,18 @@ from torch import Tensor
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.tensors import map_leaves
 
 
 class Actor(Protocol):
-    """`(obs (N, *obs), forced (N,), starts (N,)) -> action`.
+    """`(obs (N, *obs), forced (N,), starts (N,)) -> action`. `obs` is what the environment returned.
 
     An actor keeps its own random state, and the model's memory from step to step. The environment ignores the actions
     of forced rows. `starts` tells in which rows an episode begins with this observation. An actor of recurrent networks
     has their memory before the next step as an attribute `memory`, an array (N, M), which may be set.
     """
 
-    def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array: ...
+    def __call__(self, obs: Any, forced: Bools, starts: Bools) -> Array: ...
 
 
 class ModelActor:
@@ -38,11 +39,12 @@ class ModelActor:
         self._memory: Any = None
 
     @torch.no_grad()
-    def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
+    def __call__(self, obs: Any, forced: Bools, starts: Bools) -> Array:
         memory = self._memory
         if self._model.memory_size and memory is not None and starts.any():
             memory = memory.masked_fill(torch.from_numpy(starts).to(self._device).unsqueeze(1), 0)
-        policy, self._memory = self._model.act(torch.from_numpy(obs).to(self._device), memory)
+        seen = map_leaves(lambda x: torch.as_tensor(x).to(self._device), obs)
+        policy, self._memory = self._model.act(seen, memory)
         return self._choose(policy).cpu().numpy()
 
     @property

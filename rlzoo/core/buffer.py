@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,9 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlzoo.core import processes
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.tensors import Tensors
+from rlzoo.core.tensors import Tensors, map_leaves
 
 _ABSENT = torch.empty(0)
 
@@ -32,8 +31,9 @@ class Buffer(Tensors):
     As collected, `obs` and `value` have one column more than the rest, for the state after the last step.
     """
 
-    obs: Tensor
-    """(N, T + 1, *obs) as collected, (R, context, *obs) after `rows`."""
+    obs: Any
+    """What the model sees at each step: a tensor of observations (N, T + 1, *obs) as collected, (R, context, *obs)
+    after `rows`; or a structure of tensors with the same first axes, `Seen` or `Tokens`."""
     action: Tensor
     """(N, T) integers for Discrete, else (N, T, A). Box actions are stored as sampled, not clipped."""
     reward: Float[Tensor, "N T"]
@@ -54,23 +54,20 @@ class Buffer(Tensors):
     """Number of consecutive rows that start in the same state; 0 means all rows."""
     row_size: int = 1
     """How much one row adds to the size of a minibatch: its steps, or 1 if sizes are counted in rows (see `rows`)."""
-    part_of: tuple[Buffer, slice] | None = field(default=None, repr=False)
-    """Of a part: the whole buffer, and which of its rows these are (see `parts`)."""
+    part_weight: Tensor = _ABSENT
+    """Of a part of a buffer: its rows of the whole buffer's `weight` (see `part`)."""
 
     def replace(self, **changes: Any) -> Buffer:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
-        """A copy with `fn` applied to every tensor that is present. The copy is no part of another buffer."""
-        changes: dict[str, Any] = {}
+        """A copy with `fn` applied to every tensor that is present."""
+        fields: dict[str, Any] = {}
         for name in _FIELDS:
             x = getattr(self, name)
-            if isinstance(x, Tensor):
-                changes[name] = x if x is _ABSENT else fn(x)
-            else:
-                changes[name] = None if x is None else x.map(fn)
-        return Buffer(**changes, group_size=self.group_size, row_size=self.row_size)
+            fields[name] = x if x is None or x is _ABSENT else map_leaves(fn, x)
+        return Buffer(**fields, group_size=self.group_size, row_size=self.row_size)
 
     @property
     def num_rows(self) -> int:
@@ -135,40 +132,37 @@ class Buffer(Tensors):
         if fraction == 1 or rng is None:
             return self
         rows = self.mask.any(1).nonzero().squeeze(1)
-        chosen = np.sort(rng.permutation(len(rows))[: max(1, int(fraction * len(rows)))])
-        chosen_rows = rows[torch.from_numpy(chosen).to(rows.device)]
-        return self.map(lambda x: x[chosen_rows])
+        order = np.sort(rng.permutation(len(rows))[: max(1, int(fraction * len(rows)))])
+        chosen = rows[torch.from_numpy(order).to(rows.device)]
+        return self.map(lambda x: x[chosen])
 
-    def parts(self, steps: int | None) -> Iterator[Buffer]:
-        """This process's share of the rows, as micro-batches of at most `steps` steps (at least one row), in order.
+    def part(self, rows: slice) -> Buffer:
+        """Some of the rows, which carry their `weight`.
 
-        With None, the share is one micro-batch. A process may have no row. In a part, `weight`, `mean` and
-        `whitened_advantage` use the statistics of the whole buffer. So the means of the parts, in all processes, add up
-        to the mean of the whole, and a sum of gradients over the parts depends neither on their size nor on the number
-        of processes.
+        So the means over the parts of a buffer add up to the mean over the whole.
         """
-        own = processes.share(self.num_rows)
+        return self.replace(part_weight=self.weight).map(lambda x: x[rows])
+
+    def micro_batches(self, steps: int | None) -> Iterator[Buffer]:
+        """The rows in order, in parts of at most `steps` steps (at least one row). With None, all rows are one part.
+
+        A sum of gradients over the parts does not depend on their size.
+        """
         rows = self.num_rows if steps is None else max(1, steps // self.mask.shape[1])
-        if own == slice(0, self.num_rows) and rows >= self.num_rows:
+        if 0 < self.num_rows <= rows:
             yield self
             return
-        for start in range(own.start, own.stop, rows):
-            cut = slice(start, min(start + rows, own.stop))
-            yield self.map(lambda x, cut=cut: x[cut]).replace(part_of=(self, cut))  # type: ignore[misc]
-
-    def divided(self, fn: Callable[[Buffer], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """`fn(self)`, tensors with rows first, of which each process computes those of its rows."""
-        if processes.size() == 1:
-            return fn(self)
-        own = processes.rows(self.num_rows)
-        return processes.gathered(*fn(self.map(lambda x: x[own])))
+        for start in range(0, self.num_rows, rows or 1):
+            yield self.part(slice(start, start + rows))
 
     @cached_property
     def weight(self) -> Float[Tensor, "N T"]:
-        """1 / (number of unmasked steps) where the mask is True, 0 elsewhere; all 0 for an empty mask."""
-        if self.part_of is not None:
-            whole, rows = self.part_of
-            return whole.weight[rows]
+        """1 / (number of unmasked steps) where the mask is True, 0 elsewhere; all 0 for an empty mask.
+
+        In a part of a buffer, the number is that of the whole buffer.
+        """
+        if self.part_weight is not _ABSENT:
+            return self.part_weight
         return self.mask.to(self.reward.dtype) / self.mask.sum().clamp(min=1)
 
     def mean(self, x: Float[Tensor, "N T"]) -> Float[Tensor, ""]:
@@ -184,14 +178,9 @@ class Buffer(Tensors):
         centred = centred - self.mean(centred)  # rounding leaves the mean of a constant a little off 0
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 
-    @cached_property
-    def whitened_advantage(self) -> Float[Tensor, "N T"]:
-        """`advantage` whitened over this buffer; in a part, over the whole buffer."""
-        if self.part_of is not None:
-            whole, rows = self.part_of
-            return whole.whitened_advantage[rows]
-        return self.whiten(self.advantage)
+    def whitened(self) -> Buffer:
+        """A copy with whitened advantages."""
+        return self.replace(advantage=self.whiten(self.advantage))
 
 
-_PLAIN = ("group_size", "row_size", "part_of")
-_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in _PLAIN)
+_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in ("group_size", "row_size"))

@@ -1,4 +1,4 @@
-"""Collection of experience: acting and stepping, then one forward pass for log-probabilities and values."""
+"""Collection of experience: acting and stepping, one forward pass, and rewards of complete rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, restored, success_of
 from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.seen import Seen
+from rlzoo.core.tensors import Tensors, map_leaves, zip_leaves
 
 _CHUNK = 32
 """Steps between two checks whether every row has completed an episode."""
@@ -31,7 +33,7 @@ class Collector:
         self.env = env
         self.num_steps = num_steps
         self.whole_episodes = whole_episodes
-        self._obs: Array | None = None
+        self._obs: Any = None
         self._forced = np.zeros(env.num_envs, np.bool_)
         self._starts = np.ones(env.num_envs, np.bool_)
         self._ended = np.zeros(env.num_envs, np.bool_)
@@ -43,7 +45,8 @@ class Collector:
     def collect(self, actor: Actor) -> Experience:
         """Collects one buffer, without `logp` and `value`, and the episodes that ended in it."""
         if self.whole_episodes or self._obs is None:
-            self._obs, self._forced = self.env.reset()
+            obs, self._forced = self.env.reset()
+            self._obs = map_leaves(_copy, obs)
             self._starts, self._ended = np.ones_like(self._forced), np.zeros_like(self._forced)
         if self._memory is not None:
             actor.memory = self._memory  # type: ignore[attr-defined]
@@ -62,37 +65,32 @@ class Collector:
         return Experience(steps.buffer(), self._episodes(steps), {})
 
     def _steps(self, actor: Actor, steps: int) -> _Steps:
-        """The inner loop: only acting and stepping.
-
-        What recurrent networks see besides the observation is added to it (see `ActorCritic`).
-        """
-        assert self._obs is not None
+        """The inner loop: only acting and stepping."""
         n = self.env.num_envs
-        obs = np.empty((steps + 1, *self._obs.shape), self._obs.dtype)
         forced, starts = np.empty((steps + 1, n), bool), np.empty((steps + 1, n), bool)
         reward = np.empty((steps, n), np.float32)
         terminated, truncated = np.empty((steps, n), bool), np.empty((steps, n), bool)
-        actions = []
         success = None if self.env.success is None else np.empty((steps, n))
-        obs[0], forced[0], starts[0] = self._obs, self._forced, self._starts
-        ended = self._ended
-        memories = [self._memory]
+        obs, forced[0], starts[0] = [self._obs], self._forced, self._starts
+        ended, memories, actions = self._ended, [self._memory], []
         step = self.env.step
         for t in range(steps):
             action = actor(obs[t], forced[t], starts[t])
-            obs[t + 1], reward[t], terminated[t], truncated[t], forced[t + 1] = step(action)
+            following, reward[t], terminated[t], truncated[t], forced[t + 1] = step(action)
             starts[t + 1], ended = ended, terminated[t] | truncated[t]
+            obs.append(map_leaves(_copy, following))
             actions.append(action)
             memories.append(getattr(actor, "memory", None))
             if success is not None:
                 success[t] = self.env.success
         self._obs, self._forced, self._starts, self._ended = obs[-1], forced[-1], starts[-1], ended
-        if memories[-1] is not None:
+        seen = zip_leaves(np.stack, obs)
+        if memories[-1] is not None:  # recurrent networks see more than the observation
             memories[0] = np.zeros_like(memories[-1]) if memories[0] is None else memories[0]
             self._memory = memories[-1]
-            obs = np.concatenate([obs, starts[..., None], np.stack(memories)], -1, dtype=np.float32)  # type: ignore[arg-type]
-        found = _Steps(obs, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
-        return found.gathered() if self.env.divided else found
+            seen = Seen.of(seen).replace(start=starts, memory=np.stack(memories))  # type: ignore[arg-type]
+        own = _Steps(seen, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
+        return own.all_gather() if self.env.divided else own
 
     def _episodes(self, steps: _Steps) -> list[Episode]:
         """The episodes that ended, in the order in which they ended. The others continue in the next buffer."""
@@ -114,19 +112,15 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
-
-        def rows(x: Array | None) -> Array | None:
-            return processes.gathered(torch.from_numpy(x))[0].numpy() if self.env.divided and x is not None else x
-
-        memory = {"memory": rows(self._memory), "starts": rows(self._starts), "ended": rows(self._ended)}
-        return {
-            "env": self.env.state_dict(),
-            "obs": None if self.whole_episodes else rows(self._obs),
-            "forced": rows(self._forced),
-            "returns": self._returns,
-            "lengths": self._lengths,
-            **({} if self._memory is None else memory),
-        }
+        whole = self.whole_episodes or self._obs is None
+        obs = Seen(None) if whole else Seen.of(self._obs)
+        own = {"obs": obs.obs, "legal": obs.legal, "forced": self._forced}
+        if self._memory is not None:
+            own |= {"memory": self._memory, "starts": self._starts, "ended": self._ended}
+        if self.env.divided:
+            gather = processes.all_gather
+            own = {name: x if x is None else gather(torch.from_numpy(x))[0].numpy() for name, x in own.items()}
+        return {"env": self.env.state_dict(), **own, "returns": self._returns, "lengths": self._lengths}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Without a state of the environment, new episodes start."""
@@ -134,29 +128,32 @@ class Collector:
             return
         self.env.load_state_dict(state["env"])
         if self.env.divided:
-            own = processes.rows(len(self._returns))
-            of_rows = ("obs", "forced", "memory", "starts", "ended")
-            state = {name: x[own] if name in of_rows and x is not None else x for name, x in state.items()}
-        obs = state["obs"]
-        if obs is not None and np.shape(obs)[:1] != self._forced.shape:
-            raise ValueError(f"observations of shape {np.shape(obs)} given, {len(self._forced)} needed")
-        self._obs = obs
+            own = processes.own_rows(len(self._returns))
+            rows = ("obs", "legal", "forced", "memory", "starts", "ended")
+            state = {name: x[own] if name in rows and x is not None else x for name, x in state.items()}
+        obs, legal, memory = state["obs"], state.get("legal"), state.get("memory")
+        for name, x in (("observations", obs), ("legal actions", legal), ("memory", memory)):
+            if x is not None and np.shape(x)[:1] != self._forced.shape:
+                raise ValueError(f"{name} of shape {np.shape(x)} given, {len(self._forced)} rows needed")
+        self._obs = obs if legal is None else Seen(obs, legal)
         self._forced = restored(state["forced"], self._forced)
         self._returns = restored(state["returns"], self._returns)
         self._lengths = restored(state["lengths"], self._lengths)
-        if "memory" in state:
-            memory = state["memory"]
-            if np.shape(memory)[:1] != self._forced.shape:
-                raise ValueError(f"memory of shape {np.shape(memory)} given, {len(self._forced)} rows needed")
+        if memory is not None:
             self._memory = memory
             self._starts = restored(state["starts"], self._starts)
             self._ended = restored(state["ended"], self._ended)
 
 
-class _Steps(NamedTuple):
-    """Arrays with time first: (T, N), and `obs` (T + 1, N, *obs)."""
+def _copy(x: Any) -> Any:
+    """A copy of what an environment returned, since it may overwrite its arrays."""
+    return x.copy() if isinstance(x, np.ndarray) else x.clone()
 
-    obs: Array
+
+class _Steps(NamedTuple):
+    """Arrays with time first: (T, N), and `obs` (T + 1, N, *obs) or a structure of such arrays."""
+
+    obs: Any
     action: Array
     reward: Array
     terminated: Array
@@ -168,31 +165,35 @@ class _Steps(NamedTuple):
     def done(self) -> Array:
         return self.terminated | self.truncated
 
-    def gathered(self) -> _Steps:
+    def all_gather(self) -> _Steps:
         """The steps of all processes."""
-        present = [torch.from_numpy(x) for x in self if x is not None]
-        return _Steps(*(x.numpy() for x in processes.gathered(*present, dim=1)))
+        seen = self.obs.tensors() if isinstance(self.obs, Tensors) else [self.obs]
+        arrays = [*seen, *(x for x in self[1:] if x is not None)]
+        of_all = [x.numpy() for x in processes.all_gather(*map(torch.as_tensor, arrays), dim=1)]
+        obs = self.obs.with_tensors(of_all) if isinstance(self.obs, Tensors) else of_all[0]  # type: ignore[arg-type]
+        return _Steps(obs, *of_all[len(seen) :])
 
     def buffer(self) -> Buffer:
         def rows(x: Array) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(x.swapaxes(0, 1)))
 
-        obs, action, reward, terminated, truncated, mask = map(rows, self[:6])
-        return Buffer(obs, action, reward, terminated, truncated, mask)
+        return Buffer(map_leaves(rows, self.obs), *map(rows, self[1:6]))
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
     """Joins chunks to one episode a row, up to the end of the longest. The steps after a row's end are masked."""
-    first_obs = np.concatenate([*(c.obs[:-1] for c in chunks), chunks[-1].obs[-1:]])
-    rest: list[Any] = [np.concatenate(parts) for parts in list(zip(*chunks, strict=True))[1:6]]
-    told = [c.success for c in chunks if c.success is not None]
-    success = np.concatenate(told) if told else None
-    steps = _Steps(first_obs, *rest)
+
+    def join_obs(arrays: list[Array]) -> Array:
+        return np.concatenate([*(x[:-1] for x in arrays), arrays[-1][-1:]])
+
+    obs = zip_leaves(join_obs, [c.obs for c in chunks])
+    rest: list[Any] = [None if parts[0] is None else np.concatenate(parts) for parts in zip(*(c[1:] for c in chunks))]  # type: ignore[arg-type]
+    steps = _Steps(obs, *rest)
     before = np.cumsum(steps.done, axis=0) - steps.done
     mask = steps.mask & (before == 0)
     longest = int(mask.any(1).nonzero()[0][-1]) + 1
-    cut: list[Any] = [x[:longest] for x in (*rest[:-1], mask)]
-    return _Steps(first_obs[: longest + 1], *cut)._replace(success=None if success is None else success[:longest])
+    cut = [None if x is None else x[:longest] for x in steps._replace(mask=mask)[1:]]
+    return _Steps(map_leaves(lambda x: x[: longest + 1], obs), *cut)  # type: ignore[arg-type]
 
 
 @torch.no_grad()
@@ -200,12 +201,18 @@ def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
     """Fills `logp` and `value` by one forward pass of the training model.
 
     So the ratio π/π_old of the first minibatch is 1 up to rounding, even if acting used another implementation. Each
-    process computes its rows.
+    process computes its own rows.
     """
 
     def forward(rows: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
         policy, value = model(rows.obs)
         return policy.map(lambda x: x[:, : rows.action.shape[1]]).log_prob(rows.action), value
 
-    logp, value = buffer.divided(forward)
+    logp, value = processes.rowwise(forward, buffer)
     return buffer.replace(logp=logp, value=value)
+
+
+@torch.no_grad()
+def score(env: VectorEnv, experience: Experience) -> Experience:
+    """Adds the rewards that are known only when rows are complete. Each process measures its own rows."""
+    return env.score(experience, *processes.rowwise(env.measure, experience.buffer))

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:  # environments do not need PyTorch
+    from torch import Tensor
+
     from rlzoo.core.buffer import Buffer
 
 Array = NDArray[Any]
@@ -81,7 +83,8 @@ class VectorEnv(abc.ABC):
     next step ignores that copy's action and returns the first observation of a new episode, with reward 0 and
     `terminated`, `truncated` and `forced` false. An environment may also force steps in the middle of an episode.
 
-    Returned arrays may be overwritten by the next call.
+    An observation is an array (N, *obs), or a structure of arrays where the model sees more than one: `Seen` with the
+    legal actions, or `Tokens` of a language model. Returned arrays may be overwritten by the next call.
     """
 
     num_envs: int
@@ -93,7 +96,7 @@ class VectorEnv(abc.ABC):
     An environment that is not divided is stepped as a whole in every process, with the same results."""
 
     @abc.abstractmethod
-    def reset(self) -> tuple[Array, Bools]:
+    def reset(self) -> tuple[Any, Bools]:
         """Starts a new episode in every copy.
 
         The random streams continue, so two calls give different episodes.
@@ -103,7 +106,7 @@ class VectorEnv(abc.ABC):
         """
 
     @abc.abstractmethod
-    def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
+    def step(self, action: Array) -> tuple[Any, Array, Bools, Bools, Bools]:
         """Takes one step in every copy.
 
         Args:
@@ -113,8 +116,16 @@ class VectorEnv(abc.ABC):
             `obs` (N, *obs), `reward` (N,) float32, `terminated`, `truncated` and `forced` (N,).
         """
 
-    def score(self, experience: Experience) -> Experience:
-        """Adds rewards that are known only when rows are complete. By default it adds none."""
+    def measure(self, rows: Buffer) -> tuple[Tensor, ...]:
+        """What `score` needs to know of complete rows: tensors with one entry for each of these rows."""
+        return ()
+
+    def score(self, experience: Experience, *measured: Tensor) -> Experience:
+        """Adds rewards that are known only when rows are complete. By default it adds none.
+
+        Args:
+            measured: `measure` of all rows.
+        """
         return experience
 
     def state_dict(self) -> dict[str, Any] | None:

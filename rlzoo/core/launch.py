@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
 from rlzoo.core.errors import require
 
@@ -20,3 +22,19 @@ def launched() -> tuple[int, int]:
 def check_alone(name: str) -> None:
     """Raises `ConfigError` if torchrun started several processes. `name` is what they cannot do together."""
     require(launched()[1] == 1, f"{name} uses one process: start it without torchrun")
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Ends this process within a second of the process that started it.
+
+    Args:
+        parent: its number, if it may be gone already; by default that of today's parent.
+    """
+    parent = os.getppid() if parent is None else parent
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

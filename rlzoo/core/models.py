@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.recurrent import Recurrent, share_memory
+from rlzoo.core.seen import Seen
 
 
 class Policy(nn.Module):
     """`(features, memory) -> (Distribution, memory)`.
 
     The memory is the state that acting keeps from step to step: None for an MLP, a key-value cache for a transformer,
-    where each row starts without memory in training. The memory of recurrent networks (`Recurrent`) is in the features.
+    where each row starts without memory in training. Recurrent networks (`Recurrent`) have theirs in the features.
     """
 
-    def forward(self, features: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
+    def forward(self, features: Any, memory: Any = None) -> tuple[Distribution, Any]:
         raise NotImplementedError
 
 
@@ -47,19 +48,15 @@ class AuxiliaryLoss(Protocol):
 class ActorCritic(nn.Module):
     """A policy and a value, on a shared trunk or (without a trunk) on separate networks.
 
-    What a model sees of a step is one vector: [observation, legal actions, start, memory]. `legal` numbers (0 or 1 for
-    each category) are there if the environment forbids actions. With recurrent networks, `start` is 1 where an episode
-    begins, and `memory_size` numbers are what acting remembered before the step.
+    `obs` is what the model sees: a tensor of observations, or a `Seen` where it sees more than the observation.
     """
 
     context = 1
     """Steps that the policy must see together; 0 means the whole row."""
-    part_steps: int | None = None
-    """Maximum steps of a micro-batch; None for no limit (see `Buffer.parts`)."""
+    micro_batch_steps: int | None = None
+    """Maximum steps of a micro-batch; None for no limit (see `Buffer.micro_batches`)."""
     auxiliary: AuxiliaryLoss | None = None
     """Loss that is added to every objective of the policy."""
-    legal = 0
-    """Number of columns that tell which actions are legal; 0 if all are."""
     memory_size = 0
     """Size of the memory of all recurrent networks together."""
 
@@ -79,43 +76,31 @@ class ActorCritic(nn.Module):
         self.value = value
         self.memory_size = share_memory(self)
 
-    def observation(self, seen: Tensor) -> Tensor:
-        """The observation in what the model sees."""
-        others = self.legal + bool(self.memory_size) + self.memory_size
-        return seen[..., :-others] if others else seen
+    def inputs(self, obs: Any) -> Any:
+        """What the networks see: the normalised observation; with recurrent networks a `Seen` of it."""
+        seen = Seen.of(obs)
+        normalized = seen.obs if self.normalizer is None else self.normalizer(seen.obs)
+        return seen.replace(obs=normalized) if self.memory_size else normalized
 
-    def inputs(self, seen: Tensor) -> Tensor:
-        """The normalised observation; with recurrent networks [observation, start, memory]."""
-        obs = self.observation(seen)
-        if self.normalizer is not None:
-            obs = self.normalizer(obs)
-        return torch.cat([obs, seen[..., -1 - self.memory_size :]], -1) if self.memory_size else obs
-
-    def features(self, obs: Tensor) -> Tensor:
+    def features(self, obs: Any) -> Any:
+        """The input of the policy and of the value."""
         inputs = self.inputs(obs)
         return inputs if self.trunk is None else self.trunk(inputs)
 
-    def forward(self, obs: Tensor) -> tuple[Distribution, Tensor]:
+    def forward(self, obs: Any) -> tuple[Distribution, Tensor]:
         """(R, T, *obs) -> π(·|s) and V(s), both over (R, T)."""
         features = self.features(obs)
-        return self._allowed(self.policy(features)[0], obs), self.value(features)
+        return _restricted(self.policy(features)[0], obs), self.value(features)
 
-    def distribution(self, obs: Tensor) -> Distribution:
+    def distribution(self, obs: Any) -> Distribution:
         """π(·|s) alone."""
-        return self._allowed(self.policy(self.features(obs))[0], obs)
+        return _restricted(self.policy(self.features(obs))[0], obs)
 
-    def _allowed(self, policy: Distribution, seen: Tensor) -> Distribution:
-        """The policy over legal actions alone."""
-        if not self.legal:
-            return policy
-        end = seen.shape[-1] - (1 + self.memory_size if self.memory_size else 0)
-        return policy.restrict(seen[..., end - self.legal : end] > 0)
-
-    def value_features(self, obs: Tensor) -> Tensor:
+    def value_features(self, obs: Any) -> Any:
         """The input of `self.value`, which does not depend on `value_parameters`."""
         return self.features(obs)
 
-    def act(self, obs: Tensor, memory: Any = None) -> tuple[Distribution, Any]:
+    def act(self, obs: Any, memory: Any = None) -> tuple[Distribution, Any]:
         """π(·|s) for one step of N rows, and the memory to pass on.
 
         Args:
@@ -124,13 +109,16 @@ class ActorCritic(nn.Module):
         """
         if not self.memory_size:
             policy, memory = self.policy(self.features(obs), memory)
-            return self._allowed(policy, obs), memory
-        start = obs.new_zeros(len(obs), 1)
-        before = obs.new_zeros(len(obs), self.memory_size) if memory is None else memory
-        seen = torch.cat([obs, start, before], -1).unsqueeze(1)
-        inputs = self.inputs(seen)
+            return _restricted(policy, obs), memory
+        seen = Seen.of(obs)
+        rows = len(seen.obs)
+        if memory is None:
+            memory = seen.obs.new_zeros(rows, self.memory_size)
+        start = torch.zeros(rows, dtype=torch.bool, device=seen.obs.device)
+        step = seen.replace(start=start, memory=memory).map(lambda x: x.unsqueeze(1))
+        inputs = self.inputs(step)
         after = [module.unroll(inputs)[1] for module in self.modules() if isinstance(module, Recurrent)]
-        return self.distribution(seen).map(lambda x: x.squeeze(1)), torch.cat(after, -1)
+        return self.distribution(step).map(lambda x: x.squeeze(1)), torch.cat(after, -1)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters that π depends on, including a shared trunk."""
@@ -140,6 +128,12 @@ class ActorCritic(nn.Module):
     def value_parameters(self) -> list[nn.Parameter]:
         """The parameters that only V depends on; disjoint from `policy_parameters`."""
         return list(self.value.parameters())
+
+
+def _restricted(policy: Distribution, obs: Any) -> Distribution:
+    """The policy over the legal actions."""
+    legal = Seen.of(obs).legal
+    return policy if legal is None else policy.restrict(legal)
 
 
 class Normalizer(nn.Module):

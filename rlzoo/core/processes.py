@@ -1,9 +1,8 @@
-"""The processes that train one run together, and what they exchange.
+"""The processes that train one run together (data parallel), by torch.distributed.
 
-`torchrun` starts them. Each has the same model and a share of the rows of experience. Forwards, gradients and Fisher
-products are over its share. What comes of them is gathered or summed, so that all processes hold the same numbers, in
-the same bits, and take the same decisions. The first process has the run directory and says what comes next; the others
-follow it.
+`torchrun` starts them. Each has the same model and its own rows of experience. Forwards, gradients and Fisher products
+are over its own rows. Their results are gathered or summed, so that all processes hold the same numbers, in the same
+bits, and take the same decisions. The first process has the run directory and says what comes next; the others follow.
 
 With one process, every function here returns its argument.
 """
@@ -13,36 +12,31 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib
-import json
 import os
-import socket
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import ProcessError, require
-from rlzoo.core.launch import launched
+from rlzoo.core.launch import end_with_parent, launched
 
 _PATIENCE = datetime.timedelta(days=1)
 """How long a process waits for another: the first one may evaluate for hours. A death ends the wait at once."""
-_INQUIRY = 3.0
-"""Seconds to find out which process has died."""
 _END = ""
 
 
 class _Group:
     """The processes of a run, from the view of one of them."""
 
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
         self.busy = True
-        """Whether the first process has begun something that the others take part in. The first such is the set-up."""
+        """Whether the first process has begun something in which the others take part. It begins with the set-up."""
 
 
 _group: _Group | None = None
@@ -67,57 +61,58 @@ def rank() -> int:
 def joined() -> Iterator[None]:
     """Context in which the processes that `torchrun` started are one group. Without torchrun it does nothing.
 
-    It begins with a set-up, which `ready` ends. At its end the first process tells the others to end.
+    It begins with a set-up, which `ready` ends. At its end the first process tells the others to end. A process whose
+    torchrun is gone ends.
 
     Raises:
-        ProcessError: another process has died, or has stopped with an error. The message is empty if this process has
-            failed like the first one, which says so.
+        ProcessError: another process is gone. The message is empty if another process has reported the same error.
     """
     global _group, _joined
     if _group is not None or launched()[1] == 1:
         yield
         return
+    if not _joined:
+        end_with_parent()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     # Imported later, it would hold the group as a default argument, and so its threads, which abort the process's end.
     importlib.import_module("torch.distributed.nn.functional")
     store, own, count = next(iter(rendezvous("env://")))
-    _group, _joined = _Group(PrefixStore(f"rlzoo{_joined}", store), own, count), _joined + 1
+    store = dist.PrefixStore(f"rlzoo{_joined}", store)
+    _group, _joined = _Group(own, count), _joined + 1
     try:
-        with _deaths_named():
-            _group.store.set(f"process{own}", json.dumps([socket.gethostname(), os.getpid()]))
+        with _losses_named():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            dist.init_process_group(backend, store=_group.store, rank=own, world_size=count, timeout=_PATIENCE)
+            dist.init_process_group(backend, store=store, rank=own, world_size=count, timeout=_PATIENCE)
         yield
     except Exception as error:
-        if _said_by_first(error):
+        if _is_reported(store, error):
             raise ProcessError("") from error
         raise
     finally:
         if own == 0 and not _group.busy:
             with contextlib.suppress(ProcessError):
-                from_first(_END)
+                broadcast(_END)
         _group = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _said_by_first(error: Exception) -> bool:
-    """Lets the other processes know of an error. Whether it is also that of the first process, and this is another."""
-    assert _group is not None
-    text = " ".join(str(error).split()) or type(error).__name__
-    with contextlib.suppress(RuntimeError):
-        if not isinstance(error, ProcessError):
-            _blame(f"process {_group.rank} has stopped: {text}")
-        if _group.rank == 0:
-            _group.store.set("failure", text)
-            return False
-        end = time.monotonic() + _INQUIRY
-        while time.monotonic() < end:
-            if _group.store.check(["failure"]):
-                return text in _group.store.get("failure").decode()
-            time.sleep(0.05)
-    return False
+def _is_reported(store: Any, error: Exception) -> bool:
+    """Whether another process has met the same error before, such as a wrong setting that all of them see."""
+    try:
+        return int(store.add(f"error: {error}", 1)) > 1
+    except RuntimeError:  # the store is gone
+        return False
+
+
+@contextlib.contextmanager
+def _losses_named() -> Iterator[None]:
+    """Turns the error of a collective into a `ProcessError`. torchrun reports which process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessError("another process is gone; torchrun says which and why") from error
 
 
 def check_gpu(device: torch.device) -> None:
@@ -129,29 +124,46 @@ def check_gpu(device: torch.device) -> None:
     require(here <= count, f"each process needs a GPU of its own: there are {here} processes and {count} GPUs")
 
 
+def check_same(settings: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if a process was started with other settings than the first."""
+    if _group is None:
+        return
+    of_all: list[Any] = [None] * size()
+    with _losses_named():
+        dist.all_gather_object(of_all, dict(settings))
+    first, *others = of_all
+    for number, other in enumerate(others, 1):
+        for name in sorted(first.keys() | other.keys()):
+            one, two = first.get(name), other.get(name)
+            require(one == two, f"{name} is {two!r} in process {number}, {one!r} in process 0: start all alike")
+
+
+# What comes next ------------------------------------------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def together(name: str) -> Iterator[None]:
-    """Context of something that all processes take part in. The first one tells the others its name."""
+    """Context of something in which all processes take part. The first one tells the others its name."""
     if _group is None or _group.rank > 0:
         yield
         return
     _group.busy = True
-    from_first(name)
+    broadcast(name)
     yield
     _group.busy = False
 
 
 def ready(x: Any) -> Any:
-    """Ends the set-up: from now on the first process says what comes next. Returns its `x`."""
-    found = from_first(x)
+    """Ends the set-up: from now on the first process says what comes next. Returns the `x` of the first process."""
+    x = broadcast(x)
     if _group is not None:
         _group.busy = False
-    return found
+    return x
 
 
-def told() -> str:
-    """The name of what the first process begins next (see `together`); empty at the end."""
-    return str(from_first(None))
+def next_name() -> str:
+    """In a process that is not the first: the name of what comes next (see `together`); empty at the end."""
+    return str(broadcast(None))
 
 
 @contextlib.contextmanager
@@ -165,70 +177,20 @@ def apart() -> Iterator[None]:
         _group = group
 
 
-def check_same(settings: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if a process was started with other settings than the first."""
-    if _group is None:
-        return
-    first, *others = _everyone(dict(settings))
-    for number, other in enumerate(others, 1):
-        for name in sorted(first.keys() | other.keys()):
-            one, two = first.get(name), other.get(name)
-            require(one == two, f"{name} is {two!r} in process {number}, {one!r} in process 0: start all alike")
-
-
-@contextlib.contextmanager
-def _deaths_named() -> Iterator[None]:
-    """Turns the error of an exchange into a `ProcessError`, which names the process that is gone."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise ProcessError(_culprit(error)) from error
-
-
-def _culprit(error: RuntimeError) -> str:
-    """Which process is gone, in the words of the first one that found out."""
-    assert _group is not None
-    end = time.monotonic() + _INQUIRY
-    try:
-        while time.monotonic() < end:
-            if _group.store.check(["culprit"]):
-                return str(_group.store.get("culprit").decode())
-            for number in range(_group.size):
-                known = number != _group.rank and _group.store.check([f"process{number}"])
-                if known and _is_dead(*json.loads(_group.store.get(f"process{number}"))):
-                    return _blame(f"process {number} has died")
-            time.sleep(0.05)
-    except RuntimeError:
-        return "process 0 or torchrun has died"
-    return f"another process has gone: {str(error).strip().splitlines()[0]}"
-
-
-def _blame(line: str) -> str:
-    """Tells all processes the line. Returns that of the first one to do so."""
-    assert _group is not None
-    return str(_group.store.compare_set("culprit", "", line).decode())
-
-
-def _is_dead(host: str, pid: int) -> bool:
-    """Whether a process of this machine has ended, and its parent knows."""
-    if host == socket.gethostname():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-    return False
-
-
-# Shares ---------------------------------------------------------------------------------------------------------------
+# Rows -----------------------------------------------------------------------------------------------------------------
 
 
 def share(n: int) -> slice:
-    """This process's part of n things. The parts differ by at most one."""
-    return _cuts(n)[rank()]
+    """This process's share of n things. The shares of the processes differ by at most one."""
+    return _shares(n)[rank()]
 
 
-def rows(n: int, name: str = "the rows of a buffer") -> slice:
-    """This process's part of n rows.
+def _shares(n: int) -> list[slice]:
+    return [slice(n * r // size(), n * (r + 1) // size()) for r in range(size())]
+
+
+def own_rows(n: int, name: str = "the rows of a buffer") -> slice:
+    """This process's share of n rows.
 
     Raises:
         ConfigError: the number of processes does not divide n.
@@ -237,34 +199,43 @@ def rows(n: int, name: str = "the rows of a buffer") -> slice:
     return share(n)
 
 
-# Exchanges ------------------------------------------------------------------------------------------------------------
+def rowwise(fn: Callable[[Buffer], tuple[Tensor, ...]], buffer: Buffer) -> tuple[Tensor, ...]:
+    """`fn(buffer)`: tensors with one entry for each row. Each process computes its own rows, and gets those of all."""
+    if _group is None:
+        return fn(buffer)
+    rows = own_rows(buffer.num_rows)
+    return all_gather(*fn(buffer.map(lambda x: x[rows])))
 
 
-def from_first(x: Any) -> Any:
-    """The `x` of the first process."""
+# Collectives, with the names of torch.distributed ---------------------------------------------------------------------
+
+
+def broadcast(x: Any) -> Any:
+    """The `x` of the first process, any object that can be pickled."""
     if _group is None:
         return x
     box = [x]
-    with _deaths_named():
+    with _losses_named():
         dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
-def _everyone(x: Any) -> list[Any]:
-    """The `x` of each process."""
-    found = [None] * size()
-    with _deaths_named():
-        dist.all_gather_object(found, x)
-    return found
+def broadcast_(x: Tensor) -> None:
+    """Gives a tensor the values that it has in the first process, in place."""
+    if _group is not None:
+        data = _bytes(x)
+        with _losses_named():
+            dist.broadcast(data, src=0)
+        x.copy_(data.view(x.dtype).view(x.shape))
 
 
-def gathered(*tensors: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+def all_gather(*tensors: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The tensors of all processes, of the same shapes, joined along a dimension. They take one message."""
-    if _group is None:
+    if _group is None or not tensors:
         return tensors
     own = torch.cat([_bytes(x) for x in tensors])
     messages = [torch.empty_like(own) for _ in range(size())]
-    with _deaths_named():
+    with _losses_named():
         dist.all_gather(messages, own)
     parts = zip(*(torch.split(message, [x.nbytes for x in tensors]) for message in messages), strict=True)
     return tuple(
@@ -278,51 +249,37 @@ def _bytes(x: Tensor) -> Tensor:
     return x.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def total(x: float) -> float:
+def all_reduce(x: float) -> float:
     """The sum of a number over all processes."""
-    return x if _group is None else float(sum_(torch.tensor(x, dtype=torch.float64)))
+    return x if _group is None else float(all_reduce_(torch.tensor(x, dtype=torch.float64)))
 
 
-def sum_(x: Tensor) -> Tensor:
+def all_reduce_(x: Tensor) -> Tensor:
     """The sum of a tensor over all processes, in place."""
     if _group is not None:
-        with _deaths_named():
+        with _losses_named():
             dist.all_reduce(x)
     return x
 
 
-def copy_from_first_(x: Tensor) -> None:
-    """Gives a tensor the values that it has in the first process."""
+def all_gather_shares_(x: Tensor) -> None:
+    """Fills the shares of a vector with those of the processes that own them, in place."""
     if _group is not None:
-        given = _bytes(x)
-        with _deaths_named():
-            dist.broadcast(given, src=0)
-        x.copy_(given.view(x.dtype).view(x.shape))
-
-
-def spread_(x: Tensor) -> None:
-    """Fills the parts of a vector with those of the processes whose shares they are, in place."""
-    if _group is not None:
-        with _deaths_named():
-            for sending in [dist.broadcast(x[cut], owner, async_op=True) for owner, cut in enumerate(_cuts(len(x)))]:
+        with _losses_named():
+            for sending in [dist.broadcast(x[cut], owner, async_op=True) for owner, cut in enumerate(_shares(len(x)))]:
                 sending.wait()
 
 
-def whole(part: Tensor, n: int) -> Tensor:
+def gather_shares(own: Tensor, n: int) -> Tensor:
     """In the first process, the vector of n numbers of which each process has its share. In the others, their share."""
     if _group is None:
-        return part
-    with _deaths_named():
+        return own
+    with _losses_named():
         if _group.rank > 0:
-            dist.send(part, dst=0)
-            return part
-        found = part.new_empty(n)
-        found[share(n)] = part
-        for owner, cut in list(enumerate(_cuts(n)))[1:]:
-            dist.recv(found[cut], src=owner)
-    return found
-
-
-def _cuts(n: int) -> list[slice]:
-    """The parts of n things of all processes."""
-    return [slice(n * r // size(), n * (r + 1) // size()) for r in range(size())]
+            dist.send(own, dst=0)
+            return own
+        vector = own.new_empty(n)
+        vector[share(n)] = own
+        for owner, cut in list(enumerate(_shares(n)))[1:]:
+            dist.recv(vector[cut], src=owner)
+    return vector

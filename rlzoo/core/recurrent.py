@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rlzoo.core.seen import Seen
+
 
 class Cell(nn.Module, abc.ABC):
     """One step of a recurrent network. Its memory is a vector of `memory_size` numbers, zeros where an episode begins.
@@ -93,34 +95,33 @@ def _gates(gates: int, inputs: int, size: int, generator: torch.Generator | None
 class Recurrent(nn.Module):
     """A cell over the steps of rows, as a network that an `ActorCritic` may contain anywhere.
 
-    Its input (R, T, I + 1 + M) is [x, start, memory]: the features, 1 where an episode begins with this step, and the
-    memory of the whole model before the step, of which this network owns the columns `owned`. Only the memory before a
-    row's first step is used. From there the cell is unrolled, with a memory of zeros where an episode begins.
+    It takes a `Seen` of features (R, T, I), with the start (R, T) of episodes and the memory (R, T, M) of the whole
+    model before each step, of which this network owns the columns `owned`. Only the memory before a row's first step is
+    used. From there the cell is unrolled, with a memory of zeros where an episode begins.
     """
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
         self.cell = cell
         self.owned = slice(0, cell.memory_size)
-        """Its part of the model's memory. The `ActorCritic` sets it."""
+        """Its columns of the model's memory. The `ActorCritic` sets them."""
 
-    def forward(self, packed: Float[Tensor, "R T F"]) -> Float[Tensor, "R T O"]:
-        return self.unroll(packed)[0]
+    def forward(self, seen: Seen) -> Float[Tensor, "R T O"]:
+        return self.unroll(seen)[0]
 
-    def unroll(self, packed: Float[Tensor, "R T F"]) -> tuple[Float[Tensor, "R T O"], Float[Tensor, "R M"]]:
+    def unroll(self, seen: Seen) -> tuple[Float[Tensor, "R T O"], Float[Tensor, "R M"]]:
         """The outputs, and the memory after the last step."""
-        x, rest = packed[..., : self.cell.inputs], packed[..., self.cell.inputs :]
-        kept = 1 - rest[..., :1]
-        memory = rest[:, 0, 1:][:, self.owned]
+        memory = seen.memory[:, 0, self.owned]
+        kept = (~seen.start).to(memory.dtype).unsqueeze(-1)
         outputs = []
-        for projected, keep in zip(self.cell.project(x).unbind(1), kept.unbind(1), strict=True):
+        for projected, keep in zip(self.cell.project(seen.obs).unbind(1), kept.unbind(1), strict=True):
             output, memory = self.cell(projected, memory * keep)
             outputs.append(output)
         return torch.stack(outputs, 1), memory
 
 
 def share_memory(model: nn.Module) -> int:
-    """Gives each recurrent network in `model` its part of the memory. Returns the size of the whole."""
+    """Gives each recurrent network in `model` its own columns of the memory. Returns the number of columns."""
     size = 0
     for module in model.modules():
         if isinstance(module, Recurrent):

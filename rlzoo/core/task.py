@@ -256,7 +256,7 @@ class EnvTask(Task):
         self.settings = settings
         self.setup = setup
         announce(setup.progress.say)
-        processes.rows(settings.num_envs, "num_envs")
+        processes.own_rows(settings.num_envs, "num_envs")
         self.env = self.training_env(number(stream(setup.seed, "env")))
         self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)

@@ -17,7 +17,8 @@ from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.models import ActorCritic, flatten_parameters
-from rlzoo.optim.objective import Loss, objective_terms, value_loss
+from rlzoo.core.tensors import map_leaves
+from rlzoo.optim.objective import Loss, loss_terms, value_loss
 
 Vector = Float[Tensor, "P"]
 
@@ -39,8 +40,8 @@ class Adam:
     ) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.theta = flatten_parameters(self.parameters)
-        self.divided = processes.size() > 1 and len(self.theta) > _SMALL
-        self.share = processes.share(len(self.theta)) if self.divided else slice(0, len(self.theta))
+        self.sharded = processes.size() > 1 and len(self.theta) > _SMALL
+        self.share = processes.share(len(self.theta)) if self.sharded else slice(0, len(self.theta))
         self.m, self.v = (torch.zeros_like(self.theta[self.share]) for _ in range(2))
         self.eps, self.betas, self.count = eps, betas, 0
 
@@ -62,10 +63,10 @@ class Adam:
             NonFiniteError: the gradient is not finite; nothing was changed.
         """
         g = torch.zeros_like(self.theta)
-        for term in objective_terms(loss, model, batch, *scalars, auxiliary=auxiliary):
+        for term in loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary):
             grads = torch.autograd.grad(term(model), self.parameters, allow_unused=True, materialize_grads=True)
             g += torch.cat([x.reshape(-1) for x in grads])
-        norm = clip_norm(processes.sum_(g), max_grad_norm, loss.__qualname__)
+        norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         self.step(self.theta[self.share], self.m, self.v, g[self.share], *self.bias_corrected(learning_rate))
         self.stepped()
         return norm
@@ -78,8 +79,8 @@ class Adam:
 
     def stepped(self) -> None:
         """After a step of θ's share: gets the other shares, and marks the parameters as changed, which θ does not."""
-        if self.divided:
-            processes.spread_(self.theta)
+        if self.sharded:
+            processes.all_gather_shares_(self.theta)
         self.count += 1
         increment_version(self.parameters)
 
@@ -90,7 +91,7 @@ class Adam:
         return learning_rate * root / (1 - beta1**t), self.eps * root
 
     def state_dict(self) -> dict[str, Any]:
-        m, v = (processes.whole(x, len(self.theta)) if self.divided else x for x in (self.m, self.v))
+        m, v = (processes.gather_shares(x, len(self.theta)) if self.sharded else x for x in (self.m, self.v))
         return {"m": m, "v": v, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,9 +151,14 @@ def fit_value(
     The value's features do not depend on its own parameters and are computed once.
     """
     with torch.no_grad():
-        (features,) = batch.divided(lambda rows: (model.value_features(rows.obs),))
-    batch = batch.replace(obs=features)
+        batch = batch.replace(obs=_value_features(model, batch))
     tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
     with processes.apart() if tiny else contextlib.nullcontext():
         for minibatch in (m for _ in range(epochs) for m in batch.minibatches(minibatch_size, rng)):
             optimizer.minimize(value_loss, model, minibatch, learning_rate=learning_rate, auxiliary=False)
+
+
+def _value_features(model: ActorCritic, batch: Buffer) -> Any:
+    """The value's features of all rows. Each process computes its own."""
+    own = model.value_features(batch.part(processes.own_rows(batch.num_rows)).obs)
+    return map_leaves(lambda x: processes.all_gather(x)[0], own)

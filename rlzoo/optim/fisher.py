@@ -12,6 +12,7 @@ from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.optim.natural_gradient import FlatPolicy, Vector, add_gradients, leaves_of
+from rlzoo.optim.objective import micro_batches
 
 
 def fisher_vector_product(
@@ -25,7 +26,7 @@ def fisher_vector_product(
     kept if the batch is one micro-batch, so that it is built once.
     """
     leaves = leaves_of(policy, theta)
-    parts = list(batch.parts(policy.model.part_steps))
+    parts = list(micro_batches(policy.model, batch))
 
     def outputs(part: Buffer) -> list[Tensor]:
         return policy(leaves, lambda model: model.distribution(part.obs)).tensors()
@@ -38,7 +39,7 @@ def fisher_vector_product(
             distribution, tangents = _moving(policy, theta, v, part)
             forces = distribution.fisher(tangents, part.weight)
             add_gradients(total, kept or outputs(part), leaves, forces, retain_graph=kept is not None)
-        processes.sum_(total)
+        processes.all_reduce_(total)
         return total.add_(v, alpha=damping) if damping else total
 
     return product
@@ -46,13 +47,17 @@ def fisher_vector_product(
 
 @torch.no_grad()
 def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector) -> float:
-    """xᵀFx, by forward-mode passes alone (see `fisher_vector_product`)."""
+    """xᵀFx, by forward-mode passes alone (see `fisher_vector_product`).
+
+    Over all rows, even where F·v in conjugate gradient is over some of them: it gives the length of the step, and F of
+    few rows makes the step too long.
+    """
     total = 0.0
-    for part in batch.parts(policy.model.part_steps):
+    for part in micro_batches(policy.model, batch):
         distribution, tangents = _moving(policy, theta, x, part)
         forces = distribution.fisher(tangents, part.weight)
         total += sum(float((u * force).sum()) for u, force in zip(tangents, forces, strict=True))
-    return processes.total(total)
+    return processes.all_reduce(total)
 
 
 @torch.no_grad()

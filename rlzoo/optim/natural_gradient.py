@@ -13,7 +13,7 @@ from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.models import ActorCritic, Term, unflatten
-from rlzoo.optim.objective import Loss, objective_terms, surrogate_and_kl
+from rlzoo.optim.objective import Surrogate, auxiliary_terms, micro_batches
 
 Vector = Float[Tensor, "P"]
 T = TypeVar("T")
@@ -48,30 +48,9 @@ class FlatPolicy:
         for p, value in zip(self._named.values(), self.unflatten(theta), strict=True):
             p.copy_(value)
 
-    def objective(self, surrogate: Loss, batch: Buffer) -> FlatFunction:
-        """θ ↦ surrogate(model, batch) minus the model's auxiliary loss, which algorithms maximise."""
-
-        def loss(model: ActorCritic, batch: Buffer) -> Tensor:
-            return -surrogate(model, batch)
-
-        return FlatFunction(self, surrogate.__name__, objective_terms(loss, self.model, batch), sign=-1)
-
-    def objective_and_kl(self, objective: FlatFunction, batch: Buffer) -> Callable[[Vector], tuple[float, float]]:
-        """θ ↦ an `objective` over the batch whose surrogate is E[π_θ/π_old·Â], and the mean KL.
-
-        Both come from one forward pass for each micro-batch.
-        """
-        terms = objective_terms(surrogate_and_kl, self.model, batch, auxiliary=False)
-        auxiliary = objective.terms[len(terms) :]
-
-        @torch.no_grad()
-        def evaluate(theta: Vector) -> tuple[float, float]:
-            found = torch.stack([self(theta, term).double() for term in terms]).sum(0)
-            found[0] -= sum(float(self(theta, term)) for term in auxiliary)
-            surrogate, kl = processes.sum_(found).tolist()
-            return surrogate, kl
-
-        return evaluate
+    def objective(self, surrogate: Surrogate, batch: Buffer) -> Objective:
+        """`Objective` of this model."""
+        return Objective(self, surrogate, batch)
 
 
 class _TermView(nn.Module):
@@ -83,33 +62,56 @@ class _TermView(nn.Module):
         return term(self.model)
 
 
-class FlatFunction:
-    """A scalar function of θ: sign·Σ terms, over the terms of all processes. Only one term is in memory at a time."""
+class Objective:
+    """J(θ) = surrogate(π_θ, batch) − auxiliary loss, which NPG and TRPO maximise.
 
-    def __init__(self, policy: FlatPolicy, name: str, terms: Sequence[Term], sign: int = 1) -> None:
-        self.policy, self.name, self.terms, self.sign = policy, name, terms, sign
+    Only one micro-batch is in memory at a time.
 
-    @torch.no_grad()
-    def __call__(self, theta: Vector) -> float:
-        own = sum(float(self.policy(theta, term)) for term in self.terms)
-        return self.sign * processes.total(own)
+    Args:
+        surrogate: a function of the policy and the batch, such as `rlzoo.optim.objective.surrogate`.
+    """
+
+    def __init__(self, policy: FlatPolicy, surrogate: Surrogate, batch: Buffer) -> None:
+        self.policy, self.surrogate = policy, surrogate
+        self.parts = list(micro_batches(policy.model, batch))
+        self.auxiliary = auxiliary_terms(policy.model, batch)
 
     def value_and_gradient(self, theta: Vector) -> tuple[float, Vector]:
-        """f(θ) and ∇f(θ).
+        """J(θ) and ∇J(θ).
 
         Raises:
             NonFiniteError: the gradient is not finite.
         """
+
+        def gain(part: Buffer) -> Term:
+            return lambda model: self.surrogate(model.distribution(part.obs), part)
+
+        def cost(term: Term) -> Term:
+            return lambda model: -term(model)
+
         leaves = leaves_of(self.policy, theta)
         value, g = 0.0, torch.zeros_like(theta)
-        for term in self.terms:
+        for term in (*map(gain, self.parts), *map(cost, self.auxiliary)):
             y = self.policy(leaves, term)
             add_gradients(g, [y], leaves, [torch.ones_like(y)])
             value += float(y.detach())
-        processes.sum_(g)
+        processes.all_reduce_(g)
         if not bool(torch.isfinite(g).all()):
-            raise NonFiniteError(f"gradient of the {self.name} is not finite")
-        return self.sign * processes.total(value), g if self.sign == 1 else g.neg_()
+            raise NonFiniteError(f"gradient of the {getattr(self.surrogate, '__name__', 'objective')} is not finite")
+        return processes.all_reduce(value), g
+
+    @torch.no_grad()
+    def value_and_kl(self, theta: Vector) -> tuple[float, float]:
+        """J(θ) and the mean KL(π_old ‖ π_θ), from one forward pass for each micro-batch."""
+        total = torch.zeros(2, dtype=torch.float64, device=theta.device)
+        for part in self.parts:
+            assert part.old is not None, "the batch holds `old` (see `with_old`)"
+            policy = self.policy(theta, lambda model, part=part: model.distribution(part.obs))  # type: ignore[misc]
+            total += torch.stack([self.surrogate(policy, part), part.mean(part.old.kl(policy))])
+        for term in self.auxiliary:
+            total[0] -= self.policy(theta, term)
+        value, kl = processes.all_reduce_(total).tolist()
+        return value, kl
 
 
 def leaves_of(policy: FlatPolicy, theta: Vector) -> list[Tensor]:
@@ -121,8 +123,8 @@ def add_gradients(
     g: Vector, outputs: Sequence[Tensor], leaves: list[Tensor], forces: Sequence[Tensor], retain_graph: bool = False
 ) -> None:
     """g ← g + Jᵀ·forces, where J is the Jacobian of the outputs."""
-    live = [(y, force) for y, force in zip(outputs, forces, strict=True) if y.requires_grad]
-    ys, forces = zip(*live, strict=True)
+    pairs = [(y, force) for y, force in zip(outputs, forces, strict=True) if y.requires_grad]
+    ys, forces = zip(*pairs, strict=True)
     grads = torch.autograd.grad(ys, leaves, forces, retain_graph=retain_graph, allow_unused=True)
     for piece, grad in zip(unflatten(g, leaves), grads, strict=True):
         if grad is not None:

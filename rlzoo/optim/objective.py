@@ -6,7 +6,8 @@ terms, so that micro-batches, auxiliary losses and several processes work the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,53 +16,88 @@ from torch.nn.functional import mse_loss
 
 from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.distributions import Distribution
 from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic, Term
 
 Loss = Callable[..., Tensor]
 """`(model, batch, *scalars) -> scalar`, pure except for the model's parameters."""
+Surrogate = Callable[[Distribution, Buffer], Tensor]
+"""`(policy, batch) -> scalar`, where `policy` is π_θ in the states of the batch."""
 
 
-def objective_terms(
-    loss: Loss, model: ActorCritic, batch: Buffer, *scalars: float, auxiliary: bool = True
-) -> list[Term]:
-    """`loss(model, batch, *scalars)` as one term for each micro-batch, and the terms of the model's auxiliary loss.
+def micro_batches(model: ActorCritic, batch: Buffer) -> Iterator[Buffer]:
+    """The micro-batches of this process's rows. A sum over those of all processes is one over the whole batch."""
+    own = batch if processes.size() == 1 else batch.part(processes.share(batch.num_rows))
+    return own.micro_batches(model.micro_batch_steps)
+
+
+def auxiliary_terms(model: ActorCritic, batch: Buffer) -> list[Term]:
+    """The terms of the model's auxiliary loss that belong to an objective over the batch."""
+    return model.auxiliary.draw(batch.num_rows) if model.auxiliary else []
+
+
+def loss_terms(loss: Loss, model: ActorCritic, batch: Buffer, *scalars: float, auxiliary: bool = True) -> list[Term]:
+    """`loss(model, batch, *scalars)` plus the auxiliary loss: one term for each micro-batch, then the auxiliary terms.
 
     Of several processes, each has its own terms. The objective is the sum of all.
     """
-    parts = batch.parts(model.part_steps)
-    terms: list[Term] = [lambda model, part=part: loss(model, part, *scalars) for part in parts]  # type: ignore[misc]
-    return terms + (model.auxiliary.draw(batch.num_rows) if auxiliary and model.auxiliary else [])
+
+    def term(part: Buffer) -> Term:
+        return lambda model: loss(model, part, *scalars)
+
+    return [term(part) for part in micro_batches(model, batch)] + (auxiliary_terms(model, batch) if auxiliary else [])
+
+
+def surrogate(policy: Distribution, batch: Buffer) -> Tensor:
+    """E[π_θ/π_old·Â], whose gradient at θ_old is the policy gradient."""
+    ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
+    return batch.mean(ratio * batch.advantage)
 
 
 @torch.no_grad()
 def with_old(model: ActorCritic, batch: Buffer) -> Buffer:
-    """The batch with `old`, the policy as it is now. Each process computes its rows."""
-    own = model.distribution(batch.obs[processes.rows(batch.num_rows)]).detach()
-    return batch.replace(old=own.map(lambda x: processes.gathered(x)[0]))
+    """The batch with `old`, the policy as it is now. Each process computes its own rows."""
+    own = processes.own_rows(batch.num_rows)
+    old = model.distribution(batch.part(own).obs).detach()
+    return batch.replace(old=old.map(lambda x: processes.all_gather(x)[0]))
+
+
+class Evaluated(NamedTuple):
+    """A policy in the states of a batch, (R, T) each, in nats."""
+
+    log_prob: Float[Tensor, "R T"]
+    """log π(a) of the batch's actions."""
+    kl: Float[Tensor, "R T"] | None
+    """KL(π_old ‖ π), exact over actions; None if the batch does not hold `old`."""
+    entropy: Float[Tensor, "R T"]
+    std: Float[Tensor, "R T"] | None
+    """Mean standard deviation of Gaussian actions; None for other actions."""
+
+
+@torch.no_grad()
+def evaluate_policy(model: ActorCritic, batch: Buffer) -> Evaluated:
+    """The policy as it is now in the states of the batch. Each process computes its own rows."""
+    has_kl = batch.old is not None
+
+    def forward(rows: Buffer) -> tuple[Tensor, ...]:
+        policy = model.distribution(rows.obs)
+        log_prob, kl, entropy = policy.evaluate(rows.action, rows.old, entropy=True)
+        assert entropy is not None
+        std = None if policy.std is None else policy.std.mean(-1)
+        return tuple(x for x in (log_prob, entropy, kl, std) if x is not None)
+
+    log_prob, entropy, *rest = processes.rowwise(forward, batch)
+    kl = rest.pop(0) if has_kl else None
+    return Evaluated(log_prob, kl, entropy, rest[0] if rest else None)
 
 
 @torch.no_grad()
 def approximate_kl(model: ActorCritic, batch: Buffer) -> float:
-    """E[k3], an estimate of KL(π_old ‖ π_θ) from the actions of the batch. Each process computes its rows."""
-    terms = (part.mean(k3(part.logp, model.distribution(part.obs).log_prob(part.action))) for part in batch.parts(None))
-    return processes.total(sum(map(float, terms)))
-
-
-def surrogate(model: ActorCritic, batch: Buffer) -> Tensor:
-    """E[π_θ/π_old·Â], whose gradient at θ_old is the policy gradient."""
-    return _surrogate(model.distribution(batch.obs).log_prob(batch.action), batch)
-
-
-def surrogate_and_kl(model: ActorCritic, batch: Buffer) -> Float[Tensor, "2"]:
-    """`surrogate` and E[KL(π_old ‖ π_θ)], exact over actions, from one forward pass."""
-    logp, kl, _ = model.distribution(batch.obs).evaluate(batch.action, batch.old)
-    assert kl is not None
-    return torch.stack([_surrogate(logp, batch), batch.mean(kl)])
-
-
-def _surrogate(logp: Float[Tensor, "R T"], batch: Buffer) -> Tensor:
-    return batch.mean(torch.exp(logp - batch.logp) * batch.advantage)
+    """E[k3], an estimate of KL(π_old ‖ π_θ) from the actions of the batch."""
+    parts = micro_batches(model, batch)
+    terms = (part.mean(k3(part.logp, model.distribution(part.obs).log_prob(part.action))) for part in parts)
+    return processes.all_reduce(sum(map(float, terms)))
 
 
 def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:

@@ -12,6 +12,7 @@ from rlzoo.core.errors import RunError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.task import Task
+from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.configuration.config import LARGEST_INT
 from rlzoo.runs.registry import task_class
 from rlzoo.runs.run import Run
@@ -158,6 +159,8 @@ def load_task(
     try:
         run.check_spaces(task.described_spaces())
         task.model.load_state_dict(weights)
+        if config.fast:
+            accelerate(task)
     except RunError:
         task.close()
         raise

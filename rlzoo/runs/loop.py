@@ -9,14 +9,14 @@ import numpy as np
 
 from rlzoo.algorithms import Metrics
 from rlzoo.core import processes
-from rlzoo.core.collector import evaluate
+from rlzoo.core.collector import evaluate, score
 from rlzoo.core.env import Episode
 from rlzoo.core.errors import require
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.progress import SILENT, Progress
+from rlzoo.core.seen import Seen
 from rlzoo.core.streams import stream
-from rlzoo.optim.adam import Adam
-from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import Config, check, check_schedules
 from rlzoo.runs.registry import task_class
@@ -66,16 +66,14 @@ class Trainer:
         self.algorithm = config.algorithm
         self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))
         if config.fast:
-            for name, adam in self.state.optimizers.items():
-                if isinstance(adam, Adam):
-                    self.state.optimizers[name] = FastAdam(adam, config.compile)
+            accelerate(self.task, self.state, config.compile)
         self.step = 0
         for x in self.model.state_dict().values():
-            processes.copy_from_first_(x)
+            processes.broadcast_(x)
 
     def follow(self) -> None:
         """In a process that is not the first: takes part in what the first does, until it ends."""
-        while name := processes.told():
+        while name := processes.next_name():
             {"iterate": self.iterate, "checkpoint": self.checkpoint}[name]()
 
     @property
@@ -86,16 +84,16 @@ class Trainer:
     @processes.together("iterate")
     def iterate(self) -> Iteration:
         """One iteration: a buffer of experience, and the algorithm's update on it."""
-        model, env = self.model, self.task.env
+        model = self.model
         experience = self.task.collect()
         buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
-        buffer, episodes, environment = env.score(experience._replace(buffer=buffer))
+        buffer, episodes, environment = score(self.task.env, experience._replace(buffer=buffer))
 
         self.state.progress = self.step / self.config.total_steps
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
         metrics = environment | self.algorithm.update(model, self.state, scaled)
         if model.normalizer is not None:
-            model.normalizer.update(model.observation(buffer.obs[:, :-1]), buffer.mask)
+            model.normalizer.update(Seen.of(buffer.obs).obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
         return Iteration(self.step, metrics, episodes, frozenset(environment))
 

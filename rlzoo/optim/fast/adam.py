@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.gradients import FlatGradient
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.optim.adam import Adam, clip_norm
 from rlzoo.optim.fast.compilation import compiled
 from rlzoo.optim.fast.tape import Tape
-from rlzoo.optim.objective import Loss, objective_terms
+from rlzoo.optim.objective import Loss, loss_terms
 
 _BLOCK = 2**20
 """Components of θ that are updated together, so that the intermediate results stay in the processor's cache."""
@@ -36,7 +35,8 @@ class FastAdam:
     def __init__(self, adam: Adam, compile: bool = False) -> None:
         self.adam = adam
         self.compile = compile
-        self._grad = FlatGradient(adam.parameters, adam.theta)
+        self._gradient = torch.empty_like(adam.theta)
+        self._pieces = list(unflatten(self._gradient, adam.parameters))
         self._programs: dict[tuple[Any, ...], tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]] = {}
 
     def minimize(
@@ -53,8 +53,8 @@ class FastAdam:
         if self.compile and not (auxiliary and model.auxiliary):
             return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
         adam = self.adam
-        g = self._gradient(objective_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
-        norm = clip_norm(processes.sum_(g), max_grad_norm, loss.__qualname__)
+        g = self._gradient_of(loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
+        norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         step_size, eps = adam.bias_corrected(learning_rate)
         parts = adam.theta[adam.share], adam.m, adam.v, g[adam.share]
         for start in range(0, len(adam.m), _BLOCK):
@@ -64,17 +64,33 @@ class FastAdam:
         adam.stepped()
         return norm
 
-    def _gradient(self, terms: Sequence[Term], model: ActorCritic) -> Tensor:
-        """The gradient (P,) of a sum of terms. Only one term is in memory at a time."""
-        self._grad.clear()
+    def _gradient_of(self, terms: Sequence[Term], model: ActorCritic) -> Tensor:
+        """The gradient (P,) of a sum of terms, in memory that is used again. Only one term is in memory at a time."""
+        g, parameters = self._gradient, self.adam.parameters
+        is_empty = True
         for term in terms:
             with Tape() as tape:
                 total = term(model)
                 if tape.used:
-                    self._grad.add(tape.gradients(total, self.adam.parameters))
+                    grads = torch.cat([x.reshape(-1) for x in tape.gradients(total, parameters)])
+                    g = g.copy_(grads) if is_empty else g.add_(grads)
+                    is_empty = False
                     continue
-            self._grad.add_from(total)
-        return self._grad.vector
+            if is_empty:
+                g.zero_()
+                is_empty = False
+            self._accumulate(total)
+        return g.zero_() if is_empty else g
+
+    def _accumulate(self, total: Tensor) -> None:
+        """Adds the gradient of a scalar. Autograd adds into `.grad`, so these are pieces of the vector."""
+        for p, piece in zip(self.adam.parameters, self._pieces, strict=True):
+            p.grad = piece
+        try:
+            torch.autograd.backward(total, inputs=self.adam.parameters)
+        finally:
+            for p in self.adam.parameters:
+                p.grad = None
 
     def _compiled_step(
         self,

@@ -13,27 +13,27 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
+from rlzoo.core.seen import Seen
 from rlzoo.optim.fast.tape import PullBack
 
 Rows = Float[Tensor, "T R H"]
 """Time comes first, so that the numbers of one step lie together."""
 
 
-def is_written(net: Recurrent) -> bool:
-    """Whether `unrolled` knows the cell of a network."""
+def has_written_cell(net: Recurrent) -> bool:
+    """Whether the backward pass of the network's cell is written out here."""
     return type(net.cell) in _CELLS
 
 
 @torch.no_grad()
-def unrolled(net: Recurrent, packed: Float[Tensor, "R T F"]) -> tuple[Float[Tensor, "R T O"], PullBack]:
+def unroll(net: Recurrent, seen: Seen) -> tuple[Float[Tensor, "R T O"], PullBack]:
     """The output of `net`, and its backward pass. The input gets no gradient."""
     cell: Any = net.cell
-    x, rest = packed[..., : cell.inputs], packed[..., cell.inputs :]
-    x = x.transpose(0, 1).reshape(-1, cell.inputs)
-    steps, rows = packed.shape[1], packed.shape[0]
+    rows, steps = seen.obs.shape[:2]
+    x = seen.obs.transpose(0, 1).reshape(-1, cell.inputs)
     projected = torch.addmm(cell.into.bias, x, cell.into.weight.t()).view(steps, rows, -1)
-    kept = 1 - rest[..., :1].transpose(0, 1)
-    output, into_gates = _CELLS[type(cell)](cell, projected, rest[:, 0, 1:][:, net.owned], kept)
+    kept = (~seen.start).to(x.dtype).unsqueeze(-1).transpose(0, 1)
+    output, into_gates = _CELLS[type(cell)](cell, projected, seen.memory[:, 0, net.owned], kept)
 
     @torch.no_grad()
     def pull_back(grad: Float[Tensor, "R T O"]) -> list[tuple[Tensor, Tensor]]:
