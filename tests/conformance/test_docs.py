@@ -376,8 +376,8 @@ def passages(page):
 def sources(page, passage):
     """The committed results that a passage names: by a link, or by the command that made them."""
     links = re.findall(r"\(([^()]*benchmarks/results/[^()]*\.md)\)", passage)
-    commands = re.findall(r"`(python benchmarks/\w+\.py \w+)", passage)
-    tables = [table for command in commands for table in TABLES if f"`{command}" in table]
+    scripts = re.findall(r"`(python benchmarks/\w+\.py \w+)", passage)
+    tables = [table for script in scripts for table in TABLES if f"`{script}" in table]
     return [(page.parent / link).resolve().read_text() for link in links] + tables
 
 
@@ -387,7 +387,7 @@ def figures(passage):
     return numbers(word for word in NUMBER.findall(prose) if not word.isdigit())
 
 
-# On the first pages every measured number needs a source, elsewhere the numbers of a passage that names one are checked.
+# On the first pages every measured number needs a source; elsewhere, those beside a source are checked.
 FIRST = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/performance.md"]
 FIGURES = [
     (page, passage)
