@@ -104,4 +104,3 @@ class ActionNoise(Iterator[Array]):
         self._used = int(state["used"])
         if not 0 <= self._used <= _BLOCK:
             raise ValueError(f"{self._used} of {_BLOCK} steps of noise are used")
-

@@ -45,23 +45,24 @@ class Source:
     """Forbid the actions that the environment calls illegal."""
 
     @property
-    def given(self) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
+    def vector_env(self) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
         """The vector environment that the user made, if it is one."""
         return self.env if isinstance(self.env, gymnasium.vector.VectorEnv) else None
 
     @property
     def builtin(self) -> Callable[..., VectorEnv] | None:
         """The built-in NumPy version, if it is used."""
-        found = _BUILTIN.get(self.env) if isinstance(self.env, str) and self.vectorized and not self.wrappers else None
-        accepted = found is not None and self.kwargs.keys() <= inspect.signature(found).parameters.keys()
-        return found if accepted else None
+        named = isinstance(self.env, str) and self.vectorized and not self.wrappers
+        make = _BUILTIN.get(self.env) if named else None
+        accepted = make is not None and self.kwargs.keys() <= inspect.signature(make).parameters.keys()
+        return make if accepted else None
 
     def check(self, num_envs: int) -> None:
         """Raises `ConfigError` if the parts do not fit together, or one is of the wrong kind."""
         env = self.env
         if isinstance(env, gymnasium.Env):
-            made = "one environment, and training needs copies: give a function that makes them, such as env=make_env"
-            raise ConfigError(f"env is {made}")
+            remedy = "give a function that makes environments, such as env=make_env"
+            raise ConfigError(f"env is one environment, and training needs copies: {remedy}")
         require(
             isinstance(env, str | gymnasium.vector.VectorEnv) or callable(env),
             "env must be a Gymnasium id, module:function, a function that returns an environment, or a vector "
@@ -73,8 +74,8 @@ class Source:
             not (self.asynchronous and self.builtin),
             f"async_envs: {env} is vectorised in this process; add vectorized=False (--no-vectorized)",
         )
-        if self.given is not None:
-            _check_given(self, self.given, num_envs)
+        if self.vector_env is not None:
+            _check_vector_env(self, self.vector_env, num_envs)
 
     def make(self, num_envs: int, seed: int) -> VectorEnv:
         """Makes copies. All their randomness comes from `seed`.
@@ -101,26 +102,26 @@ class Source:
             EnvError, UnsupportedSpace, UnknownEnv: as for `make`.
             ConfigError: a function takes no `render_mode`, or a vector environment has another one.
         """
-        if self.given is not None:
-            has = self.given.render_mode
+        if self.vector_env is not None:
+            has = self.vector_env.render_mode
             require(has == mode, f"play needs a vector environment made with render_mode={mode!r}, got {has!r}")
-            return self._gymnasium(self.given.num_envs, seed)
-        mode_given = {"render_mode": mode} if _takes(_function_of(self.env), "render_mode") else {}
-        kwargs = {**self.kwargs, **mode_given}
+            return self._gymnasium(self.vector_env.num_envs, seed)
+        mode_kwargs = {"render_mode": mode} if _takes(_function_of(self.env), "render_mode") else {}
+        kwargs = {**self.kwargs, **mode_kwargs}
         env = dataclasses.replace(self, kwargs=kwargs, asynchronous=False)._gymnasium(1, seed)
-        if not mode_given and env.render_mode != mode:
+        if not mode_kwargs and env.render_mode != mode:
             env.close()
             raise ConfigError(f"play needs {env_name(self.env)} to take render_mode={mode!r}, and to pass it on")
         return env
 
     def evaluation_copies(self, episodes: int) -> int:
         """Copies that play `episodes` episodes."""
-        return min(episodes, 128 if self.builtin else 8) if self.given is None else self.given.num_envs
+        return min(episodes, 128 if self.builtin else 8) if self.vector_env is None else self.vector_env.num_envs
 
     def _gymnasium(self, num_envs: int, seed: int) -> GymnasiumEnv:
         name = env_name(self.env)
-        if self.given is not None:
-            return GymnasiumEnv(self.given, name, seed, given=True, images=self.images, masks=self.masks)
+        if self.vector_env is not None:
+            return GymnasiumEnv(self.vector_env, name, seed, is_users=True, images=self.images, masks=self.masks)
         make = partial(_function_of(self.env), **self.kwargs)
         vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous)
         return GymnasiumEnv(vector, name, seed, images=self.images, masks=self.masks)
@@ -171,7 +172,7 @@ def _takes(function: Callable[..., Any], argument: str) -> bool:
     return argument in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
 
 
-def _check_given(source: Source, env: gymnasium.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
+def _check_vector_env(source: Source, env: gymnasium.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
     """Raises `ConfigError` if a vector environment cannot be used with the other settings."""
     require(num_envs == env.num_envs, f"num_envs must be {env.num_envs}, as the vector environment has, got {num_envs}")
     for name, x in (("env_kwargs", source.kwargs), ("wrappers", source.wrappers), ("async_envs", source.asynchronous)):

@@ -38,8 +38,8 @@ def evaluate_actor(
     env = source.make(source.evaluation_copies(episodes), env_seed)
     noise = evaluation_noise(env, actor_seed, deterministic)
     try:
-        found = play_episodes(env, lambda obs, forced, starts: act(obs, next(noise), starts), episodes)
-        return Evaluation.of(found, deterministic, seed)
+        played = play_episodes(env, lambda obs, forced, starts: act(obs, next(noise), starts), episodes)
+        return Evaluation.of(played, deterministic, seed)
     finally:
         env.close()
 

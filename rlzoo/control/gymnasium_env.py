@@ -38,7 +38,7 @@ class GymnasiumEnv(VectorEnv):
     Args:
         vector: the result of `make_copies`, or a vector environment that the user made.
         name: of the environment, for messages.
-        given: `vector` is the user's. It is not closed.
+        is_users: `vector` is the user's. It is not closed.
         images: keep observations of bytes as bytes.
         masks: forbid actions as the environment says, by `info["action_mask"]` or a method `action_masks`. Observations
             are then `Seen` with the legal actions. An environment says so first when it is reset, so the first reset is
@@ -54,15 +54,15 @@ class GymnasiumEnv(VectorEnv):
         name: str,
         seed: int,
         *,
-        given: bool = False,
+        is_users: bool = False,
         images: bool = False,
         masks: bool = True,
     ) -> None:
         flat = vector.single_observation_space
         self._vector = vector
-        self._given = given
+        self._is_users = is_users
         self._raw_space: gymnasium.Space[Any] | None = None
-        if given:
+        if is_users:
             self._raw_space = flat
             check_spaces(name, flat, vector.single_action_space)
             flat = spaces.flatten_space(flat)
@@ -84,9 +84,9 @@ class GymnasiumEnv(VectorEnv):
             self.has_masks = "action_mask" in self._first[1]
 
     def _reset(self) -> tuple[Any, dict[str, Any]]:
-        found = self._call(partial(self._vector.reset, seed=self._seed))
+        first = self._call(partial(self._vector.reset, seed=self._seed))
         self._seed = None
-        return found
+        return first
 
     def reset(self) -> tuple[Any, Bools]:
         obs, info = self._first or self._reset()
@@ -98,14 +98,14 @@ class GymnasiumEnv(VectorEnv):
         self._steps += 1
         action = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
-        if self._given:
+        if self._is_users:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         done = terminated | truncated
         seen = self._store(obs, reward, info, done)
         self.success.fill(np.nan)
         if "is_success" in info:
-            told = np.asarray(info.get("_is_success", True)) & done
-            self.success[told] = np.asarray(info["is_success"]).astype(bool)[told]
+            tells = np.asarray(info.get("_is_success", True)) & done
+            self.success[tells] = np.asarray(info["is_success"]).astype(bool)[tells]
         return seen, self._reward, terminated, truncated, done
 
     @property
@@ -120,7 +120,7 @@ class GymnasiumEnv(VectorEnv):
 
     def reseed(self, seed: int) -> bool:
         """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
-        if self._given or any(self._vector.get_attr("outlasts_reset")):
+        if self._is_users or any(self._vector.get_attr("outlasts_reset")):
             return False
         self._seed, self._steps, self._first = seed, 0, None
         return True
@@ -138,7 +138,7 @@ class GymnasiumEnv(VectorEnv):
             raise self._error(described(error)) from error
 
     def close(self) -> None:
-        if self._given:  # it belongs to the user
+        if self._is_users:  # it belongs to the user
             return
         # After a worker process has died, Gymnasium waits for the others or finds a broken pipe.
         with contextlib.suppress(EOFError, OSError):
@@ -147,7 +147,7 @@ class GymnasiumEnv(VectorEnv):
     def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> Any:
         """Keeps observations and rewards in this environment's arrays. Returns what the model sees."""
         try:
-            if self._given:
+            if self._is_users:
                 obs = _flatten_batch(self._vector, obs)
             with np.errstate(over="ignore"):
                 self._obs[...] = obs
@@ -164,9 +164,9 @@ class GymnasiumEnv(VectorEnv):
     def _masks(self, info: dict[str, Any], done: Bools) -> Array:
         """(N, K) legal actions. After an episode's end every action is legal, since it will be ignored."""
         masks = np.ones((self.num_envs, sum(categories(self.action_space))), np.bool_)
-        told = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.num_envs)
+        tells = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.num_envs)
         for i in np.flatnonzero(~done):
-            if not told[i]:
+            if not tells[i]:
                 raise self._error(f"copy {i} gave no action mask, and did before")
             try:
                 masks[i] = flat_mask(self.action_space, info["action_mask"][i])
@@ -179,8 +179,8 @@ class GymnasiumEnv(VectorEnv):
 
     def _flags(self, name: str, x: Any) -> Bools:
         flags = np.asarray(x)
-        known = flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf" and np.isin(flags, (0, 1)).all()
-        if not known:
+        valid = flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf" and np.isin(flags, (0, 1)).all()
+        if not valid:
             raise self._error(f"{name} must be True or False for each copy, got {x!r}")
         return flags.astype(np.bool_)
 
@@ -234,8 +234,8 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
             terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
-            told = (terminated or truncated) and "is_success" in info
-            success = {"is_success": bool(info["is_success"])} if told else {}
+            tells = (terminated or truncated) and "is_success" in info
+            success = {"is_success": bool(info["is_success"])} if tells else {}
             return self._flatten(obs), _reward(reward), terminated, truncated, {**success, **self._legal(info)}
         except (Exception, SystemExit) as error:
             return self._no_obs, 0.0, False, False, self._report(error)

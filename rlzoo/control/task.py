@@ -92,9 +92,9 @@ class ControlTask(EnvTask):
 
     @classmethod
     def default_settings(cls, env: Any) -> TaskSettings:
-        given = Source(env).given
+        vector_env = Source(env).vector_env
         settings: Any = cls.Settings()
-        return settings if given is None else dataclasses.replace(settings, num_envs=given.num_envs)
+        return settings if vector_env is None else dataclasses.replace(settings, num_envs=vector_env.num_envs)
 
     @classmethod
     def check(cls, settings: Control, setup: Setup) -> None:
@@ -130,7 +130,7 @@ class ControlTask(EnvTask):
         Those of built-in environments share one random stream, and stepping fewer of them is hardly faster.
         """
         source = source_of(self.settings, self.setup)
-        if processes.size() == 1 or source.builtin or source.given is not None:
+        if processes.size() == 1 or source.builtin or source.vector_env is not None:
             return super().training_env(seed)
         own = processes.own_rows(self.settings.num_envs, "num_envs")
         env = source.make(own.stop - own.start, seed + own.start)
@@ -150,7 +150,7 @@ class ControlTask(EnvTask):
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
-        if source_of(self.settings, self.setup).given is not None:
+        if source_of(self.settings, self.setup).vector_env is not None:
             self._restart()
         return evaluation
 

@@ -31,12 +31,12 @@ def load_wrapper(wrapper: Any) -> Callable[[Env], Env]:
         raise ConfigError(f"a wrapper must be {_FORM}, {_EXAMPLE}, got {wrapper!r}")
     module, name, arguments = match.groups()
     try:
-        found = getattr(importlib.import_module(module), name)
+        wrap_env = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"wrapper {wrapper!r} cannot be loaded: {error}") from error
-    if not callable(found):
+    if not callable(wrap_env):
         raise ConfigError(f"wrapper {wrapper!r}: {name} is neither a class nor a function")
-    return partial(found, **_keywords(wrapper, arguments)) if arguments else found
+    return partial(wrap_env, **_keywords(wrapper, arguments)) if arguments else wrap_env
 
 
 def _keywords(wrapper: str, arguments: str) -> dict[str, Any]:

@@ -177,7 +177,8 @@ class _Steps(NamedTuple):
         def rows(x: Array) -> torch.Tensor:
             return torch.from_numpy(np.ascontiguousarray(x.swapaxes(0, 1)))
 
-        return Buffer(map_leaves(rows, self.obs), *map(rows, self[1:6]))
+        action, reward, terminated, truncated, mask = map(rows, self[1:6])
+        return Buffer(map_leaves(rows, self.obs), action, reward, terminated, truncated, mask)
 
 
 def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
@@ -187,7 +188,8 @@ def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
         return np.concatenate([*(x[:-1] for x in arrays), arrays[-1][-1:]])
 
     obs = zip_leaves(join_obs, [c.obs for c in chunks])
-    rest: list[Any] = [None if parts[0] is None else np.concatenate(parts) for parts in zip(*(c[1:] for c in chunks))]  # type: ignore[arg-type]
+    columns = zip(*(c[1:] for c in chunks), strict=True)
+    rest: list[Any] = [None if parts[0] is None else np.concatenate(parts) for parts in columns]
     steps = _Steps(obs, *rest)
     before = np.cumsum(steps.done, axis=0) - steps.done
     mask = steps.mask & (before == 0)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -139,7 +139,7 @@ class Categorical(Distribution):
     def quantile(self, uniform: Float[Tensor, "*batch"]) -> Tensor:
         """The category where the cumulative probability passes `uniform`, float64 in [0, 1).
 
-        Of many categories, first the block of categories is found, then the category in it.
+        Of many categories, it first finds a block of them, then the category in the block.
         """
         probs = self.logits.softmax(-1)
         if probs.shape[-1] <= 2 * _BLOCK:
@@ -229,62 +229,21 @@ class DiagGaussian(Distribution):
 
 
 @dataclass(frozen=True)
-class MultiCategorical(Distribution):
-    """Product of K independent `Categorical`s. Actions are integers (..., K)."""
+class _Independent(Distribution):
+    """Product of independent distributions."""
 
-    parts: tuple[Categorical, ...]
+    parts: tuple[Any, ...]
 
-    def from_noise(self, noise: Tensor) -> Tensor:
-        pieces = torch.split(noise, [part.logits.shape[-1] for part in self.parts], dim=-1)
-        return torch.stack([part.from_noise(z) for part, z in zip(self.parts, pieces, strict=True)], -1)
+    @abc.abstractmethod
+    def _split(self, action: Tensor) -> Sequence[Tensor]:
+        """The action of each part."""
 
-    def noise(self, generator: torch.Generator | None = None) -> Tensor:
-        return torch.cat([part.noise(generator) for part in self.parts], -1)
-
-    @property
-    def noise_size(self) -> int:
-        return sum(part.noise_size for part in self.parts)
-
-    def typed(self, action: Tensor) -> Tensor:
-        return action.long()
-
-    @property
-    def mode(self) -> Tensor:
-        return torch.stack([part.mode for part in self.parts], -1)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        columns = zip(self.parts, action.unbind(-1), strict=True)
-        return torch.stack([part.log_prob(a) for part, a in columns]).sum(0)
-
-    def entropy(self) -> Tensor:
-        return torch.stack([part.entropy() for part in self.parts]).sum(0)
-
-    def kl(self, other: MultiCategorical) -> Tensor:
-        pairs = zip(self.parts, other.parts, strict=True)
-        return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
-
-    def restrict(self, legal: Tensor) -> MultiCategorical:
-        columns = torch.split(legal, [part.logits.shape[-1] for part in self.parts], -1)
-        return MultiCategorical(tuple(part.restrict(mask) for part, mask in zip(self.parts, columns, strict=True)))
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> MultiCategorical:
-        return MultiCategorical(tuple(part.map(fn) for part in self.parts))
-
-    def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
-        return _fisher_of_parts(self.parts, tangents, weight)
-
-
-@dataclass(frozen=True)
-class Product(Distribution):
-    """Product of independent distributions of any kinds. Actions are numbers (..., A), the parts' columns in order."""
-
-    parts: tuple[Distribution, ...]
-    columns: tuple[int, ...]
-    """Numbers of each part's action."""
+    @abc.abstractmethod
+    def _join(self, actions: list[Tensor]) -> Tensor:
+        """One vector of the parts' actions."""
 
     def from_noise(self, noise: Tensor) -> Tensor:
-        sizes = [part.noise_size for part in self.parts]
-        pieces = torch.split(noise, sizes, dim=-1)
+        pieces = torch.split(noise, [part.noise_size for part in self.parts], dim=-1)
         return self._join([part.from_noise(z) for part, z in zip(self.parts, pieces, strict=True)])
 
     def noise(self, generator: torch.Generator | None = None) -> Tensor:
@@ -298,42 +257,70 @@ class Product(Distribution):
     def mode(self) -> Tensor:
         return self._join([part.mode for part in self.parts])
 
-    @property
-    def std(self) -> Tensor | None:
-        found = [part.std for part in self.parts]
-        known = [std for std in found if std is not None]
-        return torch.cat(known, -1) if known else None
-
     def log_prob(self, action: Tensor) -> Tensor:
-        pieces = torch.split(action, list(self.columns), dim=-1)
-        return torch.stack([part.log_prob(part.typed(a)) for part, a in zip(self.parts, pieces, strict=True)]).sum(0)
+        pairs = zip(self.parts, self._split(action), strict=True)
+        return torch.stack([part.log_prob(a) for part, a in pairs]).sum(0)
 
     def entropy(self) -> Tensor:
         return torch.stack([part.entropy() for part in self.parts]).sum(0)
 
-    def kl(self, other: Product) -> Tensor:
+    def kl(self, other: Self) -> Tensor:
         pairs = zip(self.parts, other.parts, strict=True)
         return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
 
-    def restrict(self, legal: Tensor) -> Product:
+    def restrict(self, legal: Tensor) -> Self:
         sizes = [0 if part.std is not None else part.noise_size for part in self.parts]
         masks = torch.split(legal, sizes, -1)
         parts = [part.restrict(x) if n else part for part, x, n in zip(self.parts, masks, sizes, strict=True)]
         return dataclasses.replace(self, parts=tuple(parts))
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Product:
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return dataclasses.replace(self, parts=tuple(part.map(fn) for part in self.parts))
 
     def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
-        return _fisher_of_parts(self.parts, tangents, weight)
+        """The Fisher matrix has one block for each part."""
+        rest = iter(tangents)
+        return [x for part in self.parts for x in part.fisher([next(rest) for _ in part.tensors()], weight)]
+
+
+@dataclass(frozen=True)
+class MultiCategorical(_Independent):
+    """Product of K independent `Categorical`s. Actions are integers (..., K)."""
+
+    parts: tuple[Categorical, ...]
+
+    def typed(self, action: Tensor) -> Tensor:
+        return action.long()
+
+    def _split(self, action: Tensor) -> Sequence[Tensor]:
+        return action.unbind(-1)
 
     def _join(self, actions: list[Tensor]) -> Tensor:
-        """One vector of the parts' actions."""
-        wide = [
-            a.unsqueeze(-1) if isinstance(part, Categorical) else a for part, a in zip(self.parts, actions, strict=True)
-        ]
-        dtype = next((a.dtype for a in wide if a.is_floating_point()), torch.float32)
-        return torch.cat([a.to(dtype) for a in wide], -1)
+        return torch.stack(actions, -1)
+
+
+@dataclass(frozen=True)
+class Product(_Independent):
+    """Product of independent distributions of any kinds. Actions are numbers (..., A), the parts' columns in order."""
+
+    parts: tuple[Distribution, ...]
+    columns: tuple[int, ...]
+    """Numbers of each part's action."""
+
+    @property
+    def std(self) -> Tensor | None:
+        stds = [part.std for part in self.parts if part.std is not None]
+        return torch.cat(stds, -1) if stds else None
+
+    def _split(self, action: Tensor) -> Sequence[Tensor]:
+        pieces = torch.split(action, list(self.columns), dim=-1)
+        return [part.typed(a) for part, a in zip(self.parts, pieces, strict=True)]
+
+    def _join(self, actions: list[Tensor]) -> Tensor:
+        pairs = zip(self.parts, actions, strict=True)
+        columns = [a.unsqueeze(-1) if isinstance(part, Categorical) else a for part, a in pairs]
+        dtype = next((a.dtype for a in columns if a.is_floating_point()), torch.float32)
+        return torch.cat([a.to(dtype) for a in columns], -1)
 
 
 def categorical_fisher(
@@ -342,9 +329,3 @@ def categorical_fisher(
     """weight·(diag(p) − p·pᵀ)·u, the Fisher matrix of the logits times the tangent u."""
     p = logits.softmax(-1)
     return weight.unsqueeze(-1) * p * (tangent - (p * tangent).sum(-1, keepdim=True))
-
-
-def _fisher_of_parts(parts: Sequence[Distribution], tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
-    """Of independent parts: each its own."""
-    rest = iter(tangents)
-    return [x for part in parts for x in part.fisher([next(rest) for _ in part.tensors()], weight)]

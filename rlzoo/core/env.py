@@ -22,8 +22,8 @@ def env_name(env: Any) -> str:
     """The name of an environment: its id, or the name of the function or class that makes it."""
     if isinstance(env, str):
         return env
-    made = getattr(getattr(env, "spec", None), "id", None)
-    return str(made or getattr(env, "__name__", type(env).__name__)).strip("<>")
+    spec_id = getattr(getattr(env, "spec", None), "id", None)
+    return str(spec_id or getattr(env, "__name__", type(env).__name__)).strip("<>")
 
 
 ENDLESS = 100_000
@@ -43,15 +43,15 @@ class Episode(NamedTuple):
     """Whether an evaluation ended it after `ENDLESS` steps."""
 
 
-def success_of(told: Array | None, *index: Any) -> bool | None:
+def success_of(success: Array | None, *index: Any) -> bool | None:
     """The success at `index` of an array such as `VectorEnv.success`."""
-    return None if told is None or np.isnan(told[index]) else bool(told[index])
+    return None if success is None or np.isnan(success[index]) else bool(success[index])
 
 
 def success_rate(episodes: Iterable[Episode]) -> float | None:
     """Share of successes among the episodes that tell; None if there are none."""
-    told = [episode.success for episode in episodes if episode.success is not None]
-    return sum(told) / len(told) if told else None
+    successes = [episode.success for episode in episodes if episode.success is not None]
+    return sum(successes) / len(successes) if successes else None
 
 
 class Experience(NamedTuple):

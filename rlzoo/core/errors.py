@@ -58,9 +58,9 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(message.split())}"
 
 
-def no_such(kind: str, name: str, known: Iterable[str]) -> str:
+def no_such(kind: str, name: str, names: Iterable[str]) -> str:
     """The message for an unknown name: "no setting 'gama'; did you mean 'gamma'?"."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"no {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 

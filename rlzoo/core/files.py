@@ -27,13 +27,13 @@ def read_bytes(path: Path | str, most: int = SMALL) -> bytes:
 
 def check_regular(path: Path | str, most: int = SMALL) -> None:
     """Raises `OSError` unless `path` is a regular file of at most `most` bytes."""
-    found = os.stat(path)
-    if stat.S_ISDIR(found.st_mode):
+    status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    if found.st_size > most:
-        raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes; at most {most:,} are read", str(path))
+    if status.st_size > most:
+        raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes; at most {most:,} are read", str(path))
 
 
 def most_in_memory() -> int:

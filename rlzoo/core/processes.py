@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from rlzoo.core.buffer import Buffer
@@ -78,7 +79,7 @@ def joined() -> Iterator[None]:
     # Imported later, it would hold the group as a default argument, and so its threads, which abort the process's end.
     importlib.import_module("torch.distributed.nn.functional")
     store, own, count = next(iter(rendezvous("env://")))
-    store = dist.PrefixStore(f"rlzoo{_joined}", store)
+    store = PrefixStore(f"rlzoo{_joined}", store)
     _group, _joined = _Group(own, count), _joined + 1
     try:
         with _losses_named():

@@ -1,10 +1,10 @@
-"""Progress of long operations, as whoever shows it is told."""
+"""Progress of long operations, for a display that may show it."""
 
 from __future__ import annotations
 
 
 class Progress:
-    """Progress callbacks of long operations. This class shows nothing; subclasses show what they are called with."""
+    """Callbacks for the progress of long operations. This class shows nothing; a display overrides its methods."""
 
     def say(self, line: str) -> None:
         """Shows a line of text."""

@@ -201,8 +201,8 @@ class Task(abc.ABC):
             ConfigError: they cannot be shown or recorded.
         """
         require(video is None, f"video: {env_name(self.setup.env)} cannot be recorded")
-        found = self.evaluate(episodes, seed=seed, deterministic=deterministic)
-        pairs = zip(found.returns.tolist(), found.lengths.tolist(), strict=True)
+        evaluation = self.evaluate(episodes, seed=seed, deterministic=deterministic)
+        pairs = zip(evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
         return Played.of([Episode(return_, length) for return_, length in pairs])
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:

@@ -39,7 +39,7 @@ def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:
 
 
 def zip_leaves(fn: Callable[[list[Any]], Any], xs: list[Any]) -> Any:
-    """`fn` of a list of arrays or tensors; of structures of one kind, a structure with `fn` of the list of each leaf."""
+    """`fn` of a list of arrays or tensors. Of structures, a structure with `fn` of the list of each leaf."""
     first = xs[0]
     if not isinstance(first, Tensors):
         return fn(xs)

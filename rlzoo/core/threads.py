@@ -1,4 +1,4 @@
-"""The number of threads of PyTorch. Only the command line chooses one; in a program of your own nothing here acts."""
+"""The number of PyTorch's threads. The command line sets it. As a library, rlzoo leaves it as it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PARAMETERS = 2_000_000
-"""Parameters of a language model for each thread. With fewer, handing out the work costs more than it saves."""
+"""Parameters of a language model for each thread. With fewer, more threads make it slower."""
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -17,7 +17,7 @@ class Threads:
     """A number of threads, and where it comes from."""
 
     count: int | None
-    """None for the fastest number for the model: 1, and more for a large language model."""
+    """None for the number that fits the model: 1, and more for a large language model."""
     source: str = ""
 
     def __str__(self) -> str:
@@ -25,11 +25,11 @@ class Threads:
 
 
 _chosen: Threads | None = None
-"""What the command line chose, until it was said."""
+"""What the command line chose; None in a library."""
 
 
 def from_environment() -> int | None:
-    """The number that the user asks for in OMP_NUM_THREADS; None if there is none."""
+    """The number in the environment variable OMP_NUM_THREADS; None without one."""
     text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0 else None
 
@@ -37,8 +37,8 @@ def from_environment() -> int | None:
 def set_variables(threads: Threads) -> None:
     """Sets environment variables that libraries read when they are imported.
 
-    Threads that wait sleep instead of spinning. A thread that spins until another has finished takes the processor that
-    the other one needs: with neighbours on the machine, two threads are then ten times as slow as one.
+    A waiting thread then sleeps. If it spins instead, it takes the processor that the other threads need: on a busy
+    machine two threads are then ten times as slow as one.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in _VARIABLES:
@@ -73,6 +73,6 @@ def fit_to(parameters: int, say: Callable[[str], None]) -> None:
 
 
 def announce(say: Callable[[str], None]) -> None:
-    """Says the number of threads of a control task, if it is not the usual 1."""
+    """Shows the number of threads of a control task, if it is not 1."""
     if _chosen is not None and _chosen.count not in (None, 1):
         say(str(_chosen))

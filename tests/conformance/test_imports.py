@@ -1,6 +1,7 @@
 """Who may import whom, read from the sources; and the public names."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import inspect
@@ -23,8 +24,8 @@ MAY_IMPORT = {
     "core": set(),
     "optim": {"core"},
     "algorithms": {"core", "optim"},
-    "control": {"core", "optim", "algorithms"},
-    "lm": {"core", "optim", "algorithms"},
+    "control": {"core", "optim"},
+    "lm": {"core"},
     "runs": {"core", "optim", "algorithms", "control", "lm"},
     "benchmark": {"core", "optim", "algorithms", "control", "lm", "runs"},
     "cli": {"core", "optim", "algorithms", "control", "lm", "runs", "benchmark"},
@@ -36,14 +37,15 @@ LM_MAY_IMPORT = {
     "reward": {"model"},
     "finetune": {"model", "reward"},
     "tasks": {"model", "reward", "finetune"},
+    "fast": {"model"},
 }
 """The same within `rlzoo.lm`."""
 
 LM_SETTINGS = "rlzoo.lm.tasks.settings"
 """Pure data."""
 
-WHEN_USED = ("rlzoo.runs.finetune", "rlzoo.benchmark.estimators")
-"""The commands sft, reward-model and benchmark estimators, imported when they are used."""
+WHEN_USED = ("rlzoo.runs.finetune",)
+"""The commands sft and reward-model, imported when they are used."""
 
 
 def imports(node, at_import=False):
@@ -72,6 +74,7 @@ def is_for_types(node):
     return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
+@functools.cache
 def tree(module):
     return ast.parse(MODULES[module].read_text())
 
@@ -100,6 +103,51 @@ def test_room_of_lm_imports_only_what_it_may(name):
     for module in mine:
         used = {lm_room(other) for other in imports(tree(module))} - {""}
         assert used <= LM_MAY_IMPORT[name] | {name}, module
+
+
+# One seam for speed
+
+
+SEAM = "rlzoo.runs.acceleration"
+"""The one module outside of the packages `fast` that imports them."""
+SPEED = r"\b(Tape|Packed|mkldnn|FastAdam|FastMLP|numpy_actor|\w*fast\.\w+)\b"
+"""What only makes a computation quicker."""
+SLOW_MODULES = [module for module in MODULES if "fast" not in module.split(".") and module != SEAM]
+
+
+@pytest.mark.parametrize("module", SLOW_MODULES)
+def test_module_outside_of_the_seam_knows_no_faster_implementation(module):
+    assert not [other for other in imports(tree(module)) if "fast" in other.split(".")]
+    if room(module) in ("core", "optim", "algorithms", "control", "lm"):
+        assert not re.search(SPEED, MODULES[module].read_text())
+
+
+def test_seam_is_used_where_a_run_is_trained_and_where_it_is_loaded():
+    users = {module for module in MODULES if SEAM in imports(tree(module))}
+    assert users == {"rlzoo.runs.loop", "rlzoo.runs.evaluate"}
+
+
+COLLECTIVES = {
+    "broadcast",
+    "broadcast_",
+    "all_gather",
+    "all_gather_shares_",
+    "gather_shares",
+    "all_reduce",
+    "all_reduce_",
+}
+"""What processes exchange in the middle of an iteration stands in `optim` and in the collector."""
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if room(m) in ("core", "algorithms", "control", "lm")])
+def test_processes_exchange_numbers_in_optim_and_the_collector_alone(module):
+    used = {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)}
+    if not module.endswith((".processes", ".collector")):
+        assert not used & (COLLECTIVES | {"rowwise"})
+
+
+def test_buffer_knows_no_process():
+    assert not any("processes" in other for other in imports(tree("rlzoo.core.buffer")))
 
 
 def test_every_module_is_in_a_room():

@@ -43,6 +43,7 @@ class FastRecurrentMLP(RecurrentMLP):
 
     def forward(self, seen: Seen) -> Float[Tensor, "R T O"]:
         recurrent, mlp = self.recurrent, self.mlp
+        assert isinstance(mlp, FastMLP)
         if Tape.current is None or seen.obs.requires_grad or not has_written_cell(recurrent):
             return super().forward(seen)
         hidden, into_cell = unroll(recurrent, seen)

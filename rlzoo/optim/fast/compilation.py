@@ -162,8 +162,8 @@ def _compile(fn: TensorFunction, example: tuple[Tensor, ...], package: Path) -> 
 
     _log.info("compiling the training step (about ten seconds, once)")
     start = time.perf_counter()
-    known = config.get_config_copy()
-    options = {name: value for name, value in _OPTIONS.items() if name in known}
+    supported = config.get_config_copy()
+    options = {name: value for name, value in _OPTIONS.items() if name in supported}
     options |= {"cpp.threads": torch.get_num_threads(), "cpp.cxx": (None, compiler)}
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=package.parent) as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -49,10 +49,10 @@ class Tape:
         """∂loss/∂p of each parameter; zeros where the loss does not depend on it."""
         outputs = [output for output, _ in self._records]
         grads = torch.autograd.grad(loss, [*outputs, *parameters], allow_unused=True)
-        found = {id(p): grad for p, grad in zip(parameters, grads[len(outputs) :], strict=True) if grad is not None}
+        by_id = {id(p): grad for p, grad in zip(parameters, grads[len(outputs) :], strict=True) if grad is not None}
         for (_, pull_back), into_output in zip(self._records, grads, strict=False):
             if into_output is None:
                 continue
             for p, grad in pull_back(into_output):
-                found[id(p)] = found[id(p)] + grad if id(p) in found else grad
-        return [found[id(p)] if id(p) in found else torch.zeros_like(p) for p in parameters]
+                by_id[id(p)] = by_id[id(p)] + grad if id(p) in by_id else grad
+        return [by_id[id(p)] if id(p) in by_id else torch.zeros_like(p) for p in parameters]
