@@ -376,8 +376,8 @@ def passages(page):
 def sources(page, passage):
     """The committed results that a passage names: by a link, or by the command that made them."""
     links = re.findall(r"\(([^()]*benchmarks/results/[^()]*\.md)\)", passage)
-    scripts = re.findall(r"`(python benchmarks/\w+\.py \w+)", passage)
-    tables = [table for script in scripts for table in TABLES if f"`{script}" in table]
+    scripts = re.findall(r"`python benchmarks/(?:\w+/)?(\w+\.py \w+)", passage)
+    tables = [table for script in scripts for table in TABLES if f"/{script}" in table]
     return [(page.parent / link).resolve().read_text() for link in links] + tables
 
 
