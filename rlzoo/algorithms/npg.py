@@ -55,7 +55,7 @@ class NPG(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
-            batch = batch.whitened()
+            batch = batch.whitened
         batch = with_old(model, batch)
         policy = FlatPolicy(model)
         theta = policy.theta

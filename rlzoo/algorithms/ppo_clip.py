@@ -72,7 +72,7 @@ class PPOClip(Algorithm):
             if self.target_kl is not None and approximate_kl(model, minibatch) > 1.5 * self.target_kl:
                 break
             if self.normalize_advantage:
-                minibatch = minibatch.whitened()
+                minibatch = minibatch.whitened
             grad_norm = state.optimizers["all"].minimize(
                 self.loss,
                 model,
@@ -83,5 +83,5 @@ class PPOClip(Algorithm):
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1
-        metrics = measure(model, batch.whitened() if self.normalize_advantage else batch, clip_coef)
+        metrics = measure(model, batch.whitened if self.normalize_advantage else batch, clip_coef)
         return {**metrics, "learning_rate": learning_rate, "gradient_steps": steps, "grad_norm": grad_norm}

@@ -86,7 +86,7 @@ class PPOPenalty(Algorithm):
         grad_norm = 0.0
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
             if self.normalize_advantage:
-                minibatch = minibatch.whitened()
+                minibatch = minibatch.whitened
             grad_norm = state.optimizers["all"].minimize(
                 self.loss,
                 model,
@@ -100,7 +100,7 @@ class PPOPenalty(Algorithm):
         after = evaluate_policy(model, batch)
         assert after.kl is not None
         state.scalars["kl_coef"] = self.adapt(kl_coef, d=float(batch.mean(after.kl)))
-        metrics = measure(model, batch.whitened() if self.normalize_advantage else batch, after=after)
+        metrics = measure(model, batch.whitened if self.normalize_advantage else batch, after=after)
         return {**metrics, "learning_rate": learning_rate, "kl_coef": kl_coef, "grad_norm": grad_norm}
 
     def adapt(self, kl_coef: float, d: float) -> float:

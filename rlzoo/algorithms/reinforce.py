@@ -63,7 +63,7 @@ class Reinforce(Algorithm):
             buffer = buffer.replace(value=torch.zeros_like(buffer.value))
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
-            batch = batch.whitened()
+            batch = batch.whitened
 
         learning_rate = state.at(self.learning_rate)
         grad_norm = state.optimizers["policy"].minimize(

@@ -71,7 +71,7 @@ class TRPO(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         if self.normalize_advantage:
-            batch = batch.whitened()
+            batch = batch.whitened
         batch = with_old(model, batch)
         policy = FlatPolicy(model)
         theta, max_kl = policy.theta, state.at(self.max_kl)

@@ -178,6 +178,7 @@ class Buffer(Tensors):
         centred = centred - self.mean(centred)  # rounding leaves the mean of a constant a little off 0
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 
+    @cached_property
     def whitened(self) -> Buffer:
         """A copy with whitened advantages."""
         return self.replace(advantage=self.whiten(self.advantage))

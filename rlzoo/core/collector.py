@@ -78,7 +78,7 @@ class Collector:
             action = actor(obs[t], forced[t], starts[t])
             following, reward[t], terminated[t], truncated[t], forced[t + 1] = step(action)
             starts[t + 1], ended = ended, terminated[t] | truncated[t]
-            obs.append(map_leaves(_copy, following))
+            obs.append(following.copy() if type(following) is np.ndarray else map_leaves(_copy, following))
             actions.append(action)
             memories.append(getattr(actor, "memory", None))
             if success is not None:
