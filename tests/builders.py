@@ -1,11 +1,13 @@
 """Small models and buffers of every kind, the same on every call."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
+from rlzoo.control.fast import accelerate
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.buffer import Buffer
@@ -13,8 +15,7 @@ from rlzoo.core.collector import evaluate
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.task import Setup
-from rlzoo.optim.natural_gradient import FlatFunction, FlatPolicy
-from rlzoo.optim.objective import objective_terms
+from rlzoo.optim.natural_gradient import FlatPolicy
 
 SPACES = {
     "discrete": spaces.Discrete(3),
@@ -33,6 +34,12 @@ def make_model(space=SPACES["discrete"], obs_size=4, seed=0, dtype=torch.float64
         for p in model.parameters():
             p.add_(spread * torch.randn(p.shape, generator=generator))
     return model.to(dtype)
+
+
+def accelerated(model):
+    """The same model with the faster networks."""
+    accelerate(SimpleNamespace(model=model))
+    return model
 
 
 def make_ends(rng, rows, steps, rate=0.2):
@@ -149,11 +156,6 @@ def make_policy(kind):
 def mean_kl(model, batch):
     """E[KL(π_old ‖ π_θ)] by its definition."""
     return batch.mean(batch.old.kl(model.distribution(batch.obs)))
-
-
-def kl_function(policy, batch):
-    """θ ↦ E[KL(π_old ‖ π_θ)]."""
-    return FlatFunction(policy, "KL", objective_terms(mean_kl, policy.model, batch, auxiliary=False))
 
 
 def explicit_fisher(policy, theta, weight):

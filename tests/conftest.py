@@ -2,12 +2,16 @@
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 from unittest import mock
 
 import hypothesis
 import jaxtyping
 import pytest
+
+# A shell ignores Ctrl-C for what it starts with `&`. Children inherit that from a process that ignores it too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Checking costs time in every call, so only the modules that state shapes are checked.
 PACKAGE = Path(importlib.util.find_spec("rlzoo").origin).parent
@@ -29,3 +33,10 @@ def own_environment():
     with mock.patch.dict(os.environ), mock.patch("rlzoo.core.threads._chosen", None):
         os.environ.pop("OMP_NUM_THREADS", None)
         yield
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of what happens on a GPU, simulated here, repeat others with more work."""
+    for item in items:
+        if "gpu" in item.originalname:
+            item.add_marker(pytest.mark.slow)

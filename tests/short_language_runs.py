@@ -1,6 +1,21 @@
 """Short runs of language models, with everything that has a state: β, statistics of scores, orders, noise."""
 
-import tiny
+import dataclasses
+
+from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.random_walks import RandomWalks
+from tests import tiny
+
+
+class Walks(RandomWalks):
+    """RandomWalks after one epoch over 100 walks, evaluated by samples: its SFT checkpoint is quickly made."""
+
+    def own_sft(self):
+        sft = super().own_sft()
+        return dataclasses.replace(sft, texts=sft.texts[:100], fit=dataclasses.replace(sft.fit, epochs=1))
+
+    def evaluate(self, episodes, *, seed, deterministic=False):
+        return LanguageTask.evaluate(self, episodes, seed=seed, deterministic=deterministic)
 
 
 def vowels(prompts, responses):

@@ -9,7 +9,7 @@ import traceback
 
 from torch.distributed import TCPStore
 
-from rlzoo.runs.train import train
+from rlzoo.runs.train import resume, train
 
 QUICK = {
     "env": "CartPole-v1",
@@ -38,6 +38,14 @@ _TIMES = ("seconds", "steps_per_second")
 def quick_run(path, **settings):
     """A run of 7 iterations, in a tenth of a second or two."""
     return train(**{"algorithm": "ppo-clip", "epochs": 1, "minibatch_size": 100, **QUICK, "out": path, **settings})
+
+
+def go_on(path, settings, **options):
+    """What a user does who finds the run stopped."""
+    if (path / "config.json").exists():
+        resume(path, **options)
+    else:
+        train(**settings, out=path, **options)
 
 
 def outcome(run):

@@ -26,7 +26,7 @@ import rejax
 from flax import linen
 from jax import numpy as jnp
 
-from rlzoo.benchmark.peer import Watch
+from rlzoo.benchmark.job import Watch
 from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
 from rlzoo.core.evaluation import Evaluation
@@ -36,8 +36,8 @@ class _PPO:
     """Settings are named as in rejax; `activation` and `hidden_layer_sizes` are those of its `agent_kwargs`."""
 
     def settings(self, env: str) -> dict[str, Any]:
-        known = f"rejax sets PPO for {', '.join(_PUBLISHED)}"
-        require(env in _PUBLISHED, f"{no_such('environment', env, _PUBLISHED)}; {known}")
+        hint = f"rejax sets PPO for {', '.join(_PUBLISHED)}"
+        require(env in _PUBLISHED, f"{no_such('environment', env, _PUBLISHED)}; {hint}")
         gymnax = version("gymnax")
         require(gymnax.startswith("0."), f"rejax cannot step gymnax {gymnax}; pip install 'gymnax<1'")
         library = f"rejax {version('rejax')}, gymnax {gymnax}, jax {jax.__version__}"
@@ -45,9 +45,9 @@ class _PPO:
 
     def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
         jax.clear_caches()  # or a second job in this process would not compile all that the first did
-        given = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
-        agent = {name: given.pop(name) for name in ("activation", "hidden_layer_sizes")}
-        algorithm = rejax.PPO.create(env=env, agent_kwargs=agent, **given)
+        arguments = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
+        agent = {name: arguments.pop(name) for name in ("activation", "hidden_layer_sizes")}
+        algorithm = rejax.PPO.create(env=env, agent_kwargs=agent, **arguments)
         iterate, act = jax.jit(algorithm.train_iteration), jax.jit(functools.partial(_act, algorithm))
         state = jax.jit(algorithm.init_state)(jax.random.PRNGKey(seed))
         # Types that are weak at the beginning only would have the second iteration compiled anew.

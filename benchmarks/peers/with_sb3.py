@@ -29,7 +29,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
-from rlzoo.benchmark.peer import Watch
+from rlzoo.benchmark.job import Watch
 from rlzoo.control.acting import Actor
 from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
@@ -60,8 +60,8 @@ class _Peer:
         self._tuned = tuned
 
     def settings(self, env: str) -> dict[str, Any]:
-        known = f"the zoo tunes {self._algorithm.__name__} for {', '.join(self._tuned)}"
-        require(env in self._tuned, f"{no_such('environment', env, self._tuned)}; {known}")
+        hint = f"the zoo tunes {self._algorithm.__name__} for {', '.join(self._tuned)}"
+        require(env in self._tuned, f"{no_such('environment', env, self._tuned)}; {hint}")
         parameters = inspect.signature(self._algorithm.__init__).parameters
         numbers = {name: x.default for name, x in parameters.items() if type(x.default) in (bool, int, float)}
         defaults = {name: x for name, x in numbers.items() if name not in _UNREPORTED}
@@ -76,25 +76,25 @@ class _Peer:
             model.get_env().close()
 
     def _model(self, env: str, seed: int, settings: dict[str, Any]) -> OnPolicyAlgorithm:
-        given = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
+        arguments = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
         # Copy i is seeded with seed + i: the copies of runs with neighbouring seeds would be the same.
         seed = int(np.random.SeedSequence(seed).generate_state(1)[0] // 2)
-        venv = make_vec_env(env, given.pop("n_envs"), seed)
-        if given.pop("normalize"):
-            venv = VecNormalize(venv, gamma=given["gamma"])
-        if given.pop("schedule") == "linear":
-            falling = given.keys() & {"learning_rate", "clip_range"}
-            given |= {name: LinearSchedule(given[name], 0.0, 1.0) for name in falling}
-        policy_kwargs = {name: given.pop(name) for name in ("log_std_init", "ortho_init")}
+        venv = make_vec_env(env, arguments.pop("n_envs"), seed)
+        if arguments.pop("normalize"):
+            venv = VecNormalize(venv, gamma=arguments["gamma"])
+        if arguments.pop("schedule") == "linear":
+            falling = arguments.keys() & {"learning_rate", "clip_range"}
+            arguments |= {name: LinearSchedule(arguments[name], 0.0, 1.0) for name in falling}
+        policy_kwargs = {name: arguments.pop(name) for name in ("log_std_init", "ortho_init")}
         if self._algorithm is sb3_contrib.RecurrentPPO:  # the zoo's networks are the same in all three problems
             policy_kwargs |= {"net_arch": {"pi": [64], "vf": [64]}, "enable_critic_lstm": True}
             policy_kwargs |= {
-                "lstm_hidden_size": given.pop("lstm_hidden_size"),
-                "activation_fn": _ACTIVATIONS[given.pop("activation")],
+                "lstm_hidden_size": arguments.pop("lstm_hidden_size"),
+                "activation_fn": _ACTIVATIONS[arguments.pop("activation")],
             }
         with warnings.catch_warnings():  # on MountainCarContinuous-v0 the zoo's minibatch is more than a rollout
             warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
-            return self._algorithm(env=venv, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **given)
+            return self._algorithm(env=venv, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **arguments)
 
 
 class _AfterUpdates(BaseCallback):
@@ -134,7 +134,7 @@ def _actor(model: OnPolicyAlgorithm, deterministic: bool) -> Actor:
     """The policy as it is now, with the observations' statistics as they are now.
 
     gSDE's exploration matrices, one for each copy, are drawn anew as often as in training; SB3's own evaluation keeps
-    one throughout. The noise that the actor is given is not used.
+    one throughout. The noise argument of the actor is not used.
     """
     normalizer, steps, memory = model.get_vec_normalize_env(), itertools.count(), None
     every = model.sde_sample_freq if model.sde_sample_freq > 0 else model.n_steps

@@ -32,7 +32,7 @@ from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from rlzoo.benchmark.peer import Watch
+from rlzoo.benchmark.job import Watch
 from rlzoo.control.evaluation import evaluate_actor
 from rlzoo.core.errors import no_such, require
 from rlzoo.core.evaluation import Evaluation
@@ -53,22 +53,22 @@ class _Peer:
         self._published = published
 
     def settings(self, env: str) -> dict[str, Any]:
-        known = f"Tianshou sets {self._algorithm.__name__} for {', '.join(self._published)}"
-        require(env in self._published, f"{no_such('environment', env, self._published)}; {known}")
+        hint = f"Tianshou sets {self._algorithm.__name__} for {', '.join(self._published)}"
+        require(env in self._published, f"{no_such('environment', env, self._published)}; {hint}")
         return {"library": f"tianshou {version('tianshou')}", "hidden_sizes": [64, 64], **self._published[env]}
 
     def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
         np.random.seed(seed)
         torch.manual_seed(seed)
-        given = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
-        loop, copies = {name: given.pop(name, None) for name in _LOOP}, given.pop("num_training_envs")
+        arguments = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
+        loop, copies = {name: arguments.pop(name, None) for name in _LOOP}, arguments.pop("num_training_envs")
         envs = DummyVectorEnv([functools.partial(gymnasium.make, env)] * copies)
         # An integer would mean seed + i for copy i: runs of neighbouring seeds would have the same copies.
         envs.seed([int(x) for x in np.random.SeedSequence(seed).generate_state(copies)])
         with contextlib.closing(envs), warnings.catch_warnings():
             # It warns of the bounds of actors that have none, and of every step that TRPO shortens.
             warnings.filterwarnings("ignore", category=UserWarning, module="tianshou")
-            policy, algorithm = self._build(envs.observation_space[0], envs.action_space[0], **given)
+            policy, algorithm = self._build(envs.observation_space[0], envs.action_space[0], **arguments)
             evaluate = functools.partial(_evaluate, policy, env)
             collector = Collector(algorithm, envs, VectorReplayBuffer(50_000, copies))  # more than any collection
             loop |= {"epoch_num_steps": settings["total_steps"], "max_epochs": 1, "show_progress": False}
@@ -78,7 +78,7 @@ class _Peer:
 
     def _build(
         self, observations: Box, actions: Space[Any], *, hidden_sizes: list[int], activation: str,
-        shared: bool | None = None, init_gain: float, lr: float, **given: Any,
+        shared: bool | None = None, init_gain: float, lr: float, **arguments: Any,
     ) -> tuple[ProbabilisticActorPolicy, OnPolicyAlgorithm]:  # fmt: skip
         function = {"relu": nn.ReLU, "tanh": nn.Tanh}[activation]
         net = functools.partial(Net, state_shape=observations.shape, hidden_sizes=hidden_sizes, activation=function)
@@ -94,13 +94,13 @@ class _Peer:
         networks = nn.ModuleList([actor])
         if shared is not None:
             critic = ContinuousCritic if isinstance(actions, Box) else DiscreteCritic
-            given["critic"] = critic(preprocess_net=first if shared else net())
-            networks.append(given["critic"])
+            arguments["critic"] = critic(preprocess_net=first if shared else net())
+            networks.append(arguments["critic"])
         for layer in networks.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight, init_gain)
                 nn.init.zeros_(layer.bias)
-        return policy, self._algorithm(policy=policy, optim=AdamOptimizerFactory(lr=lr), **given)
+        return policy, self._algorithm(policy=policy, optim=AdamOptimizerFactory(lr=lr), **arguments)
 
 
 def _evaluate(policy: Any, env: str, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:

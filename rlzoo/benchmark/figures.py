@@ -61,13 +61,13 @@ def styles(algorithms: Iterable[Algorithm]) -> dict[str, dict[str, Any]]:
     first = {label: (0, colour) for label, colour in _COLOURS.items() if label in families.values()}
     free = (x for line in itertools.count() for colour in PALETTE if (x := (line, colour)) not in first.values())
     first |= {label: next(free) for label in dict.fromkeys(families.values()) if label not in first}
-    members, found = Counter[str](), {}
+    members, styles = Counter[str](), {}
     for name, family in families.items():
         line, colour = first[family]
         line += members[family]
-        found[name] = {"color": colour, "linestyle": LINES[line and 1 + (line - 1) % (len(LINES) - 1)]}
+        styles[name] = {"color": colour, "linestyle": LINES[line and 1 + (line - 1) % (len(LINES) - 1)]}
         members[family] += 1
-    return found
+    return styles
 
 
 def grid(panels: Sequence[Callable[[Axes], None]], height: float = 2.3) -> str:
@@ -96,12 +96,11 @@ def curves(
     styles: Styles,
     *,
     title: str,
-    xlabel: str,
-    ylabel: str,
     level: float | None = None,
     formatter: Formatter | None = None,
+    **labels: str,
 ) -> None:
-    """Estimates and 95 % bands over x, by algorithm, and a dashed level.
+    """Estimates and 95 % bands over x, by algorithm, and a dashed level; `labels` of the axes.
 
     A bound of −∞ is drawn at the frame; an estimate of −∞ is a gap.
     """
@@ -112,7 +111,7 @@ def curves(
         band = np.clip(bottom, low, high), np.clip(top, low, high)
         axes.fill_between(x, *band, color=styles[name]["color"], alpha=0.16, linewidth=0)
         axes.plot(x, estimate, linewidth=1.6, **styles[name])
-    axes.set(title=_wrapped(title), xlabel=xlabel, ylabel=ylabel, ylim=(low, high))
+    axes.set(title=_wrapped(title), ylim=(low, high), **labels)
     axes.margins(x=0)
     axes.grid(visible=False, axis="x")
     axes.locator_params(nbins=5)
@@ -145,13 +144,7 @@ def intervals(
 
 
 def against(
-    axes: Axes,
-    series: Mapping[str, Sequence[tuple[Interval, Interval]]],
-    styles: Styles,
-    *,
-    title: str,
-    xlabel: str,
-    ylabel: str,
+    axes: Axes, series: Mapping[str, Sequence[tuple[Interval, Interval]]], styles: Styles, *, title: str, **labels: str
 ) -> None:
     """Points with the 95 % intervals of their x and y, joined by a line for each algorithm."""
     for name, points in series.items():
@@ -160,17 +153,16 @@ def against(
             x, y, xerr=(x - left, right - x), yerr=(y - bottom, top - y),
             marker="o", markersize=3, linewidth=1.2, elinewidth=0.8, **styles[name],
         )  # fmt: skip
-    axes.set(title=_wrapped(title), xlabel=xlabel, ylabel=ylabel)
+    axes.set(title=_wrapped(title), **labels)
     axes.locator_params(nbins=5)
 
 
 def legend(axes: Axes, styles: Styles, level: str = "") -> None:
     """Line styles of the algorithms, and the name of the dashed level."""
-    named: list[tuple[str, dict[str, Any]]] = [*styles.items(), *([(level, _LEVEL)] if level else [])]
+    lines = {**styles, level: _LEVEL} if level else styles
     # Matplotlib leaves out labels that begin with an underscore.
-    axes.legend(
-        handles=[Line2D([], [], label=f"\u200b{printable(name)}", **style) for name, style in named], loc="center"
-    )
+    handles = [Line2D([], [], label=f"\u200b{printable(name)}", **style) for name, style in lines.items()]
+    axes.legend(handles=handles, loc="center")
     axes.axis("off")
 
 

@@ -1,20 +1,80 @@
-"""One job of a suite: a training run with evaluations at fixed intervals, which do not affect the training."""
+"""One job of a suite: a training run, of rlzoo or of a peer, with evaluations that do not affect the training.
+
+A peer is an adapter that trains an algorithm of another library.
+"""
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 import traceback
+import types
 from dataclasses import dataclass, field
-from typing import Any
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from rlzoo.benchmark.peer import Evaluate, Watch, load_peer
-from rlzoo.benchmark.suite import Job, Labelled
+from rlzoo.core.errors import ConfigError, described, no_such, require
+from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.files import check_regular
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
+
+
+class Evaluate(Protocol):
+    """Evaluates the current policy on complete episodes, as `rlzoo.control.evaluation.evaluate_actor` does."""
+
+    def __call__(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation: ...
+
+
+class Watch(Protocol):
+    """Callback after `step` training steps, which evaluates if an evaluation is due. Its time is not counted."""
+
+    def __call__(self, step: int, evaluate: Evaluate) -> None: ...
+
+
+class Peer(Protocol):
+    """Another library's algorithm."""
+
+    def settings(self, env: str) -> dict[str, Any]:
+        """JSON-serialisable settings for an environment.
+
+        Raises:
+            ConfigError: there are none for this environment.
+        """
+
+    def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
+        """Trains for `settings["total_steps"]` steps, and calls `watch` before the first and after every update."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What tells a job from the others of a suite."""
+
+    label: str
+    env: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.label, self.env, self.seed
+
+
+@dataclass(frozen=True)
+class Job(Labelled):
+    """One run of a suite."""
+
+    settings: dict[str, Any]
+    """All settings that determine the outcome."""
+    eval_interval: int
+    eval_episodes: int
+    final_episodes: int
+    peer: str | None = None
+    """Absolute `file.py:name` of a peer."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +117,33 @@ def run_job(job: Job) -> Outcome | Failure:
             load_peer(job.peer).train(job.env, job.seed, job.settings, recorder)
         return recorder.outcome()
     except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        return Failure(job.label, job.env, job.seed, what, traceback.format_exc())
+        return Failure(*job.key, described(error), traceback.format_exc())
+
+
+def load_peer(spec: str) -> Peer:
+    """Loads the peer `name` of `file.py:name`.
+
+    Raises:
+        ConfigError: the file or name does not exist, or a module that the file imports is not installed.
+    """
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"peer {spec!r}: a peer is file.py:name, and there is no file {file or spec!r}")
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ConfigError(f"peer {spec!r}: {path} cannot be read: {error.strerror}") from error
+    loader = SourceFileLoader(f"_peer_{path.stem}", str(path))
+    module = types.ModuleType(loader.name)
+    sys.modules[loader.name] = module  # needed by dataclasses
+    try:
+        loader.exec_module(module)
+    except ImportError as error:
+        raise ConfigError(f"peer {path.name}: {error}; peers need pip install -e '.[peers,more-peers]'") from error
+    require(hasattr(module, name), f"peer {path.name}: {no_such('peer', name, vars(module))}")
+    peer: Peer = getattr(module, name)
+    return peer
 
 
 def _train(job: Job, watch: Watch) -> None:
@@ -81,9 +166,9 @@ class _Recorder:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.total = int(job.settings["total_steps"])
         self.steps: list[int] = []
         self.returns: dict[bool, list[float]] = {False: [], True: []}
+        """Of stochastic and deterministic evaluations."""
         self.final: dict[bool, float] = {}
         self.further: dict[str, float] = {}
         self.seconds: list[float] = []
@@ -94,7 +179,7 @@ class _Recorder:
         job, now = self.job, time.perf_counter()
         if self.steps:
             self._elapsed += now - self._since
-        intervals, end = step // job.eval_interval, step >= self.total
+        intervals, end = step // job.eval_interval, step >= job.settings["total_steps"]
         if not self.steps or intervals > self.steps[-1] // job.eval_interval or end:
             self.steps.append(step)
             self.seconds.append(round(self._elapsed, 3))
@@ -109,14 +194,17 @@ class _Recorder:
         seed = int(stream.generate_state(1)[0])
         evaluation = evaluate(episodes, seed=seed, deterministic=deterministic)
         if number == -1 and not deterministic:
-            numbers = {name: x for name, x in evaluation.further.items() if type(x) in (int, float)}
-            self.further = {name: round(float(x), 6) for name, x in numbers.items() if math.isfinite(x)}
+            self.further = finite_numbers(evaluation.further)
         return round(evaluation.mean_return, 6)
 
     def outcome(self) -> Outcome:
         if not self.final:
-            raise RuntimeError(f"training ended before step {self.total}")
-        return Outcome(
-            *self.job.key, self.job.settings, self.steps, self.returns[False], self.returns[True], self.final[False],
-            self.final[True], self.further, self.seconds,
-        )  # fmt: skip
+            raise RuntimeError(f"training ended before step {self.job.settings['total_steps']}")
+        returns = self.returns[False], self.returns[True], self.final[False], self.final[True]
+        return Outcome(*self.job.key, self.job.settings, self.steps, *returns, self.further, self.seconds)
+
+
+def finite_numbers(values: dict[str, Any]) -> dict[str, float]:
+    """The values that are finite numbers, with six digits after the point."""
+    numbers = {name: x for name, x in values.items() if type(x) in (int, float) and math.isfinite(x)}
+    return {name: round(float(x), 6) for name, x in numbers.items()}

@@ -32,20 +32,18 @@ class Probe(gymnasium.Env[np.ndarray[Any, Any], Any]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        reward = self._share(np.asarray(action)) / STEPS
+        space, up = self.action_space, self._sign == 1
+        if isinstance(space, spaces.Box):
+            correct = 1 - np.abs(action - self._sign / 2)
+        else:
+            last = space.n - 1 if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2) - 1
+            correct = np.asarray(action) == (last if up else 0)
         self._step += 1
-        return self._observe(), reward, self._step == STEPS, False, {}
+        return self._observe(), float(np.mean(correct)) / STEPS, self._step == STEPS, False, {}
 
     def _observe(self) -> np.ndarray[Any, Any]:
         self._sign = int(self.np_random.choice([-1, 1]))
         return np.array([self._sign], np.float32)
-
-    def _share(self, action: np.ndarray[Any, Any]) -> float:
-        space = self.action_space
-        if isinstance(space, spaces.Box):
-            return float(np.mean(1 - np.abs(action - self._sign / 2)))
-        last = space.n - 1 if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2) - 1
-        return float(np.mean(action == (last if self._sign == 1 else 0)))
 
 
 SPACES: dict[str, spaces.Space[Any]] = {

@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from rlzoo.benchmark import figures, tables
-from rlzoo.benchmark.formatting import estimate, number, one_line
-from rlzoo.benchmark.results import Results
-from rlzoo.benchmark.statistics import iqm_interval, performance_profile
+from rlzoo.benchmark.results import Key, Results
+from rlzoo.benchmark.statistics import iqm_interval, is_better, performance_profile
 from rlzoo.benchmark.study import Algorithm, Study
+from rlzoo.benchmark.tables import estimate, number, one_line
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.publish.markup import template
 
@@ -55,7 +55,7 @@ def draw(study: Study) -> dict[str, str]:
     if study.against:
         return {"against": _against(study, study.against)}
     styles = figures.styles(study.algorithms.values())
-    found = {}
+    images = {}
     curves: list[Callable[[Axes], None]] = []
     for env, environment in study.environments.items():
         series = {name: (x.grid, iqm_interval([x.curves(x.grid)])) for name, x in study.within(env).items()}
@@ -66,9 +66,9 @@ def draw(study: Study) -> dict[str, str]:
             ))  # fmt: skip
     if curves:
         level = "threshold" if any(x.threshold is not None for x in study.environments.values()) else ""
-        found["overview"] = figures.grid([*curves, partial(figures.legend, styles=styles, level=level)])
+        images["overview"] = figures.grid([*curves, partial(figures.legend, styles=styles, level=level)])
     if study.overall[1]:
-        found["overall"] = _overall(study, styles)
+        images["overall"] = _overall(study, styles)
     panels: list[Callable[[Axes], None]] = []
     for ours, theirs in study.pairs:
         shared = study.shared(ours, theirs)
@@ -79,20 +79,20 @@ def draw(study: Study) -> dict[str, str]:
             level=0.5, limits=(0, 1),
         ))  # fmt: skip
     if panels:
-        found["pairs"] = figures.grid(panels)
-    return found
+        images["pairs"] = figures.grid(panels)
+    return images
 
 
 def _against(study: Study, metric: str) -> str:
     """Final scores and a metric of the final evaluation, a panel for each environment."""
     lines = {env: study.lines(env) for env in study.environments}
-    names = dict.fromkeys(name for found in lines.values() for name in found)
+    names = dict.fromkeys(name for groups in lines.values() for name in groups)
     styles = figures.styles(Algorithm(name, name, "") for name in names)
     panels: list[Callable[[Axes], None]] = []
-    for env, found in lines.items():
+    for env, line in lines.items():
         series = {
             name: [(iqm_interval([x.metric(metric)]), iqm_interval([x.final])) for x in groups]
-            for name, groups in found.items()
+            for name, groups in line.items()
         }
         panels.append(partial(
             figures.against, series=series, styles=styles, title=env.rpartition(":")[2], xlabel=metric, ylabel="score",
@@ -122,7 +122,7 @@ def _overall(study: Study, styles: figures.Styles) -> str:
 
 def to_markdown(study: Study) -> str:
     """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
-    return template("rlzoo.benchmark", "report.md.jinja").render(
+    return template("rlzoo.benchmark", "templates/report.md.jinja").render(
         study=study,
         tables=tables,
         descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),
@@ -142,42 +142,44 @@ def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
             svg = images[Path(str(child.attrs["src"])).stem].encode()
             child.attrSet("src", f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
     body = parser.renderer.render(tokens, parser.options, {})
-    return template("rlzoo.benchmark", "report.html.jinja").render(title=title, body=Markup(body))
+    return template("rlzoo.benchmark", "templates/report.html.jinja").render(title=title, body=Markup(body))
 
 
 def _problems(study: Study) -> dict[str, list[str]]:
     """Runs that failed, are missing or diverged, each in a line."""
-    found: dict[str, list[str]] = {"failed": [], "missing": [], "unfinished": [], "diverged": []}
+    lines: dict[str, list[str]] = {"failed": [], "missing": [], "unfinished": [], "diverged": []}
+
+    def add(kind: str, key: Key, state: str) -> None:
+        label, env, seed = key
+        lines[kind].append(f"{label} on {env}, seed {seed}{where} {state}")
+
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
-        for x in folder.failures:
-            found["failed"].append(f"{x.label} on {x.env}, seed {x.seed}{where} failed: {one_line(x.error)}")
-        for label, env, seed in folder.missing:
-            found["missing"].append(f"{label} on {env}, seed {seed}{where} is missing")
-        for (label, env, seed), step in folder.unfinished.items():
-            total = folder.environments[env].total_steps
-            found["unfinished"].append(f"{label} on {env}, seed {seed}{where} is at step {step:,} of {total:,}")
+        for failure in folder.failures:
+            add("failed", failure.key, f"failed: {one_line(failure.error)}")
+        for key in folder.missing:
+            add("missing", key, "is missing")
+        for key, step in folder.unfinished.items():
+            add("unfinished", key, f"is at step {step:,} of {folder.environments[key[1]].total_steps:,}")
         for run in folder.outcomes:
             if not np.isfinite(np.array([run.final_stochastic, *run.stochastic], float)).all():
-                found["diverged"].append(f"{run.label} on {run.env}, seed {run.seed}{where} diverged")
-    return {kind: lines for kind, lines in found.items() if lines}
+                add("diverged", run.key, "diverged")
+    return {kind: x for kind, x in lines.items() if x}
 
 
 def _differences(study: Study) -> list[str]:
     """Machines, budgets and evaluations that differ between the folders."""
     values: dict[str, dict[str, str]] = {}
     for name, folder in study.folders.items():
-        budgets: dict[str, Any] = {
-            env: dataclasses.asdict(environment) for env, environment in folder.environments.items()
-        }
-        budgets |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
-        machine = {"processor": (folder.record.get("machine") or {}).get("processor")}
-        for field, value in tables.flat(machine | budgets):
+        facts: dict[str, Any] = {"processor": (folder.record.get("machine") or {}).get("processor")}
+        facts |= {env: dataclasses.asdict(x) for env, x in folder.environments.items()}
+        facts |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
+        for field, value in tables.flat(facts):
             values.setdefault(field, {})[name] = number(value) if isinstance(value, int | float) else one_line(value)
-    differing = {field: found for field, found in values.items() if len(set(found.values())) > 1}
     return [
-        f"{field} ({', '.join(f'{value} in {name}' for name, value in found.items())})"
-        for field, found in differing.items()
+        f"{field} ({', '.join(f'{value} in {name}' for name, value in x.items())})"
+        for field, x in values.items()
+        if len(set(x.values())) > 1
     ]
 
 
@@ -188,5 +190,6 @@ def _finding(study: Study) -> dict[str, Any]:
         return {}
     scores = {name: iqm_interval(study.normalised_final(name)) for name in names}
     best = max(scores, key=lambda name: scores[name].estimate)
-    alike = [name for name in scores if name != best and not study.beats(best, name, environments)]
+    finals = {name: study.finals(name, environments) for name in names}
+    alike = [name for name in names if name != best and not is_better(finals[best], finals[name])]
     return {"best": best, "score": estimate(scores[best], 2), "alike": alike}

@@ -14,13 +14,13 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
-from rlzoo.core.errors import RunError
+from rlzoo.core.errors import RunError, require
 from rlzoo.core.files import naming, read_bytes
 from rlzoo.runs.configuration.record import git_commit, other_format, versions
 from rlzoo.runs.files import read_jsonl, write_atomically
@@ -61,7 +61,7 @@ class Results:
     @property
     def keys(self) -> list[Key]:
         """All jobs: finished, failed and missing ones."""
-        return [*(x.key for x in self.outcomes), *(x.key for x in self.failures), *self.missing]
+        return [*(x.key for x in (*self.outcomes, *self.failures)), *self.missing]
 
     @property
     def complete_grid(self) -> bool:
@@ -102,17 +102,16 @@ class Results:
 
 def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -> dict[Key, Outcome]:
     """The finished jobs of a folder, without those whose line is damaged or that have no timing."""
-    seconds = {_key(line): line["seconds"] for _, line in read_jsonl(path / _TIMINGS) if line is not None}
+    timings = [line for _, line in read_jsonl(path / _TIMINGS) if line is not None]
+    seconds = {(line["label"], line["env"], line["seed"]): line["seconds"] for line in timings}
     outcomes: dict[Key, Outcome] = {}
     for number, (_, line) in enumerate(read_jsonl(path / _RESULTS), 1):
         try:
-            if line is None:
-                raise ValueError("it is not complete")
-            outcome = Outcome(**line, seconds=seconds[_key(line)])
+            require(line is not None, "it is not complete")
+            outcome = Outcome(**dict(line or {}))
+            outcomes[outcome.key] = replace(outcome, seconds=seconds[outcome.key])
         except (ValueError, TypeError, KeyError) as error:
             warn(f"{path / _RESULTS}, line {number}: skipped, {error}; its job will run again")
-            continue
-        outcomes[outcome.key] = outcome
     return outcomes
 
 
@@ -121,9 +120,9 @@ def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key,
     outcomes = read_outcomes(path, warn)
     if not outcomes:
         return {}
-    before, now = _read_record(path)["suite"], _suite_record(suite)
-    same_episodes = all(before[name] == now[name] for name in ("eval_episodes", "final_episodes"))
+    before = _read_record(path)["suite"]
     intervals = {env: environment["eval_interval"] for env, environment in before["environments"].items()}
+    same_episodes = (before["eval_episodes"], before["final_episodes"]) == (suite.eval_episodes, suite.final_episodes)
     kept = {
         job.key: outcomes[job.key]
         for job in suite.jobs
@@ -140,8 +139,7 @@ def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key,
 class Writer:
     """Adds finished jobs to a result folder.
 
-    The timing of a job is written before its result. So a job that has a result is complete, even if the process is
-    killed.
+    The timing of a job is written before its result, so that a job with a result is complete even after a kill.
     """
 
     def __init__(self, path: Path, suite: Suite, command: str, outcomes: Mapping[Key, Outcome]) -> None:
@@ -172,8 +170,9 @@ class Writer:
             self._append(_FAILURES, dataclasses.asdict(outcome))
             return
         self.outcomes[outcome.key] = outcome
-        self._append(_TIMINGS, _timing(outcome))
-        self._append(_RESULTS, _result(outcome))
+        timing, result = _split(outcome)
+        self._append(_TIMINGS, timing)
+        self._append(_RESULTS, result)
 
     def end(self, seconds: float) -> None:
         """Sorts the lines in the order of the suite, after a session of `seconds`."""
@@ -182,9 +181,10 @@ class Writer:
 
     def _rewrite(self) -> None:
         ordered = sorted(self.outcomes.values(), key=lambda outcome: self._order[outcome.key])
+        lines = list(map(_split, ordered))
         write_atomically(self.path / _SUITE, (json.dumps(self._record, indent=2) + "\n").encode())
-        write_atomically(self.path / _TIMINGS, _lines(map(_timing, ordered)))
-        write_atomically(self.path / _RESULTS, _lines(map(_result, ordered)))
+        write_atomically(self.path / _TIMINGS, _lines(timing for timing, _ in lines))
+        write_atomically(self.path / _RESULTS, _lines(result for _, result in lines))
         write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
@@ -228,17 +228,13 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _suite_record(suite: Suite) -> dict[str, Any]:
-    return {
-        "name": suite.name,
-        "title": suite.title,
-        "description": suite.description,
+    """Fields of `Results`, and the name."""
+    copied = ("name", "title", "description", "eval_episodes", "final_episodes", "against")
+    return {name: getattr(suite, name) for name in copied} | {
         "labels": list(suite.algorithms),
         "counterparts": {label: x.counterpart for label, x in suite.algorithms.items() if x.counterpart is not None},
         "environments": {env: dataclasses.asdict(x) for env, x in suite.environments.items()},
         "seeds": list(suite.seeds),
-        "eval_episodes": suite.eval_episodes,
-        "final_episodes": suite.final_episodes,
-        "against": suite.against,
     }
 
 
@@ -255,18 +251,11 @@ def _machine() -> dict[str, Any]:
     return machine
 
 
-def _key(line: Mapping[str, Any]) -> Key:
-    return line["label"], line["env"], line["seed"]
-
-
-def _timing(outcome: Outcome) -> dict[str, Any]:
-    return {"label": outcome.label, "env": outcome.env, "seed": outcome.seed, "seconds": outcome.seconds}
-
-
-def _result(outcome: Outcome) -> dict[str, Any]:
-    record = dataclasses.asdict(outcome)
-    del record["seconds"]
-    return record
+def _split(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The lines of a job in `timings.jsonl` and `results.jsonl`."""
+    result = dataclasses.asdict(outcome)
+    seconds = result.pop("seconds")
+    return {"label": outcome.label, "env": outcome.env, "seed": outcome.seed, "seconds": seconds}, result
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> bytes:

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,16 +15,20 @@ import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from rlzoo.benchmark import worker
-from rlzoo.benchmark.job import Failure, Outcome, run_job
-from rlzoo.benchmark.progress import Progress
+from rlzoo.benchmark.job import Failure, Job, Outcome, run_job
 from rlzoo.benchmark.results import Results, Writer, check_folder, finished
-from rlzoo.benchmark.suite import Job, Suite
+from rlzoo.benchmark.suite import Suite
 from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.progress import SILENT, Progress
 from rlzoo.runs.files import lock
+from rlzoo.runs.logs.display import duration
 from rlzoo.runs.signals import interruptible
 
+K = TypeVar("K")
 T = TypeVar("T")
 R = TypeVar("R")
+
+KILLED = "its process was killed; memory may have run out"
 
 
 def run_suite(
@@ -34,7 +38,7 @@ def run_suite(
     jobs: int | None = None,
     backend: str = "loky",
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Results:
     """Runs the jobs of a suite that a result folder does not have yet.
 
@@ -43,7 +47,7 @@ def run_suite(
         backend: `loky` for joblib's processes on this machine; `ray` for the Ray cluster that RAY_ADDRESS names, which
             ignores `jobs`, or for a local one.
         overwrite: delete the results that the folder has.
-        progress: progress callback; none by default.
+        progress: gets a line for each job, and the share of the jobs that have ended.
 
     Raises:
         ConfigError: there is no such backend.
@@ -53,58 +57,94 @@ def run_suite(
     require(backend in BACKENDS, f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     workers = jobs if jobs is not None else os.cpu_count() or 1
     require(workers >= 1, f"jobs must be at least 1, got {workers}")
-    out, progress = Path(out), progress or Progress()
+    out = Path(out)
     check_folder(out, overwrite)
     with lock(out):
         kept = {} if overwrite else finished(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
         writer.begin(overwrite)
-        todo = [job for job in suite.jobs if job.key not in kept]
-        start = time.monotonic()
-        progress.start(suite.jobs, len(kept))
+        remaining = [job for job in suite.jobs if job.key not in kept]
+        total, start = len(suite.jobs), time.monotonic()
+        if kept:
+            progress.say(f"{len(kept)} of {total} jobs are done already")
 
         def stopped() -> str:
-            return f"stopped with {len(writer.outcomes)} of {len(suite.jobs)} jobs done; the same command resumes"
+            return f"stopped with {len(writer.outcomes)} of {total} jobs done; the same command resumes"
 
         try:
-            with interruptible(stopped), contextlib.closing(BACKENDS[backend](todo, workers)) as outcomes:
-                for outcome in outcomes:
+            with interruptible(stopped), contextlib.closing(BACKENDS[backend](remaining, workers)) as outcomes:
+                for number, outcome in enumerate(outcomes, 1):
                     writer.add(outcome)
-                    progress.update(outcome)
+                    left = (time.monotonic() - start) / number * (len(remaining) - number)
+                    count = len(kept) + number
+                    progress.say(f"{count:{len(str(total))}}/{total}  {_line(outcome, suite)}  {duration(left)} left")
+                    progress.advance(count / total, f"{count}/{total} jobs  {len(writer.failures)} failed")
         finally:
-            progress.close()
             writer.end(time.monotonic() - start)
     return Results.read(out)
 
 
+def _line(outcome: Outcome | Failure, suite: Suite) -> str:
+    """A job and its result, aligned with those of the other jobs of its suite."""
+    width = max(len(f"{job.label} {job.env}") for job in suite.jobs)
+    if isinstance(outcome, Failure):
+        result = f"failed: {outcome.error}"
+    else:
+        result = f"return {outcome.final_stochastic:9,.2f}  in {outcome.seconds[-1]:5.1f} s"
+    return f"{f'{outcome.label} {outcome.env}':{width}}  seed {outcome.seed:<3}  {result}"
+
+
 def _on_loky(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
-    """Outcomes of the jobs in the order in which they finish, from joblib's processes.
+    """Outcomes of the jobs in the order in which they finish, from joblib's processes."""
+    with contextlib.closing(each(run_job, {job.key: job for job in jobs}, workers)) as outcomes:
+        for key, outcome in outcomes:
+            yield outcome or Failure(*key, KILLED)
 
-    If a process is killed, its pool ends. Then the jobs that may have been running, the first unfinished ones, run one
-    at a time, so that the failure is that of a single job.
+
+def each(
+    work: Callable[[T], R],
+    items: Mapping[K, T],
+    workers: int,
+    threads: int = 1,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Generator[tuple[K, R | None]]:
+    """Keys of the items and the results of `work` in the order in which they are ready; None if its process was killed.
+
+    If a process is killed, its pool ends. Then the items that may have been running, the first unfinished ones, run one
+    at a time, so that only one of them has no result.
+
+    Args:
+        threads: threads of each process.
+        stopped: whether no further item is to begin.
     """
-    left = {job.key: job for job in jobs}
-    while left:
+    waiting = dict(items)
+    while waiting and not stopped():
         try:
-            for outcome in parallel(run_job, list(left.values()), workers):
-                del left[outcome.key]
-                yield outcome
+            unstopped = ((work, *item) for item in list(waiting.items()) if not stopped())
+            for key, result in parallel(_keyed, unstopped, workers, threads):
+                del waiting[key]
+                yield key, result
         except TerminatedWorkerError:
-            for job in list(left.values())[:workers]:
+            for key, item in list(waiting.items())[:workers]:
+                del waiting[key]
                 try:
-                    (outcome,) = parallel(run_job, [job], workers)
+                    yield from parallel(_keyed, [(work, key, item)], workers, threads)
                 except TerminatedWorkerError:
-                    outcome = Failure(*job.key, "its process was killed; memory may have run out")
-                del left[job.key]
-                yield outcome
+                    yield key, None
 
 
-def parallel(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
+def _keyed(item: tuple[Callable[[Any], Any], Any, Any]) -> tuple[Any, Any]:
+    work, key, argument = item
+    return key, work(argument)
+
+
+def parallel(work: Callable[[T], R], items: Iterable[T], workers: int, threads: int = 1) -> Iterator[R]:
     """Results of `work` in the order in which they are ready, from processes with one thread each.
 
     An item is drawn when a process is free for it.
     """
-    with joblib.parallel_config("loky", inner_max_num_threads=1, initializer=worker.begin, initargs=(os.getpid(),)):
+    start = {"initializer": worker.begin, "initargs": (os.getpid(), os.getcwd())}
+    with joblib.parallel_config("loky", inner_max_num_threads=threads, **start):
         # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
         outcomes = pool(joblib.delayed(work)(item) for item in items)
@@ -129,10 +169,10 @@ def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
         remote = ray.remote(num_cpus=1, max_retries=0)(run_job)
         running = {remote.remote(job): job for job in jobs}
         while running:
-            (done,), _ = ray.wait(list(running))
-            job = running.pop(done)
+            (ready,), _ = ray.wait(list(running))
+            job = running.pop(ready)
             try:
-                outcome = ray.get(done)
+                outcome = ray.get(ready)
             except ray.exceptions.RayError as error:
                 outcome = Failure(*job.key, " ".join(str(error).split())[:200])
             yield outcome

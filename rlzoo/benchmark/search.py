@@ -6,20 +6,20 @@ preset.toml   the best settings, for `rlzoo train --preset`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from rlzoo.algorithms import ALGORITHMS
-from rlzoo.benchmark.runner import parallel
-from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, feasible, space_for
+from rlzoo.benchmark.runner import KILLED, each
+from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, space_for
 from rlzoo.benchmark.statistics import Interval, iqm_interval
 from rlzoo.core.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
 from rlzoo.runs.configuration.config import ALIASES, assemble, make_config
@@ -36,19 +36,8 @@ _STARTUP = 6
 """Trials before the first one that the sampler chooses."""
 
 
-class Trial(NamedTuple):
-    """A trial for a worker process."""
-
-    study: Path
-    number: int
-    algorithm: str
-    env: str
-    settings: dict[str, Any]
-    seeds: tuple[int, ...]
-
-
 @dataclass(frozen=True)
-class Found:
+class Result:
     """The outcome of a search."""
 
     preset: Path
@@ -57,11 +46,84 @@ class Found:
     start: int
     """Number of the trial of the settings where the search started."""
     trials: int
-    """Trials that were completed or pruned."""
+    """Trials that were completed or pruned. Trials of settings that cannot work have numbers too."""
     score: float
     start_score: float
     validation: dict[int, Interval]
     """Interquartile means of the scores on the validation seeds, of the best trial and of the start."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What came out, in words."""
+        start = f"trial {self.start}, where it started: {self.start_score:.5g}"
+        means = {n: f"{x.estimate:.5g} [{x.low:.5g}, {x.high:.5g}]" for n, x in self.validation.items()}
+        best = f"best of {self.trials} trials: trial {self.best} with {self.score:.5g}; {start}"
+        return [best, *(f"on other seeds, trial {n}: {mean}" for n, mean in means.items())]
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is searched, for worker processes."""
+
+    file: Path
+    """The journal of the study."""
+    algorithm: str
+    env: str
+    base: dict[str, Any]
+    """Settings where the search starts."""
+    space: dict[str, Space]
+    seeds: tuple[int, ...]
+
+    def study(self, sampler_seed: int = 0) -> Any:
+        """The study in the file, which is created if there is none."""
+        optuna = _optuna()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.create_study(
+                study_name=f"{self.algorithm}/{self.env}",
+                storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self.file))),
+                sampler=optuna.samplers.TPESampler(
+                    multivariate=True, group=True, n_startup_trials=_STARTUP, seed=sampler_seed
+                ),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=EVALUATIONS // 2),
+                direction="maximize",
+                load_if_exists=True,
+            )
+
+    def objective(self, trial: Any) -> float:
+        """The score of a trial. One whose loss becomes NaN is pruned.
+
+        Raises:
+            ConfigError: the settings cannot work.
+            TrainingError: an unexpected error.
+        """
+        settings = self.settings(trial)
+        returns: list[list[float]] = []
+        try:
+            for seed in self.seeds:
+                returns.append([])
+                for mean_return in curve(self.algorithm, self.env, settings, seed):
+                    returns[-1].append(mean_return)
+                    trial.report(float(np.mean(np.concatenate(returns))), sum(map(len, returns)))
+                    if trial.should_prune():
+                        raise _pruned(trial, f"pruned in run {len(returns)} of {len(self.seeds)}")
+        except NonFiniteError as error:
+            raise _pruned(trial, str(error)) from error
+        except _optuna().TrialPruned:
+            raise
+        except Exception as error:
+            raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
+        return float(np.mean([score_of(x) for x in returns]))
+
+    def settings(self, trial: Any) -> dict[str, Any]:
+        """All settings of a trial, which are noted in the study."""
+        parameters = {name: _suggest(trial, name, space) for name, space in self.space.items()}
+        settings = self.base | trial.user_attrs.get("settings", {}) | as_settings(self.algorithm, parameters)
+        make_config(self.algorithm, self.env, **settings)
+        if "start" not in trial.user_attrs:
+            check_buffer(settings, self.space)
+        trial.set_user_attr("settings", settings)
+        return settings
 
 
 def search(
@@ -77,7 +139,7 @@ def search(
     jobs: int = 1,
     command: str = "",
     say: Callable[[str], None] = lambda line: None,
-) -> Found:
+) -> Result:
     """Searches settings of a pair until its study has a number of trials, and writes the best ones as a preset.
 
     The first trial is the present preset. Each trial trains all seeds, one after the other. The score of a run is 0.7
@@ -101,93 +163,65 @@ def search(
     algorithm = ALIASES.get(algorithm, algorithm)
     require(trials >= 1, f"trials must be at least 1, got {trials}")
     require(bool(seeds) and not {*seeds} & {*validation_seeds}, "seeds and validation seeds must differ")
-    optuna, fixed, out = _optuna(), dict(fixed or {}), Path(out)
+    fixed, out = dict(fixed or {}), Path(out)
+    _optuna()
     base = starting_from(algorithm, env, fixed, True)[0]
     values = {name: x.value for name, x in assemble(algorithm, env, base).table.items()}
     make_config(algorithm, env, **{**base, **(variant or {})})
     space = space_for(algorithm, values, fixed)
     require(bool(space), f"there is nothing to search for {algorithm} on {env}")
     file = (out / _STUDY).absolute()  # worker processes may have another working directory
+    problem = _Problem(file, algorithm, env, base, space, tuple(seeds))
     with lock(out):
-        study = _open(file, f"{algorithm}/{env}")
-        _check_same(study, out, {"base": json.loads(json.dumps(base)), "seeds": list(seeds)})
+        study = problem.study()
+        _check_same(study, out, base=json.loads(json.dumps(base)), seeds=list(seeds))
         _enqueue(study, space, values, variant)
-
-        def ask() -> Iterator[Trial]:
-            while _count(study) + len(_in(study, "RUNNING")) < trials:
-                study.sampler = _sampler(len(study.trials))
-                trial = study.ask()
-                settings = base | trial.user_attrs.get("settings", {})
-                settings |= as_settings(algorithm, {name: _suggest(trial, name, x) for name, x in space.items()})
-                try:
-                    make_config(algorithm, env, **settings)
-                    possible = feasible(settings) or "start" in trial.user_attrs
-                except ConfigError:
-                    possible = False
-                if not possible:
-                    study.tell(trial, state=optuna.trial.TrialState.FAIL)
-                    continue
-                trial.set_user_attr("settings", settings)
-                yield Trial(file, trial.number, algorithm, env, settings, tuple(seeds))
 
         def stopped() -> str:
             return f"stopped with {_count(study)} of {trials} trials done; the same command continues"
 
-        try:
-            with interruptible(stopped):
-                for line in parallel(run_trial, ask(), jobs):
-                    say(f"{line}  ({_count(study)} of {trials})")
-                best, start = _best(study), _start(study)
-                validation = _validate(study, best, start, algorithm, env, validation_seeds, jobs, say)
-        except TerminatedWorkerError as error:
-            raise TrainingError("the process of a trial was killed; memory may have run out") from error
-        found = Found(out / _PRESET, best.number, start.number, _count(study), best.value, start.value, validation)
-        settings = {name: _rounded(x) for name, x in best.user_attrs["settings"].items()}
-        write_atomically(found.preset, _preset(algorithm, env, settings, found, seeds, validation_seeds, command))
-    return found
+        runs = {n: (problem, n) for n in range(_count(study), trials)}
+        with interruptible(stopped), contextlib.closing(each(_run_trial, runs, jobs)) as lines:
+            for _, line in lines:
+                if line is None:
+                    raise TrainingError(f"a trial ended: {KILLED}")
+                say(f"{line}  ({_count(study)} of {trials})")
+            best, start = _best_and_start(study)
+            validation = _validate(study, best, start, problem, validation_seeds, jobs, say)
+        preset = out / _PRESET
+        result = Result(preset, best.number, start.number, _count(study), best.value, start.value, validation)
+        seeds_used = f"seeds {[*seeds]}, validation seeds {[*validation_seeds]}"
+        comments = [command, f"study {out / _STUDY}, {seeds_used}", *result.lines]
+        write_atomically(preset, _preset(problem, best.user_attrs["settings"], comments))
+    return result
 
 
-def run_trial(trial: Trial) -> str:
-    """Runs a trial in a worker process, and tells the study its score. Returns a line that says what came out.
+def _run_trial(work: tuple[_Problem, int]) -> str:
+    """Runs the next trial of a study in a worker process, and returns a line with its outcome.
 
-    Raises:
-        TrainingError: an unexpected error.
+    Settings that cannot work are a failed trial, and the sampler chooses others.
     """
+    problem, number = work
     torch.set_num_threads(1)
-    optuna = _optuna()
-    study = _open(trial.study, f"{trial.algorithm}/{trial.env}")
-    mine = optuna.trial.Trial(study, study.trials[trial.number]._trial_id)
-    returns: list[list[float]] = []
-    try:
-        for seed in trial.seeds:
-            returns.append([])
-            for mean_return in curve(trial.algorithm, trial.env, trial.settings, seed):
-                returns[-1].append(mean_return)
-                mine.report(float(np.mean(np.concatenate(returns))), sum(map(len, returns)))
-                if mine.should_prune():
-                    study.tell(mine, state=optuna.trial.TrialState.PRUNED)
-                    return f"trial {trial.number}: pruned in run {len(returns)} of {len(trial.seeds)}"
-        score = float(np.mean([score_of(x) for x in returns]))
-        study.tell(mine, score)
-        return f"trial {trial.number}: {score:.4g}"
-    except NonFiniteError as error:
-        study.tell(mine, state=optuna.trial.TrialState.PRUNED)
-        return f"trial {trial.number}: {error}"
-    except Exception as error:
-        study.tell(mine, state=optuna.trial.TrialState.FAIL)
-        raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
+    study = problem.study(number)
+    trials: list[Any] = []
+    while not trials or trials[-1].state.name == "FAIL":
+        callbacks = [lambda _, trial: trials.append(trial)]
+        study.optimize(problem.objective, n_trials=1, catch=ConfigError, callbacks=callbacks)
+    trial = trials[-1]
+    return f"trial {trial.number}: {trial.user_attrs.get('pruned') or f'{trial.value:.4g}'}"
 
 
 def curve(algorithm: str, env: str, settings: Mapping[str, Any], seed: int) -> Iterator[float]:
     """Mean returns of the stochastic evaluations of a run, as it trains."""
     trainer = Trainer(make_config(algorithm, env, **{**settings, "seed": seed}))
     try:
-        interval, made = trainer.config.total_steps / EVALUATIONS, 0
+        interval, number = trainer.config.total_steps / EVALUATIONS, 0
         while not trainer.done:
             trainer.iterate()
-            while trainer.step >= interval * (made + 1) and made < EVALUATIONS:
-                yield trainer.task.evaluate(_EPISODES, seed=made).mean_return
-                made += 1
+            while trainer.step >= interval * (number + 1) and number < EVALUATIONS:
+                yield trainer.task.evaluate(_EPISODES, seed=number).mean_return
+                number += 1
     finally:
         trainer.task.close()
 
@@ -202,29 +236,13 @@ def _optuna() -> Any:
         import optuna
     except ImportError as error:
         raise ConfigError("rlzoo search needs Optuna: pip install 'rlzoo[search]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
 
-def _open(file: Path, name: str) -> Any:
-    optuna = _optuna()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.create_study(
-            study_name=name,
-            storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file))),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=EVALUATIONS // 2),
-            direction="maximize",
-            load_if_exists=True,
-        )
-
-
-def _sampler(seed: int) -> Any:
-    """A sampler whose choice depends on earlier trials and on the number of the trial alone."""
-    optuna = _optuna()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(multivariate=True, group=True, n_startup_trials=_STARTUP, seed=seed)
+def _pruned(trial: Any, reason: str) -> Exception:
+    trial.set_user_attr("pruned", reason)
+    return _optuna().TrialPruned(reason)
 
 
 def _suggest(trial: Any, name: str, space: Space) -> Any:
@@ -233,9 +251,9 @@ def _suggest(trial: Any, name: str, space: Space) -> Any:
     return trial.suggest_float(name, space.low, space.high, log=space.log)
 
 
-def _check_same(study: Any, out: Path, wanted: Mapping[str, Any]) -> None:
+def _check_same(study: Any, out: Path, **search: Any) -> None:
     """Notes what a new study searches; raises `RunError` if an older one searches something else."""
-    for name, value in wanted.items():
+    for name, value in search.items():
         before = study.user_attrs.get(name, value)
         if before != value:
             raise RunError(f"{out} holds a search with other {name} ({before}, not {value}): give another --out")
@@ -246,18 +264,16 @@ def _enqueue(
     study: Any, space: Mapping[str, Space], values: Mapping[str, Any], variant: Mapping[str, Any] | None
 ) -> None:
     """Queues the first trial of a new study, the trials that were running when it stopped, and the user's variant."""
-    optuna = _optuna()
-    start = {name: x for name, x in as_parameters(values).items() if name in space}
-    start |= {name: False for name in space if name not in start}
+    start = dict.fromkeys(space, False) | {name: x for name, x in as_parameters(values).items() if name in space}
     if not study.trials:
         study.enqueue_trial(start, user_attrs={"start": True})
     for trial in _in(study, "RUNNING"):
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        study.tell(trial.number, state=_optuna().trial.TrialState.FAIL)
         study.enqueue_trial(trial.params or start, user_attrs=trial.user_attrs)
     if variant:
-        searched = {name: x for name, x in as_parameters({**values, **variant}).items() if name in space}
-        rest = {name: x for name, x in variant.items() if name not in searched}
-        study.enqueue_trial(start | searched, user_attrs={"settings": rest}, skip_if_exists=True)
+        parameters = {name: x for name, x in as_parameters({**values, **variant}).items() if name in space}
+        settings = {name: x for name, x in variant.items() if name not in parameters}
+        study.enqueue_trial(start | parameters, user_attrs={"settings": settings}, skip_if_exists=True)
 
 
 def _in(study: Any, *states: str) -> list[Any]:
@@ -268,77 +284,47 @@ def _count(study: Any) -> int:
     return len(_in(study, "COMPLETE", "PRUNED"))
 
 
-def _best(study: Any) -> Any:
+def _best_and_start(study: Any) -> tuple[Any, Any]:
+    """The best trial, the first of several, and that of the settings where the search started."""
     complete = _in(study, "COMPLETE")
-    if not complete:
-        raise TrainingError("no trial was completed")
-    return max(complete, key=lambda trial: (trial.value, -trial.number))
-
-
-def _start(study: Any) -> Any:
-    started = [trial for trial in _in(study, "COMPLETE") if "start" in trial.user_attrs]
-    if not started:
-        raise TrainingError(
-            "the trial of the settings where the search starts was not completed: try others with --set"
-        )
-    return started[0]
+    start = next((trial for trial in complete if "start" in trial.user_attrs), None)
+    if start is None:
+        raise TrainingError("the trial of the settings where the search starts was not completed: change them by --set")
+    return max(complete, key=lambda trial: (trial.value, -trial.number)), start
 
 
 def _validate(
-    study: Any,
-    best: Any,
-    start: Any,
-    algorithm: str,
-    env: str,
-    seeds: Sequence[int],
-    jobs: int,
-    say: Callable[[str], None],
+    study: Any, best: Any, start: Any, problem: _Problem, seeds: Sequence[int], jobs: int, say: Callable[[str], None]
 ) -> dict[int, Interval]:
     """Scores of the best trial and of the start on other seeds. Those of an earlier session are kept."""
     scores: dict[str, float] = dict(study.user_attrs.get("validation", {}))
     trials = {trial.number: trial.user_attrs["settings"] for trial in (best, start)} if seeds else {}
-    wanted = [(f"{n}:{seed}", algorithm, env, settings, seed) for n, settings in trials.items() for seed in seeds]
-    todo = [job for job in wanted if job[0] not in scores]
-    if todo:
+    runs = {f"{n}:{seed}": (problem, settings, seed) for n, settings in trials.items() for seed in seeds}
+    runs = {key: run for key, run in runs.items() if key not in scores}
+    if runs:
         say(f"validating trials {', '.join(sorted(map(str, trials)))} on other seeds")
-    for key, score in parallel(_validation_run, todo, jobs):
+    for key, score in each(_validation_run, runs, jobs):
+        if score is None:
+            raise TrainingError(f"validation: {KILLED}")
         scores[key] = score
         study.set_user_attr("validation", scores)
     return {n: iqm_interval([[scores[f"{n}:{seed}"] for seed in seeds]]) for n in trials}
 
 
-def _validation_run(job: tuple[str, str, str, dict[str, Any], int]) -> tuple[str, float]:
+def _validation_run(run: tuple[_Problem, dict[str, Any], int]) -> float:
     torch.set_num_threads(1)
-    key, algorithm, env, settings, seed = job
-    return key, score_of(list(curve(algorithm, env, settings, seed)))
+    problem, settings, seed = run
+    return score_of(list(curve(problem.algorithm, problem.env, settings, seed)))
 
 
-def _preset(
-    algorithm: str,
-    env: str,
-    settings: Mapping[str, Any],
-    found: Found,
-    seeds: Sequence[int],
-    validation_seeds: Sequence[int],
-    command: str,
-) -> bytes:
-    """The preset file, which says where its values are from."""
-    lines = [
-        f"# {command}",
-        f"# Study {found.preset.with_name(_STUDY)}, trial {found.best} of {found.trials}: score {found.score:.5g} on "
-        f"seeds {', '.join(map(str, seeds))}; trial {found.start}, where it started: {found.start_score:.5g}",
-    ]
-    if found.validation:
-        shown = "; ".join(f"trial {n}: {describe(x)}" for n, x in found.validation.items())
-        lines.append(f"# On seeds {', '.join(map(str, validation_seeds))}, which the search has not seen, {shown}")
-    named = [f'algorithm = "{algorithm}"'] if algorithm in ALGORITHMS else []
-    table = [f"{name} = {_toml(x)}" for name, x in settings.items()]
-    return "\n".join([*lines, *named, "", f"[{json.dumps(env)}]", *table, ""]).encode()
-
-
-def describe(interval: Interval) -> str:
-    """An interquartile mean with its 95 % interval."""
-    return f"{interval.estimate:.5g} [{interval.low:.5g}, {interval.high:.5g}]"
+def _preset(problem: _Problem, settings: Mapping[str, Any], comments: Sequence[str]) -> bytes:
+    """The preset file; numbers have three digits."""
+    lines = [f"# {comment}" for comment in comments]
+    if problem.algorithm in ALGORITHMS:
+        lines.append(f'algorithm = "{problem.algorithm}"')
+    rounded = {name: float(f"{x:.3g}") if isinstance(x, float) else x for name, x in settings.items()}
+    table = [f"{name} = {_toml(x)}" for name, x in rounded.items()]
+    return "\n".join([*lines, "", f"[{json.dumps(problem.env)}]", *table, ""]).encode()
 
 
 def _toml(x: Any) -> str:
@@ -346,7 +332,3 @@ def _toml(x: Any) -> str:
     if isinstance(x, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(value)}" for key, value in x.items()) + "}"
     return json.dumps("none" if x is None else x)
-
-
-def _rounded(x: Any) -> Any:
-    return float(f"{x:.3g}") if isinstance(x, float) else x

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlzoo.core.errors import require
 from rlzoo.core.schedules import linear_ends
 from rlzoo.runs.configuration.upgrade import SCHEDULED, upgrade
 
@@ -80,18 +81,17 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
     """
     everything = {name: x for space in SPACES.values() for name, x in space.items()}
     parameters = as_parameters(values)
-    found: dict[str, Space] = {}
+    chosen: dict[str, Space] = {}
     for name, space in SPACES.get(algorithm, everything).items():
-        names = SCHEDULED.get(name, (name,))
+        names = {*SCHEDULED.get(name, (name,))}
         value = parameters.get(name, False if name in SCHEDULED else None)
-        if not any(n in values for n in names) or any(n in fixed for n in names) or value is None:
+        if names.isdisjoint(values) or names & fixed.keys():
             continue
-        if isinstance(space, tuple):
-            if value in space:
-                found[name] = space
-        elif isinstance(value, (int, float)):
-            found[name] = space if space.low <= value <= space.high else Between(value / 5, value * 5)
-    return found
+        if isinstance(space, Between) and isinstance(value, (int, float)):
+            chosen[name] = space if space.low <= value <= space.high else Between(value / 5, value * 5)
+        elif isinstance(space, tuple) and value in space:
+            chosen[name] = space
+    return chosen
 
 
 def as_settings(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +113,8 @@ def as_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def feasible(settings: Mapping[str, Any]) -> bool:
-    """Whether the buffer has a size that is tried."""
-    steps = settings.get("num_envs", 1) * settings.get("num_steps", BUFFER[0])
-    return "num_envs" not in settings or "num_steps" not in settings or BUFFER[0] <= steps <= BUFFER[1]
+def check_buffer(settings: Mapping[str, Any], space: Mapping[str, Space]) -> None:
+    """Raises `ConfigError` if a search of the buffer's size has chosen one that is not worth a try."""
+    if {"num_envs", "num_steps"} & space.keys() and {"num_envs", "num_steps"} <= settings.keys():
+        steps = settings["num_envs"] * settings["num_steps"]
+        require(BUFFER[0] <= steps <= BUFFER[1], f"a buffer of {steps} steps is not tried")

@@ -2,7 +2,7 @@
 
 A sample is the final scores of an algorithm's runs in one environment, (runs,), or their curves, (runs, points). A
 sequence of samples has one for each environment; their numbers of runs may differ. A score of NaN, from a run that
-diverged, counts as lower than any other.
+diverged, counts as lower than any other. Each function raises `ConfigError` without environments or without runs.
 
 Intervals are 95 % confidence intervals. Those with a `seed` are percentiles of a stratified bootstrap, which draws the
 runs of each environment with replacement. With few runs they are too narrow: for the IQM of normal scores the coverage
@@ -23,7 +23,6 @@ from scipy.stats import quantile_test, trim_mean
 from rlzoo.core.errors import require
 
 Array = np.ndarray[Any, Any]
-
 _CONFIDENCE = 0.95
 
 
@@ -46,9 +45,6 @@ def iqm(samples: Sequence[ArrayLike]) -> Any:
 
     Returns:
         A number or (points,); NaN only where both −inf and inf are in the middle half.
-
-    Raises:
-        ConfigError: an environment without runs, or no environment.
     """
     return _iqm(np.concatenate(_scores(samples))[np.newaxis])[0]
 
@@ -68,9 +64,6 @@ def performance_profile(
     Args:
         samples: (runs,) each. NaN is above no τ.
         taus: (points,).
-
-    Raises:
-        ConfigError: an environment without runs, or no environment.
     """
     rng = np.random.default_rng(seed)
     above = [x[:, np.newaxis] > np.asarray(taus) for x in _scores(samples)]
@@ -89,18 +82,13 @@ def probability_of_improvement(
     Args:
         x: (runs,) each. NaN is below all but NaN.
         y: (runs,) each, with the environments of x in the same order.
-
-    Raises:
-        ConfigError: no environment, an environment without runs, or different numbers of environments.
     """
-    pairs = _scores(x), _scores(y)
-    require(
-        len(pairs[0]) == len(pairs[1]),
-        f"both sides of a comparison need the same environments, got {len(pairs[0])} and {len(pairs[1])}",
-    )
+    sides = _scores(x), _scores(y)
+    n, m = map(len, sides)
+    require(n == m, f"both sides of a comparison need the same environments, got {n} and {m}")
     rng = np.random.default_rng(seed)
     wins = []
-    for ours, theirs in zip(*pairs, strict=True):
+    for ours, theirs in zip(*sides, strict=True):
         ours, theirs = ours[:, np.newaxis], theirs[np.newaxis]
         win = (ours > theirs) + 0.5 * (ours == theirs)
         rows, columns = (_draw(runs, resamples, rng) for runs in win.shape)
@@ -119,20 +107,6 @@ def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
     return bool(2 / orders < 0.05 and probability.low > 0.5)
 
 
-def first_reaching(times: ArrayLike, scores: ArrayLike, threshold: float) -> Array:
-    """First time of each run at which its score is at least `threshold`; inf if none is. NaN is below any threshold.
-
-    Args:
-        times: (runs, K), increasing, in steps or seconds.
-        scores: (runs, K).
-
-    Returns:
-        (runs,), in the unit of `times`.
-    """
-    reached = np.asarray(scores, float) >= threshold
-    return np.where(reached, np.asarray(times, float), np.inf).min(axis=1, initial=np.inf)
-
-
 def median_interval(values: ArrayLike) -> Interval:
     """Median and its distribution-free interval between two order statistics; values may be inf.
 
@@ -140,28 +114,18 @@ def median_interval(values: ArrayLike) -> Interval:
 
     Args:
         values: (n,). With a NaN the result is NaN.
-
-    Raises:
-        ConfigError: no values.
     """
     x = np.asarray(values, float)
     require(x.size > 0, "a median needs at least one value")
     if np.isnan(x).any():
         return Interval(np.nan, np.nan, np.nan)
     low, high = quantile_test(x, p=0.5).confidence_interval(_CONFIDENCE)
-    return Interval(
-        float(np.median(x)),
-        float(x.min() if np.isnan(low) else low),
-        float(x.max() if np.isnan(high) else high),
-    )
+    low, high = x.min() if np.isnan(low) else low, x.max() if np.isnan(high) else high
+    return Interval(float(np.median(x)), float(low), float(high))
 
 
 def normalise(scores: ArrayLike, low: float, high: float) -> Array:
-    """(scores − low) / (high − low): 0 at `low`, 1 at `high`.
-
-    Raises:
-        ConfigError: `high` is not above `low`.
-    """
+    """(scores − low) / (high − low): 0 at `low`, 1 at `high`, which must be above it."""
     require(low < high, f"normalising needs a high score above the low one, got low {low:g} and high {high:g}")
     return (np.asarray(scores, float) - low) / (high - low)
 

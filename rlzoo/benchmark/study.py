@@ -16,9 +16,7 @@ from rlzoo.benchmark.job import Outcome
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import (
     Interval,
-    first_reaching,
     iqm,
-    is_better,
     normalise,
     probability_of_improvement,
 )
@@ -75,11 +73,16 @@ class Group:
 
     def reaching(self, threshold: float) -> tuple[Array, Array]:
         """(runs,) steps and (runs,) seconds of training at the first evaluation that reaches the threshold."""
-        reached = [
-            first_reaching(_floats([run.steps, run.seconds]), _floats([run.stochastic] * 2), threshold)
-            for run in self.runs
-        ]
-        steps, seconds = np.transpose(reached)
+        reached = [_floats(run.stochastic) >= threshold for run in self.runs]
+        steps, seconds = (
+            _floats(
+                [
+                    next(itertools.compress(getattr(run, unit), x), np.inf)
+                    for run, x in zip(self.runs, reached, strict=True)
+                ]
+            )
+            for unit in ("steps", "seconds")
+        )
         return steps, seconds
 
     @property
@@ -101,9 +104,7 @@ class Group:
     def further(self) -> dict[str, float]:
         """Medians over the runs of the task's own metrics in the final evaluation."""
         names = dict.fromkeys(name for run in self.runs for name in run.further)
-        return {
-            name: float(np.median([run.further[name] for run in self.runs if name in run.further])) for name in names
-        }
+        return {name: float(np.nanmedian(self.metric(name))) for name in names}
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,14 @@ class Study:
         require(bool(results), "a report needs at least one folder of results")
         folders = dict(zip(_unique_names([folder.path for folder in results]), results, strict=True))
         algorithms = _algorithms(folders)
-        environments: dict[str, Environment] = {}
-        for env, environment in itertools.chain.from_iterable(folder.environments.items() for folder in results):
-            environments.setdefault(env, environment)
+        environments = {env: x for folder in reversed(results) for env, x in folder.environments.items()}
+        environments = {env: environments[env] for folder in results for env in folder.environments}
         groups = {}
         for env, algorithm in itertools.product(environments, algorithms.values()):
             folder = folders[algorithm.folder]
             runs = [run for run in folder.outcomes if (run.label, run.env) == (algorithm.label, env)]
             if runs:
-                ordered = tuple(sorted(runs, key=lambda run: run.seed))
-                groups[algorithm.name, env] = Group(folder.environments[env], ordered)
+                groups[algorithm.name, env] = Group(folder.environments[env], tuple(sorted(runs, key=lambda x: x.seed)))
         return cls(folders, algorithms, environments, groups)
 
     @property
@@ -156,26 +155,26 @@ class Study:
 
         An algorithm has a group for each label with which a suite runs it, such as for each β.
         """
-        found: dict[str, list[Group]] = {}
+        lines: dict[str, list[Group]] = {}
         for name, group in self.within(env).items():
             if self.against in group.further:
-                found.setdefault(group.runs[0].settings.get("algorithm", name), []).append(group)
-        return {name: sorted(groups, key=lambda x: x.further[str(self.against)]) for name, groups in found.items()}
+                lines.setdefault(group.runs[0].settings.get("algorithm", name), []).append(group)
+        return {name: sorted(groups, key=lambda x: x.further[str(self.against)]) for name, groups in lines.items()}
 
     def at_equal(self, env: str) -> dict[float, dict[str, Array]]:
-        """(seeds,) scores of each algorithm where the metric `against` has a given value, at three such values.
+        """(seeds,) scores of each algorithm at three values of the metric `against`.
 
-        Each seed's scores are interpolated linearly between its runs. The values divide a range into four parts that
-        begins and ends where half of the algorithms have begun and ended. NaN where the value is outside the range of
-        a seed's runs. Empty if no such range is left.
+        Each seed's scores are interpolated linearly between its runs, and NaN outside their range. The values are the
+        quarters of the range from where half of the algorithms have begun to where half have ended. Empty if there is
+        no such range.
         """
-        paths: dict[str, list[tuple[Array, Array]]] = {}
+        paths: dict[str, list[Array]] = {}
         for name, groups in self.lines(env).items():
             by_seed: dict[int, list[tuple[float, float]]] = {}
             for group in groups:
                 for run, x, y in zip(group.runs, group.metric(str(self.against)), group.final, strict=True):
                     by_seed.setdefault(run.seed, []).append((x, y))
-            paths[name] = [tuple(np.transpose(sorted(points))) for points in by_seed.values()]
+            paths[name] = [np.transpose(sorted(points)) for points in by_seed.values()]
         if not paths:
             return {}
         low = np.quantile([np.median([x[0] for x, _ in path]) for path in paths.values()], 0.5, method="higher")
@@ -183,8 +182,7 @@ class Study:
         levels: list[float] = np.linspace(low, high, 5)[1:-1].tolist() if low < high else []
         return {
             level: {
-                name: np.array([np.interp(level, x, y, np.nan, np.nan) for x, y in path])
-                for name, path in paths.items()
+                name: _floats([np.interp(level, *xy, np.nan, np.nan) for xy in path]) for name, path in paths.items()
             }
             for level in levels
         }
@@ -234,15 +232,13 @@ class Study:
         groups = [(self.groups[name, env], self.scales[env]) for env in self.overall[1]]
         return [normalise(x.curves(shares * x.environment.total_steps), *scale) for x, scale in groups]
 
+    def finals(self, name: str, environments: Sequence[str]) -> list[Array]:
+        """(runs,) final scores of an algorithm in each of the environments."""
+        return [self.groups[name, env].final for env in environments]
+
     def better(self, ours: str, theirs: str, environments: Sequence[str]) -> Interval:
         """Probability that a run of `ours` has a higher final score than a run of `theirs`."""
-        return probability_of_improvement(
-            *[[self.groups[name, env].final for env in environments] for name in (ours, theirs)]
-        )
-
-    def beats(self, ours: str, theirs: str, environments: Sequence[str]) -> bool:
-        """Whether the final scores of `ours` are significantly better than those of `theirs`."""
-        return is_better(*[[self.groups[name, env].final for env in environments] for name in (ours, theirs)])
+        return probability_of_improvement(self.finals(ours, environments), self.finals(theirs, environments))
 
     def planned(self, name: str, env: str) -> int:
         """The number of runs of an algorithm in an environment, unfinished, failed and missing ones included."""
@@ -276,18 +272,18 @@ def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
     def name(label: str, folder: str) -> str:
         return f"{label} ({folder})" if labels.count(label) > 1 else label
 
-    def counterpart(label: str, folder: str) -> str | None:
-        """The counterpart in the peer's own folder if it is there, else in the first folder that has it."""
-        ours = folders[folder].counterparts.get(label)
-        homes = [x for x in (folder, *folders) if ours in set(folders[x].labels) - set(folders[x].counterparts)]
-        return name(ours, homes[0]) if ours is not None and homes else None
+    def counterpart(label: str | None, folder: str) -> str | None:
+        """Name of the counterpart in the peer's own folder if it is there, else in the first folder that has it."""
+        homes = [x for x in (folder, *folders) if label in set(folders[x].labels) - set(folders[x].counterparts)]
+        return name(label, homes[0]) if label is not None and homes else None
 
-    found = [
-        Algorithm(name(label, folder), label, folder, counterpart(label, folder))
+    return {
+        name(label, folder): Algorithm(
+            name(label, folder), label, folder, counterpart(results.counterparts.get(label), folder)
+        )
         for folder, results in folders.items()
         for label in results.labels
-    ]
-    return {algorithm.name: algorithm for algorithm in found}
+    }
 
 
 def _floats(values: Any) -> Array:

@@ -15,8 +15,8 @@ import yaml
 
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark import known_suites
-from rlzoo.benchmark.peer import load_peer
-from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, no_such, require
+from rlzoo.benchmark.job import Job, load_peer
+from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
 from rlzoo.core.files import read_bytes
 from rlzoo.runs.configuration.config import ALIASES, make_config
@@ -24,6 +24,8 @@ from rlzoo.runs.configuration.defaults import with_preset
 from rlzoo.runs.registry import reward_threshold, task_class
 
 _MOST_SEEDS = 100_000
+Place = tuple[str, ...]
+"""Keys that lead to a value of the file."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +54,6 @@ class Environment:
     threshold: float | None = None
     """Mean return that counts as solved; Gymnasium's by default."""
     overrides: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """What tells a job from the others of a suite."""
-
-    label: str
-    env: str
-    seed: int
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.label, self.env, self.seed
-
-
-@dataclass(frozen=True)
-class Job(Labelled):
-    """One run of a suite."""
-
-    settings: dict[str, Any]
-    """All settings that determine the outcome."""
-    eval_interval: int
-    eval_episodes: int
-    final_episodes: int
-    peer: str | None = None
-    """Absolute `file.py:name` of a peer."""
 
 
 @dataclass(frozen=True)
@@ -110,68 +86,49 @@ def load_suite(name: Path | str) -> Suite:
     Raises:
         ConfigError: the suite does not exist or is invalid; the message has the line of the file.
     """
-    path = _find(str(name))
-    document = _Document(path)
-    content = _top(document)
-    parts = {name: list(_entries(document, name, content.pop(name))) for name in ("algorithms", "environments")}
+    document = _Document(_path_of(str(name)))
+    content = dict(document.mapping(document.content, ()))
+    for part in ("algorithms", "environments", "seeds"):
+        if not content.get(part):
+            raise document.error(f"{part}: at least one is required", ())
+    algorithms, environments = (_labelled(document, part, content.pop(part)) for part in ("algorithms", "environments"))
     seeds = _seeds(document, content.pop("seeds"))
-    top = {"title": path.stem} | content
-    suite: Suite = _make(document, Suite, (), top, name=path.stem, algorithms={}, environments={}, seeds=seeds, jobs=())
-    for label, entry in parts["algorithms"]:
-        suite.algorithms[label] = _make(document, Entry, ("algorithms", label), entry)
-    for env, fields in parts["environments"]:
+    content = {"title": document.path.stem} | content
+    suite: Suite = _make(
+        document, (), Suite, content, name=document.path.stem, algorithms={}, environments={}, seeds=seeds, jobs=()
+    )
+    for label, entry in algorithms.items():
+        suite.algorithms[label] = _make(document, ("algorithms", label), Entry, entry)
+    for env, fields in environments.items():
         budget = fields.get("total_steps", suite.total_steps)
         interval = suite.eval_interval or (max(1, budget // 20) if isinstance(budget, int) else 1)
-        defaults = {"total_steps": budget, "eval_interval": interval, "threshold": reward_threshold(env)}
-        suite.environments[env] = _make(document, Environment, ("environments", env), defaults | fields, id=env)
+        fields = {"total_steps": budget, "eval_interval": interval, "threshold": reward_threshold(env)} | fields
+        suite.environments[env] = _make(document, ("environments", env), Environment, fields, id=env)
     _check(document, suite)
     return dataclasses.replace(suite, jobs=tuple(_jobs(document, suite)))
 
 
-def _find(name: str) -> Path:
+def _path_of(name: str) -> Path:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         if not path.is_file():
             raise ConfigError(f"{path}: there is no such file")
         return path
-    known = known_suites()
-    if name not in known:
-        raise ConfigError(f"{no_such('suite', name, known)} (rlzoo list shows them; a file ends in .yaml)")
-    return known[name]
+    suites = known_suites()
+    if name not in suites:
+        raise ConfigError(f"{no_such('suite', name, suites)} (rlzoo list shows them; a file ends in .yaml)")
+    return suites[name]
 
 
-def _top(document: _Document) -> dict[str, Any]:
-    """The content of the file, with its three required parts."""
-    content = document.content
+def _labelled(document: _Document, part: str, content: Any) -> dict[str, dict[str, Any]]:
+    """Fields by label, from a list of labels or a mapping of labels to fields."""
+    if isinstance(content, list) and all(isinstance(label, str) for label in content):
+        content = dict.fromkeys(content)
     if not isinstance(content, dict):
-        raise document.error((), "a suite is a mapping: algorithms, environments, seeds and so on")
-    for name in ("algorithms", "environments", "seeds"):
-        if not content.get(name):
-            raise document.error((name,) if name in content else (), f"{name}: at least one is required")
-    return dict(content)
-
-
-def _entries(document: _Document, name: str, content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Labels and fields, from a list of labels or a mapping of labels to fields."""
-    if not isinstance(content, (list, dict)):
-        raise document.error((name,), f"{name} must be a list of names, or a mapping of names to their fields")
-    for i, label in enumerate(content):
-        if not isinstance(label, str):
-            raise document.error((name, i), f"{name}: {label!r} is not a name")
-        entry = content[label] if isinstance(content, dict) else None
-        if isinstance(content, list):
-            document.lines[name, label] = document.lines[name, i]
-        entry = {} if entry is None else entry
-        _check_mapping(document, (name, label), entry)
-        yield label, entry
-
-
-def _check_mapping(document: _Document, path: tuple[Any, ...], content: Any) -> None:
-    if not isinstance(content, dict):
-        raise document.error(path, f"{path[-1]} must be a mapping, got {content!r}")
-    for i, key in enumerate(content):
-        if not isinstance(key, str):
-            raise document.error((*path, i), f"{path[-1]}: {key!r} is not a name")
+        raise document.error(f"{part} must be a list of names, or a mapping of names to their fields", (part,))
+    return {
+        label: document.mapping({} if fields is None else fields, (part, label)) for label, fields in content.items()
+    }
 
 
 def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
@@ -179,43 +136,44 @@ def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
     if isinstance(content, str) and (match := re.fullmatch(r"(\d{1,18})\s*-\s*(\d{1,18})", content)):
         first, last = int(match[1]), int(match[2])
         if last - first >= _MOST_SEEDS:
-            raise document.error(("seeds",), f"seeds: {content} are more than {_MOST_SEEDS:,}")
+            raise document.error(f"seeds: {content} are more than {_MOST_SEEDS:,}", ("seeds",))
         content = list(range(first, last + 1))
     if not isinstance(content, list) or not content or len(set(map(str, content))) < len(content):
-        raise document.error(("seeds",), f"seeds must be a list of different integers, or first-last; got {content!r}")
+        message = f"seeds must be a list of different integers, or first-last; got {content!r}"
+        raise document.error(message, ("seeds",))
     return tuple(content)
 
 
-def _make(document: _Document, cls: Any, path: tuple[Any, ...], content: dict[str, Any], **fixed: Any) -> Any:
+def _make(document: _Document, place: Place, cls: Any, content: dict[str, Any], **fixed: Any) -> Any:
     """Instance of a dataclass from a mapping in the file."""
-    known = [f.name for f in dataclasses.fields(cls) if f.name not in ("id", "name", "jobs")]
+    names = [f.name for f in dataclasses.fields(cls) if f.name not in ("id", "name", "jobs")]
     for name in content:
-        if name not in known:
-            raise document.error((*path, name), no_such("field", str(name), known))
-    _check_mapping(document, (*path, "overrides"), content.get("overrides", {}))
-    made = cls(**fixed, **content)
+        if name not in names:
+            raise document.error(no_such("field", name, names), (*place, name))
+    document.mapping(content.get("overrides", {}), (*place, "overrides"))
+    instance = cls(**fixed, **content)
     try:
-        check_fields(made)
+        check_fields(instance)
     except ConfigError as error:
-        raise document.error(_mentioned(document, [path], error), str(error)) from error
-    return made
+        raise document.error(str(error), place) from error
+    return instance
 
 
 def _check(document: _Document, suite: Suite) -> None:
     """Checks everything but the settings of the runs."""
     for label, entry in suite.algorithms.items():
-        path = ("algorithms", label, "counterpart")
+        place = ("algorithms", label)
         if entry.counterpart is not None and entry.peer is None:
-            raise document.error(path, "counterpart: only a peer has one")
+            raise document.error("counterpart: only a peer has one", place)
         if entry.peer is not None and entry.algorithm is not None:
-            raise document.error(("algorithms", label), "an entry is an algorithm or a peer, not both")
+            raise document.error("an entry is an algorithm or a peer, not both", place)
         if isinstance(entry.preset, str) and ALIASES.get(entry.preset, entry.preset) not in ALGORITHMS:
-            raise document.error(("algorithms", label, "preset"), no_such("algorithm", entry.preset, ALGORITHMS))
+            raise document.error(no_such("algorithm", entry.preset, ALGORITHMS), (*place, "preset"))
     for env in suite.environments:
         try:
             task_class(env).available(env)
         except (UnknownEnv, EnvError, UnsupportedSpace, ConfigError) as error:
-            raise document.error(("environments", env), str(error)) from error
+            raise document.error(str(error), ("environments", env)) from error
 
 
 def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
@@ -223,112 +181,102 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
     settings: dict[tuple[str, str], dict[str, Any]] = {}
     for label, entry in suite.algorithms.items():
         for env, environment in suite.environments.items():
-            given = suite.overrides | environment.overrides | entry.overrides
-            given["total_steps"] = environment.total_steps
+            overrides = suite.overrides | environment.overrides | entry.overrides
+            overrides["total_steps"] = environment.total_steps
             try:
-                settings[label, env] = _settings(document, label, entry, env, given)
+                settings[label, env] = _settings(document, label, entry, env, overrides)
             except ConfigError as error:
                 places = [("overrides",), ("environments", env, "overrides"), ("algorithms", label, "overrides")]
-                path = _mentioned(document, [("environments", env), ("algorithms", label), *places], error)
-                raise document.error(path, f"{label} on {env}: {error}") from error
+                places = [("environments", env), ("algorithms", label), *places]
+                raise document.error(f"{label} on {env}: {error}", *places) from error
+    episodes = suite.eval_episodes, suite.final_episodes
     for seed, (env, environment), (label, entry) in itertools.product(
         suite.seeds, suite.environments.items(), suite.algorithms.items()
     ):
         peer = None if entry.peer is None else str(document.path.parent.resolve() / entry.peer)
-        episodes = suite.eval_episodes, suite.final_episodes
         yield Job(label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer)
 
 
-def _settings(document: _Document, label: str, entry: Entry, env: str, given: dict[str, Any]) -> dict[str, Any]:
+def _settings(document: _Document, label: str, entry: Entry, env: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """All settings of an algorithm or a peer in an environment, as they are read from `results.jsonl`."""
     if entry.peer is not None:
         settings = load_peer(str(document.path.parent / entry.peer)).settings(env)
         for name in entry.overrides:
             require(name in settings, no_such("setting", name, settings))
-        return _as_json({"peer": entry.peer, **settings, **entry.overrides, "total_steps": given["total_steps"]})
-    algorithm = entry.algorithm or label
-    if entry.preset:
-        of = entry.preset if isinstance(entry.preset, str) else None
-        given = with_preset(algorithm, env, given, of)[0]
-    config = make_config(algorithm, env, **given)
-    objects = [f"{name} is {what}" for name, what in config.objects.items()]
-    require(not objects, f"a suite needs settings that config.json can hold, but {', '.join(objects)}")
-    settings = config.to_dict()
-    del settings["env"], settings["seed"]
-    return _as_json(settings)
-
-
-def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as they are read from `results.jsonl`, for comparison with those."""
+        settings = {"peer": entry.peer, **settings, **entry.overrides, "total_steps": overrides["total_steps"]}
+    else:
+        algorithm = entry.algorithm or label
+        if entry.preset:
+            preset = entry.preset if isinstance(entry.preset, str) else None
+            overrides = with_preset(algorithm, env, overrides, preset)[0]
+        config = make_config(algorithm, env, **overrides)
+        objects = [f"{name} is {what}" for name, what in config.objects.items()]
+        require(not objects, f"a suite needs settings that config.json can hold, but {', '.join(objects)}")
+        settings = config.to_dict()
+        del settings["env"], settings["seed"]
     return dict(json.loads(json.dumps(settings)))
 
 
-def _mentioned(document: _Document, places: list[tuple[Any, ...]], error: ConfigError) -> tuple[Any, ...]:
-    """The place in the file that an error is about: a field that the message names, below the last place that has it;
-    else the last place that is not `overrides`."""
-    words = re.findall(r"\w+", str(error))
-    for place in reversed(places):
-        for word in words:
-            if (*place, word) in document.lines:
-                return (*place, word)
-    return [place for place in places if place[-1:] != ("overrides",)][-1]
-
-
 class _Document:
-    """A YAML file and the line of each node in it, by its path of keys or of positions."""
+    """A YAML file, and the line of each key and each item of a list, by its place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: dict[tuple[Any, ...], int] = {(): 1}
+        self.lines: dict[Place, int] = {}
         try:
-            text = read_bytes(path).decode()
-            node = yaml.compose(text, _Loader)
-            self.content = yaml.load(text, _Loader)
+            loader = _Loader(read_bytes(path).decode())
+            node = loader.get_single_node()
+            self.content = None if node is None else loader.construct_document(node)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{path}, line {line}: {error.problem}") from error
-        except RecursionError as error:
-            raise ConfigError(f"{path}, line 1: invalid YAML: it nests too deep") from error
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}, line 1: invalid YAML: {' '.join(str(error).split())}") from error
-        if node is not None:
-            self._note(node, ())
+        except Exception as error:  # YAML's constructors raise many kinds
+            raise ConfigError(f"{path}, line 1: invalid YAML: {described(error)}") from error
+        self._note(node, ())
 
-    def _note(self, node: yaml.Node, path: tuple[Any, ...]) -> None:
+    def _note(self, node: yaml.Node | None, place: Place) -> None:
+        """Notes the lines below a node; keys must be different texts."""
+        pairs = [(x, None) for x in node.value] if isinstance(node, yaml.SequenceNode) else []
         if isinstance(node, yaml.MappingNode):
-            for i, (key, value) in enumerate(node.value):
-                self.lines[*path, i] = key.start_mark.line + 1
-                name = (*path, key.value)
-                if name in self.lines:
-                    raise ConfigError(f"{self.path}, line {key.start_mark.line + 1}: {key.value} is given twice")
-                self.lines[name] = key.start_mark.line + 1
-                self._note(value, name)
-        elif isinstance(node, yaml.SequenceNode):
-            for i, value in enumerate(node.value):
-                self.lines[*path, i] = value.start_mark.line + 1
-                self._note(value, (*path, i))
+            pairs = node.value
+        for key, value in pairs:
+            name, line = (*place, str(key.value)), key.start_mark.line + 1
+            if value is not None and key.tag != "tag:yaml.org,2002:str":
+                raise ConfigError(f"{self.path}, line {line}: {key.value} is not a name")
+            if value is not None and name in self.lines:
+                raise ConfigError(f"{self.path}, line {line}: {key.value} is given twice")
+            self.lines[name] = line
+            self._note(value, name)
 
-    def error(self, path: tuple[Any, ...], message: str) -> ConfigError:
-        return ConfigError(f"{self.path}, line {self.lines.get(path, 1)}: {message}")
+    def mapping(self, content: Any, place: Place) -> dict[str, Any]:
+        """The content at a place, which must be a mapping."""
+        if not isinstance(content, dict):
+            what = (
+                f"{place[-1]} must be a mapping, got {content!r}" if place else "a suite is a mapping: algorithms, ..."
+            )
+            raise self.error(what, place)
+        return content
+
+    def error(self, message: str, *places: Place) -> ConfigError:
+        """An error with its line: that of a field which the message names, below the last place that has it; else that
+        of the last place that is not `overrides`."""
+        words = re.findall(r"\w+", message)
+        named = [(*place, word) for place in reversed(places) for word in words if (*place, word) in self.lines]
+        place = (named or [place for place in places if len(places) == 1 or place[-1:] != ("overrides",)][-1:])[0]
+        return ConfigError(f"{self.path}, line {self.lines.get(place, 1)}: {message}")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Loader that reads 1e-3 as a number, as YAML 1.2 does, and names the line of every error. It has no aliases, with
-    which a short file can stand for an endless one."""
+    """Loader that reads 1e-3 as a number, as YAML 1.2 does. It has no aliases, with which a short file can stand for an
+    endless one."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, "aliases are not supported; write the value again", mark)
         return super().compose_node(parent, index)
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            return super().construct_object(node, deep)
-        except (ValueError, AttributeError, TypeError, KeyError, OverflowError) as error:
-            problem = f"cannot read {node.tag.rpartition(':')[2]} {str(node.value)[:40]!r}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
 _Loader.add_implicit_resolver(

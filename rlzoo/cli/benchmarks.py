@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlzoo.core.threads import Threads
 @dataclass(frozen=True, kw_only=True)
 class _Benchmark:
     suite: Positional[str]
-    """Name or file of a suite. The suite smoke takes a minute. estimators is no suite; it has options of its own."""
+    """Name or file of a suite. The suite smoke takes a minute."""
     out: str | None = None
     """Folder of the results; none for results/<suite>. Jobs whose results it already holds are not run again."""
     jobs: int | None = None
@@ -31,18 +32,6 @@ class _Benchmark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Estimators:
-    out: str = "results/estimators"
-    """Folder for report.md, figures and estimates.json."""
-    batches: int = 1000
-    """Batches of responses for each estimator, at least 100."""
-    seed: int = 0
-    """Seed of the responses."""
-    quiet: Switch = False
-    """Print only the path of the report."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Report:
     paths: Positional[tuple[str, ...]]
     """Run directories, folders of a suite's results, and directories that hold any of these. Several are compared."""
@@ -53,24 +42,19 @@ class _Report:
 
 
 def benchmark_command(arguments: list[str]) -> int:
-    if arguments[:1] == ["estimators"]:
-        return _estimators(arguments[1:])
     options = parse(_Benchmark, arguments, "rlzoo benchmark", "Run a suite of algorithms, environments and seeds.")
     with importing(Threads(1)):
-        from rlzoo.benchmark.progress import Progress, make_progress
         from rlzoo.benchmark.runner import run_suite
         from rlzoo.benchmark.suite import load_suite
+        from rlzoo.runs.logs.display import Display, make_display
 
     suite = load_suite(options.suite)
     out = Path(options.out or Path("results", suite.name))
-    results = run_suite(
-        suite,
-        out,
-        jobs=options.jobs,
-        backend=options.backend,
-        overwrite=options.overwrite,
-        progress=Progress() if options.quiet else make_progress(),
-    )
+    display = Display() if options.quiet else make_display()
+    with contextlib.closing(display):
+        results = run_suite(
+            suite, out, jobs=options.jobs, backend=options.backend, overwrite=options.overwrite, progress=display
+        )  # fmt: skip
     for failure in results.failures:
         complain(f"{failure.label} {failure.env} seed {failure.seed} failed: {failure.error}")
     if results.failures:
@@ -79,21 +63,6 @@ def benchmark_command(arguments: list[str]) -> int:
     if not options.quiet:
         show(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; show them with: rlzoo report {out}")
     return 1 if results.failures else 0
-
-
-def _estimators(arguments: list[str]) -> int:
-    description = "Measure bias and noise of gradient estimators on a language task where all responses are enumerated."
-    options = parse(_Estimators, arguments, "rlzoo benchmark estimators", description)
-    require(options.batches >= 100, f"batches must be at least 100, got {options.batches}")
-    require(options.seed >= 0, f"seed must be at least 0, got {options.seed}")
-    with importing(Threads(1)):
-        from rlzoo.benchmark.estimators.report import write_report
-        from rlzoo.benchmark.estimators.study import run
-        from rlzoo.runs.logs.display import Display, make_display
-
-    study = run(options.batches, options.seed, Display() if options.quiet else make_display())
-    show(str(write_report(study, Path(options.out))))
-    return 0
 
 
 def report_command(arguments: list[str]) -> int:

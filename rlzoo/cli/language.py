@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from rlzoo.cli.common import Threads, display, importing, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
@@ -13,9 +15,6 @@ from rlzoo.runs.configuration.settings import settings_of
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
-
-F = TypeVar("F", bound="_Fit")
-S = TypeVar("S", bound="FitSettings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +51,7 @@ def sft_command(arguments: list[str]) -> int:
         from rlzoo.lm.finetune.sft import SFTSettings
         from rlzoo.runs.finetune import sft
 
-    description = "Fine-tune a language model on texts."
-    options, settings = _fit_options("sft", description, _SFT, SFTSettings, arguments)
-    metrics = sft(options.texts, **_arguments(options, settings))
-    return _report_fit(metrics, options, settings.epochs)
+    return _fit("sft", "Fine-tune a language model on texts.", _SFT, "texts", SFTSettings(), sft, arguments)
 
 
 def reward_model_command(arguments: list[str]) -> int:
@@ -64,29 +60,33 @@ def reward_model_command(arguments: list[str]) -> int:
         from rlzoo.runs.finetune import train_reward_model
 
     description = "Train a reward model on pairs of responses with a preference."
-    options, settings = _fit_options("reward-model", description, _RewardModel, RewardModelSettings, arguments)
-    metrics = train_reward_model(options.pairs, **_arguments(options, settings))
-    return _report_fit(metrics, options, settings.epochs)
+    settings = RewardModelSettings()
+    return _fit("reward-model", description, _RewardModel, "pairs", settings, train_reward_model, arguments)
 
 
-def _fit_options(name: str, description: str, options: type[F], settings: type[S], arguments: list[str]) -> tuple[F, S]:
-    """The options of the command and the settings of the fit."""
-    command, given = parse_settings(options, settings_of(settings()), arguments, f"rlzoo {name}", description)
-    return command, settings(**given)
+def _fit(
+    name: str,
+    description: str,
+    command: type[_Fit],
+    data: str,
+    settings: FitSettings,
+    train: Callable[..., dict[str, float]],
+    arguments: list[str],
+) -> int:
+    """Trains a model, and prints the metrics of the last epoch if nothing else was printed.
 
-
-def _arguments(options: _Fit, settings: FitSettings) -> dict[str, Any]:
-    """Arguments of `sft` and `train_reward_model`."""
-    chosen = {name: getattr(options, name) for name in ("model", "out", "overwrite")}
-    return {**chosen, "settings": settings, "progress": display(options)}
-
-
-def _report_fit(metrics: dict[str, float], options: _Fit, epochs: int) -> int:
-    """Prints the metrics of the last epoch, unless they were shown already."""
+    Args:
+        data: option with the name of the file.
+        settings: the defaults.
+    """
+    options, changes = parse_settings(command, settings_of(settings), arguments, f"rlzoo {name}", description)
+    settings = dataclasses.replace(settings, **changes)
+    where = {option: getattr(options, option) for option in ("model", "out", "overwrite")}
+    metrics = train(getattr(options, data), **where, settings=settings, progress=display(options))
     if options.json:
         show(json.dumps({"model": options.out, **metrics}))
     elif options.quiet:
         from rlzoo.lm.finetune.sft import describe
 
-        show(describe(metrics, epochs))
+        show(describe(metrics, settings.epochs))
     return 0

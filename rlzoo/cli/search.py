@@ -51,11 +51,11 @@ def search_command(arguments: list[str]) -> int:
     with importing(Threads(1)):
         from joblib import cpu_count
 
-        from rlzoo.benchmark.search import describe, search
+        from rlzoo.benchmark.search import search
 
     fixed = options.fixed | ({} if options.total_steps is None else {"total_steps": options.total_steps})
     name = re.sub(r"[^\w.]+", "-", f"{options.algorithm}-{options.env}")
-    found = search(
+    result = search(
         options.algorithm,
         options.env,
         options.out or Path("searches", name),
@@ -69,12 +69,11 @@ def search_command(arguments: list[str]) -> int:
         say=(lambda line: None) if options.quiet or options.json else show,
     )
     if options.json:
-        validation = {n: {"iqm": x.estimate, "interval": [x.low, x.high]} for n, x in found.validation.items()}
-        summary = {"preset": str(found.preset), "trial": found.best, "score": found.score, "validation": validation}
+        validation = {n: {"iqm": x.estimate, "interval": [x.low, x.high]} for n, x in result.validation.items()}
+        summary = {"preset": str(result.preset), "trial": result.best, "score": result.score, "validation": validation}
         show(json.dumps(summary))
         return 0
-    show(f"trial {found.best} of {found.trials}: {found.score:.5g}; trial 0, where it started: {found.start_score:.5g}")
-    for number, interval in found.validation.items():
-        show(f"on other seeds, trial {number}: {describe(interval)}")
-    show(f"rlzoo train {options.algorithm} {options.env} --preset {found.preset}")
+    for line in result.lines:
+        show(line)
+    show(f"rlzoo train {options.algorithm} {options.env} --preset {result.preset}")
     return 0

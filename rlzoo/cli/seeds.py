@@ -69,9 +69,9 @@ def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, optio
 
 def _print_scores(folder: Path, runs: Mapping[int, Run], options: Output) -> None:
     """A table of the final scores, with their interquartile means and 95 % intervals."""
-    from rlzoo.benchmark.formatting import estimate, fixed
     from rlzoo.benchmark.seeds import final_scores
     from rlzoo.benchmark.statistics import iqm_interval
+    from rlzoo.benchmark.tables import estimate, fixed
 
     finals = {seed: final_scores(run)[1:] for seed, run in runs.items()}
     modes = dict(enumerate(("stochastic", "deterministic")))

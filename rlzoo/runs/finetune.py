@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,10 +18,10 @@ from rlzoo.core.launch import check_alone
 from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune import reward_model as rewards
 from rlzoo.lm.finetune import sft as texts_fit
-from rlzoo.lm.finetune.data import Example, read_examples, read_pairs
+from rlzoo.lm.finetune.data import read_examples, read_pairs
 from rlzoo.lm.finetune.records import Source
 from rlzoo.lm.finetune.reward_model import RewardModelSettings
-from rlzoo.lm.finetune.sft import FitSettings, Metrics, SFTSettings, describe
+from rlzoo.lm.finetune.sft import FitSettings, Metrics, OnEpoch, SFTSettings, describe, no_report
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.saving import check_output, save, use_tokens
 from rlzoo.lm.reward.reward_model import RewardModel
@@ -44,7 +44,7 @@ def sft(
     settings: SFTSettings | None = None,
     overwrite: bool = False,
     progress: bool | Display = False,
-    on_epoch: Callable[[Metrics], None] = lambda metrics: None,
+    on_epoch: OnEpoch = no_report,
     **changes: Any,
 ) -> Metrics:
     """Fine-tunes a language model on texts, conversations, or prompts with completions. It is `rlzoo sft` in Python.
@@ -59,7 +59,7 @@ def sft(
         overwrite: replace the model in `out`.
         progress: show progress on standard output, or on your own display.
         on_epoch: called with the metrics after each epoch.
-        settings, changes: an `SFTSettings`, or its fields by name.
+        settings, changes: an `SFTSettings`, and changes of its fields by name.
 
     Returns:
         The last epoch's metrics (see `rlzoo.lm.finetune.sft.sft`), and `seconds`.
@@ -71,26 +71,23 @@ def sft(
     """
     check_alone("sft")
     settings = _settings(SFTSettings, settings, changes)
-    with _output(model, out, overwrite):
+    start = time.perf_counter()
+    with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
         examples = read_examples(texts)
-        start, display = time.perf_counter(), display_for(progress)
-        known = _tokenizer(tokenizer or settings.tokenizer, model, lambda: _new_tokenizer(examples, model, settings))
+        bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
+        if bare and not (tokenizer or settings.tokenizer or (Path(str(model)) / "tokenizer.json").exists()):
+            tokenizer = texts_fit.train_tokenizer([x.plain() for x in examples], settings.vocab_size)
+        words = _tokenizer(tokenizer or settings.tokenizer, model)
         if isinstance(model, PreTrainedModel):
-            actor = pretrained.check_given(model, len(known))
+            actor = pretrained.check_given(model, len(words))
         else:
-            actor = pretrained.initialise_from(model, len(known), settings.seed)
-        nn.Module.to(actor, settings.device)
-        use_tokens(actor, known)
-        size = sum(p.numel() for p in actor.parameters())
-        display.say(f"{len(examples):,} texts; {type(actor).__name__} of {size:,} parameters, {len(known):,} tokens")
-        fit_to(size, display.say)
-        metrics = _shown(
-            display, settings, on_epoch, lambda report: texts_fit.sft(examples, settings, actor, known, report, display)
-        )
+            actor = pretrained.initialise_from(model, len(words), settings.seed)
+        _begin(f"{len(examples):,} texts", actor, words, settings, display)
+        metrics = texts_fit.sft(examples, settings, actor, words, report, display)
         if out is not None:
-            save(actor, known, out)
+            save(actor, words, out)
             display.say(_saved(out, metrics))
-        return {**metrics, "seconds": time.perf_counter() - start}
+    return {**metrics, "seconds": time.perf_counter() - start}
 
 
 def train_reward_model(
@@ -102,7 +99,7 @@ def train_reward_model(
     settings: RewardModelSettings | None = None,
     overwrite: bool = False,
     progress: bool | Display = False,
-    on_epoch: Callable[[Metrics], None] = lambda metrics: None,
+    on_epoch: OnEpoch = no_report,
     **changes: Any,
 ) -> Metrics:
     """Trains a reward model on pairs of responses, one of which was preferred. It is `rlzoo reward-model` in Python.
@@ -112,7 +109,7 @@ def train_reward_model(
             "prompt", "chosen" and "rejected", texts or messages.
         model: directory or Hub name of a causal language model, which gets a new head, or of a reward model; or a
             loaded one. An `rlzoo.RewardModel` or a sequence classifier is trained in place, a language model is not.
-        settings, changes: a `RewardModelSettings`, or its fields by name.
+        settings, changes: a `RewardModelSettings`, and changes of its fields by name.
         out, tokenizer, overwrite, progress, on_epoch: as for `sft`.
 
     Returns:
@@ -125,112 +122,97 @@ def train_reward_model(
     """
     check_alone("train_reward_model")
     settings = _settings(RewardModelSettings, settings, changes)
-    with _output(model, out, overwrite):
-        start, display = time.perf_counter(), display_for(progress)
-        made = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
-        known = read_pairs(pairs, made.tokenizer)
-        nn.Module.to(made.model, settings.device)
-        use_tokens(made.model, made.tokenizer)
-        size = sum(p.numel() for p in made.model.parameters())
-        display.say(f"{len(known):,} pairs; {type(made.model).__name__} of {size:,} parameters")
-        fit_to(size, display.say)
-        metrics = _shown(
-            display,
-            settings,
-            on_epoch,
-            lambda report: rewards.train_reward_model(known, settings, made, report, display),
-        )
+    start = time.perf_counter()
+    with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
+        scorer = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
+        preferences = read_pairs(pairs, scorer.tokenizer)
+        _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)
+        metrics = rewards.train_reward_model(preferences, settings, scorer, report, display)
         if out is not None:
-            made.save(out)
+            scorer.save(out)
             display.say(_saved(out, metrics))
-        return {**metrics, "seconds": time.perf_counter() - start}
-
-
-def _shown(
-    display: Display,
-    settings: FitSettings,
-    on_epoch: Callable[[Metrics], None],
-    fit: Callable[[Callable[[Metrics], None]], Metrics],
-) -> Metrics:
-    """`fit`, with a line for each epoch on the display."""
-
-    def report(metrics: Metrics) -> None:
-        display.say(describe(metrics, settings.epochs))
-        on_epoch(metrics)
-
-    try:
-        return fit(report)
-    finally:
-        display.close()
+    return {**metrics, "seconds": time.perf_counter() - start}
 
 
 def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
-    """The settings, or an instance made from its fields."""
-    known = [f.name for f in dataclasses.fields(cls)]
-    unknown = changes.keys() - {*known}
+    """The settings, with changes by name."""
+    names = [f.name for f in dataclasses.fields(cls)]
+    unknown = changes.keys() - {*names}
     if unknown:
-        raise ConfigError(unknown_name("setting", min(unknown), known))
-    require(settings is None or not changes, "give either settings or single settings, not both")
+        raise ConfigError(unknown_name("setting", min(unknown), names))
     require(settings is None or isinstance(settings, cls), f"settings must be {cls.__name__}, got {settings!r}")
-    settings = settings or cls(**changes)
+    settings = dataclasses.replace(settings or cls(), **changes)
     check_device(settings.device)
     return settings
 
 
 @contextlib.contextmanager
-def _output(model: object, out: Path | str | None, overwrite: bool) -> Iterator[None]:
-    """Checks `model` and `out`, and locks the latter against other processes by a file beside it."""
-    named = isinstance(model, (Path, str))
-    require(
-        named or isinstance(model, (PreTrainedModel, RewardModel)),
-        f'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got {type(model).__name__}',
-    )
+def _session(
+    settings: FitSettings,
+    model: object,
+    out: Path | str | None,
+    overwrite: bool,
+    progress: bool | Display,
+    then: OnEpoch,
+) -> Iterator[tuple[Display, OnEpoch]]:
+    """Checks `model` and `out`, and locks the latter against other processes by a file beside it.
+
+    Yields:
+        The display, and a callback that shows the metrics of an epoch and then calls `then`.
+    """
+    named, kind = isinstance(model, (Path, str)), type(model).__name__
+    fault = f'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got {kind}'
+    require(named or isinstance(model, (PreTrainedModel, RewardModel)), fault)
     require(out is not None or not named, 'out is missing: the folder to save the model in, such as out="models/sft"')
-    if out is None:
-        yield
-        return
-    check_output(out, overwrite)
-    path = Path(out).resolve()
-    with lock(Path(out), path.with_name(f".{path.name}.lock")):
-        check_output(out, overwrite)  # another process may have been first
-        yield
+    with contextlib.ExitStack() as stack:
+        if out is not None:
+            path = Path(out).resolve()
+            stack.enter_context(lock(Path(out), path.with_name(f".{path.name}.lock")))
+            check_output(out, overwrite)
+        display = stack.enter_context(contextlib.closing(display_for(progress)))
+
+        def report(metrics: Metrics) -> None:
+            display.say(describe(metrics, settings.epochs))
+            then(metrics)
+
+        yield display, report
 
 
-def _tokenizer(
-    given: Tokenizer | None, model: Model, new: Callable[[], PreTrainedTokenizerBase | None]
-) -> PreTrainedTokenizerBase:
-    if isinstance(given, PreTrainedTokenizerBase):
-        return pretrained.with_padding(given, "given")
-    if given is None and isinstance(model, PreTrainedModel):
+def _begin(
+    data: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: FitSettings, display: Display
+) -> None:
+    """Puts the model on its device, writes the tokenizer's special tokens into it, and shows its size."""
+    nn.Module.to(model, settings.device)
+    use_tokens(model, tokenizer)
+    size = sum(p.numel() for p in model.parameters())
+    display.say(f"{data}; {type(model).__name__} of {size:,} parameters, {len(tokenizer):,} tokens")
+    fit_to(size, display.say)
+
+
+def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizerBase:
+    """The tokenizer, loaded; that of the model if it is None."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return pretrained.with_padding(tokenizer, "given")
+    if tokenizer is None and isinstance(model, PreTrainedModel):
         raise ConfigError("tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer")
-    require(
-        given is None or isinstance(given, (Path, str)),
-        f'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2", '
-        f"got {type(given).__name__}",
-    )
-    return (new() if given is None else None) or pretrained.load_tokenizer(given or str(model))
-
-
-def _new_tokenizer(examples: Sequence[Example], model: Model, settings: SFTSettings) -> PreTrainedTokenizerBase | None:
-    """A tokenizer that is trained on the texts, for a configuration without one."""
-    bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
-    if not bare or (Path(str(model)) / "tokenizer.json").exists():
-        return None
-    return texts_fit.train_tokenizer([x.plain() for x in examples], settings.vocab_size)
+    kind = type(tokenizer).__name__
+    fault = f'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2", got {kind}'
+    require(tokenizer is None or isinstance(tokenizer, (Path, str)), fault)
+    return pretrained.load_tokenizer(tokenizer or str(model))
 
 
 def _reward_model(
     model: Model, tokenizer: Tokenizer | None, settings: RewardModelSettings, out: Path | str | None
 ) -> RewardModel:
-    known = _tokenizer(tokenizer or settings.tokenizer, model, lambda: None)
+    words = _tokenizer(tokenizer or settings.tokenizer, model)
     if not isinstance(model, PreTrainedModel):
-        return RewardModel(pretrained.load_reward_model(model, head_seed=settings.seed), known)
+        return RewardModel(pretrained.load_reward_model(model, head_seed=settings.seed), words)
     if isinstance(getattr(model, pretrained.HEAD, None), nn.Linear):
-        return RewardModel(pretrained.check_given(model, len(known)), known)
+        return RewardModel(pretrained.check_given(model, len(words)), words)
     require(out is not None, "out is missing: a language model gets a new head in a copy, which must be saved")
     with tempfile.TemporaryDirectory() as folder:
-        save(model, known, folder)
-        return RewardModel(pretrained.load_reward_model(folder, head_seed=settings.seed), known)
+        save(model, words, folder)
+        return RewardModel(pretrained.load_reward_model(folder, head_seed=settings.seed), words)
 
 
 def _saved(out: Path | str, metrics: Metrics) -> str:

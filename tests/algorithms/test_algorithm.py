@@ -9,13 +9,12 @@ import pytest
 import torch
 from builders import SPACES, Imitation, make_buffer, make_model, parameters, with_junk
 
-from rlzoo.algorithms import ALGORITHMS, NPG, TRPO, PPOClip, PPOPenalty, Reinforce, State, measure
+from rlzoo.algorithms import ALGORITHMS, NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.optim import adam
-from rlzoo.optim.adam import Adam
 
 SMALL = {
     "reinforce": Reinforce(vf_minibatch_size=8),
@@ -78,7 +77,9 @@ def test_update_moves_policy_and_value_and_reports_finite_metrics(algorithm, spa
     buffer = make_buffer(model, whole_episodes=True)
     model, metrics = updated(algorithm, buffer, **network)
     assert np.isfinite(list(metrics.values())).all()
-    assert {"kl", "entropy", "explained_variance", "grad_norm"} <= metrics.keys()
+    kl = "kl" if isinstance(algorithm, NPG | TRPO | PPOPenalty) else "kl_k3"
+    assert {kl, "entropy", "explained_variance", "grad_norm"} <= metrics.keys()
+    assert len(metrics.keys() & {"kl", "kl_k3"}) == 1
     for mine in ("policy_parameters", "value_parameters"):
         pairs = zip(getattr(model, mine)(), getattr(start, mine)(), strict=True)
         assert any(not torch.equal(new, old) for new, old in pairs)
@@ -119,17 +120,6 @@ def test_buffer_without_an_unmasked_step_changes_nothing(algorithm):
     assert np.isfinite(list(metrics.values())).all()
 
 
-@pytest.mark.parametrize("advantage", [0.0, 0.1, -3.3, 1e4])
-@ALL
-def test_constant_whitened_advantage_leaves_the_policy_of_one_update_alone(algorithm, advantage):
-    if "ent_coef" in {field.name for field in dataclasses.fields(algorithm)}:
-        algorithm = dataclasses.replace(algorithm, ent_coef=0.0)
-    start = make_model()
-    model, _ = updated(with_estimator(algorithm, Fixed(advantage)), make_buffer(start), updates=1)
-    new, old = (torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (model, start))
-    torch.testing.assert_close(new, old, rtol=0, atol=1e-3)
-
-
 @ALL
 def test_zero_advantage_leaves_the_policy_alone(algorithm):
     changes = {"normalize_advantage": False}
@@ -165,15 +155,6 @@ def test_update_leaves_the_buffer_alone(algorithm):
 
 
 @ALL
-def test_single_precision_follows_double_precision(algorithm):
-    double = make_buffer(make_model(), whole_episodes=True)
-    single = double.map(lambda x: x.float() if x.is_floating_point() else x)
-    expected, _ = updated(algorithm, double, updates=1)
-    actual, _ = updated(algorithm, single, updates=1, dtype=torch.float32)
-    torch.testing.assert_close(parameters(actual).double(), parameters(expected), rtol=0, atol=1e-3)
-
-
-@ALL
 def test_restored_state_goes_on_to_the_bit(algorithm):
     buffer = make_buffer(make_model(), whole_episodes=True)
     model = make_model()
@@ -194,15 +175,15 @@ def test_restored_state_goes_on_to_the_bit(algorithm):
     assert other_state.scalars == state.scalars
 
 
-@pytest.mark.parametrize("part_steps", [11, 25])
+@pytest.mark.parametrize("micro_batch_steps", [11, 25])
 @ALL
-def test_parts_of_uneven_size_change_no_update(algorithm, part_steps):
+def test_uneven_micro_batches_change_no_update(algorithm, micro_batch_steps):
     start = make_model()
     buffer = make_buffer(start, whole_episodes=True)
     weights = []
-    for steps in (None, part_steps):
+    for steps in (None, micro_batch_steps):
         model = make_model()
-        model.part_steps, model.auxiliary = steps, Imitation(start)
+        model.micro_batch_steps, model.auxiliary = steps, Imitation(start)
         state = algorithm.init(model, np.random.default_rng(0))
         algorithm.update(model, state, buffer)
         weights.append(parameters(model))
@@ -212,15 +193,15 @@ def test_parts_of_uneven_size_change_no_update(algorithm, part_steps):
 
 def ascent(algorithm, model, buffer, monkeypatch):
     """The gradient (P,) in the policy's parameters that the first step of an update climbs."""
-    found = []
+    gradients = []
     if algorithm.second_order:
         module = f"rlzoo.algorithms.{algorithm.name}.conjugate_gradient"
-        monkeypatch.setattr(module, lambda _, b, *iters: found.append(b) or (torch.zeros_like(b), 0.0))
+        monkeypatch.setattr(module, lambda _, b, *iters: gradients.append(b) or (torch.zeros_like(b), 0.0))
     else:
         size = sum(p.numel() for p in model.policy_parameters())  # they come first
-        monkeypatch.setattr(adam, "clip_norm", lambda g, *rest: found.append(-g[:size]) or float(g.norm()))
+        monkeypatch.setattr(adam, "clip_norm", lambda g, *rest: gradients.append(-g[:size]) or float(g.norm()))
     algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
-    return found[0]
+    return gradients[0]
 
 
 @ALL
@@ -238,16 +219,18 @@ def test_auxiliary_loss_adds_its_gradient(algorithm, monkeypatch):
     assert added.norm() > 0.1
 
 
-@ALL
-def test_auxiliary_loss_goes_down(algorithm):
-    model, buffer = make_model(), make_buffer(make_model(), whole_episodes=True)
-    model.auxiliary = Imitation(model, coef=5.0)
-    before = float(model.auxiliary.loss(model).detach())
+@pytest.mark.parametrize("name", ["ppo-penalty", "ppo-clip"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_advantages_are_whitened_in_each_minibatch(name, normalize):
+    model, advantages = make_model(), []
+    algorithm = dataclasses.replace(SMALL[name], normalize_advantage=normalize, target_kl=1e9)
     state = algorithm.init(model, np.random.default_rng(0))
-    for _ in range(2):
-        metrics = algorithm.update(model, state, buffer)
-    assert float(model.auxiliary.loss(model).detach()) < before - 5 * 0.003
-    assert np.isfinite(list(metrics.values())).all()
+    loss = algorithm.loss
+    object.__setattr__(algorithm, "loss", lambda model, b, *scalars: advantages.append(b) or loss(model, b, *scalars))
+    algorithm.update(model, state, make_buffer(model))
+    assert len(advantages) == 12
+    assert all((abs(float(b.mean(b.advantage))) < 1e-12) == normalize for b in advantages)
+    assert all((float(b.mean(b.advantage.square())) == pytest.approx(1)) == normalize for b in advantages)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "npg", "trpo"])
@@ -261,17 +244,6 @@ def test_value_learning_rate_follows_its_schedule(name):
         algorithm.update(model, state, buffer)
         steps.append(torch.cat([p.detach().reshape(-1) for p in model.value_parameters()]))
     assert torch.equal(*steps)
-
-
-@ALL
-def test_minibatch_of_all_is_one_step_an_epoch(algorithm):
-    field = "minibatch_size" if "minibatch_size" in vars(algorithm) else "vf_minibatch_size"
-    epochs = "epochs" if field == "minibatch_size" else "vf_epochs"
-    model = make_model()
-    algorithm = dataclasses.replace(algorithm, **{field: "all", epochs: 3})
-    state = algorithm.init(model, np.random.default_rng(0))
-    algorithm.update(model, state, make_buffer(model, whole_episodes=True))
-    assert state.optimizers["all" if "all" in state.optimizers else "value"].count == 3
 
 
 @ALL
@@ -296,15 +268,14 @@ def acting(policy):
     return SimpleNamespace(distribution=lambda _: policy)
 
 
-def test_kl_metric_is_the_k3_estimate_of_old_to_new():
+def test_kl_is_exact_where_the_batch_holds_the_old_policy_and_else_the_k3_estimate():
+    """Under a uniform old policy both are KL(old ‖ new)."""
     new_logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64)
     batch, old, new = one_of_each(torch.zeros(3, dtype=torch.float64), new_logits)
-    assert measure(acting(new), batch)["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
-    assert measure(acting(new), batch)["kl"] != pytest.approx(float(new.kl(old)[0, 0]), rel=1e-2)
-
-
-def test_kl_metric_is_exact_where_the_batch_holds_the_old_policy():
-    old_logits, new_logits = torch.tensor([[1.0, 0, 0], [0.3, -1.0, 0.8]], dtype=torch.float64)
+    expected = pytest.approx(float(old.kl(new)[0, 0]))
+    assert float(new.kl(old)[0, 0]) != expected
+    assert measure(acting(new), batch)["kl_k3"] == expected
+    old_logits = torch.tensor([1.0, 0, 0], dtype=torch.float64)
     batch, old, new = one_of_each(old_logits, new_logits)
     assert measure(acting(new), batch.replace(old=old))["kl"] == pytest.approx(float(old.kl(new)[0, 0]))
 
@@ -317,27 +288,16 @@ def test_metrics_are_masked_means():
         metrics = measure(model, batch.replace(logp=batch.logp - 0.1))
         entropy = policy.entropy()[batch.mask].mean()
     assert metrics["entropy"] == pytest.approx(float(entropy))
-    assert metrics["kl"] == pytest.approx(np.exp(0.1) - 1 - 0.1)
+    assert metrics["kl_k3"] == pytest.approx(np.exp(0.1) - 1 - 0.1)
 
 
 def test_explained_variance_by_hand():
     batch, _, new = one_of_each(*torch.zeros(2, 4, dtype=torch.float64))
     returns = torch.tensor([[1.0], [2], [3], [4]], dtype=torch.float64)
     errors = torch.tensor([[0.5], [-0.5], [0.5], [-0.5]], dtype=torch.float64)
-    assert (
-        measure(acting(new), batch.replace(return_=returns, value=returns - errors))["explained_variance"]
-        == 1 - 0.25 / 1.25
-    )
-    assert measure(acting(new), batch.replace(return_=returns, value=returns))["explained_variance"] == 1
-    assert measure(acting(new), batch)["explained_variance"] == 1
-
-
-def test_state_dict_holds_rng_optimizers_and_scalars():
-    model = make_model()
-    state = State(np.random.default_rng(4), {"all": Adam(list(model.parameters()))}, {"x": 2.0})
-    saved = state.state_dict()
-    expected = state.rng.integers(100, size=5)
-    other = State(np.random.default_rng(5), {"all": Adam(list(make_model().parameters()))}, {"x": 3.0})
-    other.load_state_dict(saved)
-    assert np.array_equal(other.rng.integers(100, size=5), expected)
-    assert other.scalars == {"x": 2.0}
+    for changes, expected in (
+        ({"return_": returns, "value": returns - errors}, 1 - 0.25 / 1.25),
+        ({"return_": returns, "value": returns}, 1),
+        ({}, 1),
+    ):
+        assert measure(acting(new), batch.replace(**changes))["explained_variance"] == expected

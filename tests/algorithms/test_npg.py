@@ -55,22 +55,6 @@ def test_damped_direction_solves_the_damped_system():
     torch.testing.assert_close(step / step.norm(), x / x.norm(), rtol=0, atol=1e-4)
 
 
-def test_step_goes_uphill():
-    step, g, _, _ = step_of(NPG())
-    assert step @ g > 0
-
-
 def test_max_kl_follows_its_schedule():
     step, _, fisher, _ = step_of(dataclasses.replace(EXACT, max_kl="linear:0.01:0"), progress=0.75)
     assert float(0.5 * step @ fisher @ step) == pytest.approx(0.01 / 4, rel=1e-6)
-
-
-@pytest.mark.parametrize("shared_trunk", [False, True])
-def test_critic_moves_no_policy_parameter(shared_trunk):
-    policies = []
-    for epochs in (0, 20):
-        model = make_model(shared_trunk=shared_trunk)
-        algorithm = NPG(vf_epochs=epochs)
-        algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), make_buffer(model))
-        policies.append(torch.cat([p.detach().reshape(-1) for p in model.policy_parameters()]))
-    assert torch.equal(*policies)

@@ -106,8 +106,8 @@ def test_baseline_learns_the_return():
 def test_first_gradient_equals_that_of_ppo_clip_at_ratio_one():
     model = make_model()
     batch = MonteCarlo()(make_buffer(model)).rows(1)
-    reinforce = Reinforce(normalize_advantage=False).loss(model, batch, 0.0)
-    clip = PPOClip(normalize_advantage=False, vf_coef=0.0).loss(model, batch, 0.2, 0.0)
+    reinforce = Reinforce().loss(model, batch, 0.0)
+    clip = PPOClip(vf_coef=0.0).loss(model, batch, 0.2, 0.0)
     torch.testing.assert_close(
         flat_gradient(reinforce, model.policy_parameters()),
         flat_gradient(clip, model.policy_parameters()),

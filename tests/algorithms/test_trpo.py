@@ -1,19 +1,19 @@
 """TRPO: every accepted step improves the surrogate within the trust region, and a failed search moves nothing."""
 
 import copy
-import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, make_buffer, make_model, parameters
+from builders import SPACES, Imitation, make_buffer, make_model, parameters
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
+from torch.nn.utils import vector_to_parameters
 
 from rlzoo.algorithms import TRPO, npg, trpo
 from rlzoo.core.collector import evaluate
 from rlzoo.core.errors import ConfigError
 from rlzoo.optim.fisher import fisher_vector_product
-from rlzoo.optim.natural_gradient import FlatFunction
+from rlzoo.optim.natural_gradient import Objective
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -48,7 +48,7 @@ def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogat
     trainer = Trainer(make_config("trpo", env, num_envs=4, num_steps=100))
     algorithm, model = trainer.algorithm, trainer.model
     accepted = []
-    for _ in range(15):
+    for _ in range(8):
         buffer = evaluate(model, trainer.task.collector.collect(trainer.task.actor()).buffer)
         old = copy.deepcopy(model)
         metrics = algorithm.update(model, trainer.state, buffer)
@@ -58,7 +58,7 @@ def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogat
         if metrics["accepted"]:
             assert surrogate > 0
             accepted.append(kl)
-    assert len(accepted) >= 12
+    assert len(accepted) >= 6
     assert np.mean(accepted) > 0.3 * algorithm.max_kl
 
 
@@ -75,22 +75,6 @@ def test_trust_region_is_in_kl_from_old_to_new(space):
     assert abs(backward - forward) > 0.015
 
 
-def test_search_shrinks_the_step_until_it_is_accepted():
-    model = make_model(SPACES["box"])
-    algorithm = TRPO(max_kl=0.2, backtrack_coef=0.5)
-    full, shrunk = copy.deepcopy(model), copy.deepcopy(model)
-    buffer = make_buffer(model, rows=8)
-    old, _, metrics = update(algorithm, shrunk, buffer)
-    assert metrics["backtracks"] > 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trpo, "line_search", lambda accept, theta, step, coef, iters: (theta + step, 0))
-        update(algorithm, full, buffer)
-    start, long, short = (
-        torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (old, full, shrunk)
-    )
-    torch.testing.assert_close(short - start, (long - start) * 0.5 ** metrics["backtracks"])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("space", SPACES)
 def test_failed_search_leaves_the_policy_bit_equal(space, dtype, monkeypatch):
@@ -104,13 +88,6 @@ def test_failed_search_leaves_the_policy_bit_equal(space, dtype, monkeypatch):
     assert metrics["backtracks"] == TRPO().backtrack_iters
 
 
-def test_step_too_small_to_improve_is_not_taken():
-    model = make_model()
-    old, _, metrics = update(TRPO(max_kl=1e-60, vf_epochs=0), model, make_buffer(model))
-    assert torch.equal(parameters(model), parameters(old))
-    assert metrics["accepted"] == 0
-
-
 def test_step_outside_the_region_is_not_taken_though_it_improves():
     model = make_model(SPACES["box"])
     buffer = make_buffer(model, rows=8)
@@ -120,13 +97,13 @@ def test_step_outside_the_region_is_not_taken_though_it_improves():
 
 
 def test_step_inside_the_region_is_not_taken_unless_it_improves(monkeypatch):
-    gradient = FlatFunction.value_and_gradient
+    gradient = Objective.value_and_gradient
 
-    def downhill(f, theta):
-        value, g = gradient(f, theta)
+    def downhill(objective, theta):
+        value, g = gradient(objective, theta)
         return value, -g
 
-    monkeypatch.setattr(FlatFunction, "value_and_gradient", downhill)
+    monkeypatch.setattr(Objective, "value_and_gradient", downhill)
     model = make_model()
     old, _, metrics = update(TRPO(vf_epochs=0), model, make_buffer(model))
     assert torch.equal(parameters(model), parameters(old))
@@ -141,22 +118,6 @@ def test_max_kl_follows_its_schedule():
     assert 0.004 < kl <= 0.005
 
 
-def test_log_std_is_moved_by_the_trust_region_step():
-    model = make_model(SPACES["box"])
-    old, _, _ = update(TRPO(), model, make_buffer(model))
-    assert not torch.equal(model.policy.log_std, old.policy.log_std)
-
-
-@pytest.mark.parametrize("shared_trunk", [False, True])
-def test_critic_moves_no_policy_parameter(shared_trunk):
-    policies = []
-    for epochs in (0, 20):
-        model = make_model(shared_trunk=shared_trunk)
-        update(dataclasses.replace(TRPO(), vf_epochs=epochs), model, make_buffer(model))
-        policies.append(torch.cat([p.detach().reshape(-1) for p in model.policy_parameters()]))
-    assert torch.equal(*policies)
-
-
 @pytest.mark.parametrize("name", ["trpo", "npg"])
 def test_fisher_products_average_over_a_part_of_the_rows(name, monkeypatch):
     trainer = Trainer(make_config(name, "CartPole-v1", num_envs=4, num_steps=100, fisher_fraction=0.1))
@@ -168,7 +129,7 @@ def test_fisher_products_average_over_a_part_of_the_rows(name, monkeypatch):
         return fisher_vector_product(policy, theta, part, damping)
 
     monkeypatch.setattr(module, "fisher_vector_product", product)
-    for _ in range(8):
+    for _ in range(3):
         buffer = evaluate(trainer.model, trainer.task.collector.collect(trainer.task.actor()).buffer)
         old = copy.deepcopy(trainer.model)
         metrics = trainer.algorithm.update(trainer.model, trainer.state, buffer)
@@ -192,21 +153,32 @@ def test_rows_of_fisher_products_have_a_stream_of_their_own():
 
 
 @pytest.mark.parametrize(
-    ("env", "settings", "said"),
+    ("env", "fraction", "message"),
     [
-        (
-            "CartPole-v1",
-            {"fisher_fraction": 0.0001},
-            "= 0.0001 of num_envs . num_steps = 1024 leaves no row",
-        ),
-        (
-            "RandomWalks",
-            {"fisher_fraction": 0.01},
-            "0.01 of responses_per_batch = .* leaves no row",
-        ),
-        ("CartPole-v1", {"fisher_fraction": 0}, "fisher_fraction must be in .0, 1., got 0"),
+        ("CartPole-v1", 0.0001, "= 0.0001 of num_envs . num_steps = 1024 leaves no row"),
+        ("RandomWalks", 0.01, "0.01 of responses_per_batch = .* leaves no row"),
+        ("CartPole-v1", 0, "fisher_fraction must be in .0, 1., got 0"),
     ],
 )
-def test_fraction_that_leaves_no_row_is_an_error(env, settings, said):
-    with pytest.raises(ConfigError, match=said):
-        make_config("trpo", env, **settings)
+def test_fraction_that_leaves_no_row_is_an_error(env, fraction, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config("trpo", env, fisher_fraction=fraction)
+
+
+def test_search_takes_the_longest_step_that_improves_the_surrogate_less_all_terms_of_the_auxiliary_loss():
+    model = make_model()
+    model.auxiliary = Imitation(model, coef=5.0)
+    algorithm = TRPO(max_kl=3.0, vf_epochs=0)
+    old, batch, metrics = update(algorithm, model, make_buffer(model, rows=8))
+    tries = int(metrics["backtracks"])
+    start, end = (torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (old, model))
+    step = (end - start) / algorithm.backtrack_coef**tries
+    improved = []
+    for i in range(tries + 1):
+        candidate = copy.deepcopy(old)
+        vector_to_parameters(start + algorithm.backtrack_coef**i * step, candidate.policy_parameters())
+        kl, _, surrogate = measured(old, candidate, batch)
+        assert kl < 3.0
+        loss, before = (float(model.auxiliary.loss(x).detach()) for x in (candidate, old))
+        improved.append(surrogate - loss > -before)
+    assert improved == [False] * 4 + [True]

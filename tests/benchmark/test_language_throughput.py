@@ -1,4 +1,4 @@
-"""`benchmarks/language_throughput.py` and its floor measure what they say, on a GPU too."""
+"""`benchmarks/speed/language_throughput.py` and its floor measure what they say, on a GPU too."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 from simulated_gpu import GPU, simulated
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "speed"
 SHAPE = {"prompts": 4, "prompt_tokens": 3, "new_tokens": 4, "iterations": 1}
 TINY = {"tiny": {**SHAPE, "config": {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 64}}}
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import short_runs
@@ -49,6 +48,7 @@ def test_runs_of_the_same_settings_are_kept_and_others_refused(tmp_path):
         create_runs(tmp_path / "seed-1", config(), [1])
 
 
+@pytest.mark.slow
 def test_command_trains_reports_and_extends(tmp_path, capsys):
     out = str(tmp_path / "runs")
     assert main(["train", "ppo", "CartPole-v1", "--seed", "1-2", "--out", out, *OPTIONS]) == 0
@@ -68,11 +68,12 @@ def test_command_trains_reports_and_extends(tmp_path, capsys):
     assert "--jobs is for the runs of several seeds" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_failed_seed_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     (tmp_path / "unlucky.py").write_text(
-        "import gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n\n\n"
-        "class Unlucky(CartPoleEnv):\n    def step(self, action):\n        import multiprocessing, os\n"
-        "        if os.path.exists('bad') and 'seed-2' in str(multiprocessing.current_process()._args):\n"
+        "import contextlib, os\nimport gymnasium\nfrom gymnasium.envs.classic_control import CartPoleEnv\n\n\n"
+        "class Unlucky(CartPoleEnv):\n    def step(self, action):\n"
+        "        with contextlib.suppress(FileNotFoundError):\n            os.rename('bad', 'used')\n"
         "            raise RuntimeError('no luck')\n        return super().step(action)\n\n\n"
         "gymnasium.register('Unlucky-v0', Unlucky, max_episode_steps=50)\n"
     )
@@ -82,14 +83,13 @@ def test_failed_seed_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     command = ["train", "ppo", "unlucky:Unlucky-v0", "--seed", "1", "2", "--out", "runs", *OPTIONS, "--quiet"]
     assert main(command) == 1
-    printed = capsys.readouterr()
-    assert "rlzoo: seed 2 failed: " in printed.err
-    assert "no luck" in printed.err
-    assert "rlzoo: 1 of 2 seeds failed; again: rlzoo resume runs" in printed.err
-    assert Run("runs/seed-1").finished
-    Path("bad").unlink()
+    error = capsys.readouterr().err
+    assert "no luck" in error
+    assert "rlzoo: 1 of 2 seeds failed; again: rlzoo resume runs" in error
+    (failed,) = (seed for seed in (1, 2) if f"rlzoo: seed {seed} failed: " in error)
+    assert Run(f"runs/seed-{3 - failed}").finished
     assert main(command) == 0
-    assert Run("runs/seed-2").finished
+    assert Run(f"runs/seed-{failed}").finished
 
 
 def start(folder, total_steps):

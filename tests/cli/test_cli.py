@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -550,21 +549,6 @@ heavy = {{"torch", "transformers", "tensorboard", "matplotlib", "rich"}} & sys.m
 sys.exit(1 if heavy else 0)
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
-
-
-def test_help_is_quick():
-    """In seconds of the processor, since other processes may run beside it."""
-
-    def used():
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return children.ru_utime + children.ru_stime
-
-    def seconds():
-        before = used()
-        command("--help", check=True)
-        return used() - before
-
-    assert min(seconds() for _ in range(5)) < 0.4
 
 
 def test_reader_that_goes_away():

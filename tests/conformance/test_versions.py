@@ -1,6 +1,7 @@
 """The parts of the package that meet another library, each in a short run.
 
-`.ci/run` also runs these tests with the oldest versions that `pyproject.toml` allows.
+Slow, because other tests hold the same in detail: `.ci/run` also runs these with the oldest versions that
+`pyproject.toml` allows.
 """
 
 import importlib
@@ -14,6 +15,8 @@ from gymnasium.spaces.utils import flatten
 
 import rlzoo
 from rlzoo.cli import main
+
+pytestmark = pytest.mark.slow
 
 NEEDS_ANOTHER_PACKAGE = ("rlzoo.benchmark.peers", "rlzoo.__main__")
 

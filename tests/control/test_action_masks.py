@@ -52,7 +52,11 @@ SMALL = {k: x for k, x in short_runs.QUICK.items() if k != "env"} | {"total_step
 
 @pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3])], ids=["discrete", "multi"])
 @pytest.mark.parametrize("tell", ["info", "method"])
-@pytest.mark.parametrize("more", [{}, {"network": "gru", "cell_size": 4}, {"fast": False}], ids=["mlp", "gru", "torch"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, pytest.param({"network": "gru", "cell_size": 4}, marks=pytest.mark.slow), {"fast": False}],
+    ids=["mlp", "gru", "torch"],
+)
 def test_no_illegal_action_is_ever_taken(space, tell, more, tmp_path):
     run = train("ppo-clip", lambda: Forbidding(space, tell), out=tmp_path / "run", **SMALL, **more)
     assert run.evaluations()[-1]["mean_length"] == 11
@@ -73,6 +77,7 @@ class Obedient(gymnasium.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo-clip", "trpo"])
 def test_taxi_takes_no_illegal_action(algorithm, tmp_path):
     settings = {"total_steps": 8000, "wrappers": [Obedient], "out": tmp_path / "run", "final_eval_episodes": 5}
@@ -87,11 +92,6 @@ def test_every_algorithm_trains(algorithm, tmp_path):
     settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}
     run = train(algorithm, Forbidding, out=tmp_path / "run", **settings)
     assert all(np.isfinite(x) for record in run.metrics() for x in record.values() if isinstance(x, float))
-
-
-def test_mask_can_be_ignored(tmp_path):
-    with pytest.raises(TrainingError, match="illegal"):
-        train("ppo-clip", Forbidding, out=tmp_path / "run", action_masks=False, **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +151,6 @@ def test_what_no_export_holds_is_said(env, format, tmp_path):
     run = train("ppo-clip", env, out=tmp_path / "run", **SMALL)
     with pytest.raises(ConfigError, match="use load_policy"):
         rlzoo.export(run, format, env=env)
-
-
-class Pictures(Forbidding):
-    """The same with images."""
-
-    observation_space = spaces.Box(0, 255, (8, 8, 1), np.uint8)
-
-
-@pytest.mark.parametrize("algorithm", ["ppo-clip", "trpo"])
-def test_masks_beside_images(algorithm, tmp_path):
-    small = {**SMALL, "total_steps": 80, "num_steps": 20, "hidden": (8,), "channels": (2, 2, 2)}
-    small |= {"vf_minibatch_size": 40} if algorithm == "trpo" else {}
-    run = train(algorithm, Pictures, out=tmp_path / "run", network="cnn", **small)
-    assert run.evaluations()[-1]["mean_length"] == 11
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -239,7 +225,7 @@ class Nested(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"])
-@pytest.mark.parametrize("network", ["mlp", "gru"])
+@pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
 def test_product_spaces_train(algorithm, network, tmp_path):
     settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}
     run = train(algorithm, Nested, out=tmp_path / "run", network=network, **settings)
@@ -252,7 +238,7 @@ def test_product_spaces_train(algorithm, network, tmp_path):
         obs, *_ = env.step(action)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_product_actions_reach_every_copy(asynchronous):
     env = Source(Nested, asynchronous=asynchronous).make(3, 0)
     env.reset()

@@ -3,12 +3,10 @@
 import gymnasium
 import numpy as np
 import pytest
-import short_runs
 import torch
 from builders import SPACES
 from gymnasium import spaces
 
-import rlzoo
 from rlzoo.algorithms import ALGORITHMS
 from rlzoo.control.cnn import CNN, ConvNet, image_axes, is_image
 from rlzoo.core.errors import ConfigError
@@ -148,19 +146,6 @@ def test_gradient_is_that_of_plain_pytorch():
         trainer.iterate()
     for a, b in zip(slow.model.parameters(), fast.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
-
-
-def test_killed_and_resumed_is_the_same_run(tmp_path):
-    settings = {**QUICK, "minibatch_size": 32, "epochs": 1, "eval_episodes": 2, "eval_interval": 64}
-    run = rlzoo.train("ppo", out=tmp_path / "run", **settings)
-    policy = rlzoo.load_model(run)
-    assert isinstance(policy.trunk, ConvNet)
-    assert run.read_config().task.network == CNN(**SMALL)
-    assert run.read_config().to_dict()["network"] == "cnn"
-    assert rlzoo.evaluate(run, 2).lengths.tolist() == [8, 8]
-    resumed = rlzoo.resume(run, total_steps=192)
-    assert resumed.steps()[-1] >= 192
-    assert len(short_runs.weights(resumed)) > 0
 
 
 def test_image_with_an_mlp_is_said_once():

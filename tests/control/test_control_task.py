@@ -8,19 +8,19 @@ from gymnasium import spaces
 
 from rlzoo.control import envs
 from rlzoo.control.classic import CartPole
+from rlzoo.control.fast import accelerate
 from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
-from rlzoo.core.actors import ModelActor
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv
 from rlzoo.core.task import Setup
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 
-def make_task(env="CartPole-v1", seed=3, fast=True, model=None, **settings):
+def make_task(env="CartPole-v1", seed=3, model=None, **settings):
     settings = {"num_envs": 4, "num_steps": 16, "network": Network(hidden=(8,)), **settings}
-    return ControlTask(Control(**settings), Setup(env, seed=seed, gamma=0.9, fast=fast), model)
+    return ControlTask(Control(**settings), Setup(env, seed=seed, gamma=0.9), model)
 
 
 def collect(task):
@@ -36,8 +36,7 @@ def test_collection_repeats_with_the_seed(env):
 
 def test_model_environment_and_noise_have_streams_of_their_own():
     task = make_task()
-    given = make_task(model=task.model)
-    assert given.model is task.model
+    assert make_task(model=task.model).model is task.model
     collect(task)
     again = make_task()
     assert torch.equal(parameters(again.model), parameters(task.model))
@@ -82,15 +81,13 @@ def test_reward_scale_belongs_to_the_model_and_has_the_estimators_discount():
     assert "reward_scale.running" in task.model.state_dict()
 
 
-def test_without_fast_the_actor_is_torch():
-    assert isinstance(make_task(fast=False).actor(), ModelActor)
-    assert not isinstance(make_task().actor(), ModelActor)
-
-
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_evaluation_repeats_and_leaves_training_alone(deterministic, fast):
-    task, untouched = make_task(fast=fast), make_task(fast=fast)
+    task, untouched = make_task(), make_task()
+    if fast:
+        accelerate(task)
+        accelerate(untouched)
     first, again = (task.evaluate(20, seed=5, deterministic=deterministic) for _ in range(2))
     assert first.returns.tolist() == again.returns.tolist()
     assert (len(first.returns), first.deterministic) == (20, deterministic)
@@ -148,16 +145,15 @@ def test_model_is_built_for_the_spaces_of_the_environment():
 
 @pytest.mark.parametrize("vectorized", [True, False])
 def test_environments_of_evaluations_are_made_once(vectorized, monkeypatch):
-    made = []
-    make = envs.Source.make
-    monkeypatch.setattr(envs.Source, "make", lambda *given, **more: made.append(make(*given, **more)) or made[-1])
+    copies, make = [], envs.Source.make
+    monkeypatch.setattr(envs.Source, "make", lambda *args, **more: copies.append(make(*args, **more)) or copies[-1])
     task = ControlTask(Control(num_envs=2, vectorized=vectorized), Setup("CartPole-v1"))
     first, other, again = (task.evaluate(8, seed=seed) for seed in (3, 4, 3))
-    assert len(made) == 2  # one to train in, one to evaluate in
+    assert len(copies) == 2  # one to train in, one to evaluate in
     assert first.returns.tolist() == again.returns.tolist() != other.returns.tolist()
     new = evaluate_model(task.model, "CartPole-v1", 8, seed=3, vectorized=vectorized)
     assert new.returns.tolist() == first.returns.tolist()
     closed = []
-    monkeypatch.setattr(made[1], "close", lambda: closed.append(True))
+    monkeypatch.setattr(copies[1], "close", lambda: closed.append(True))
     task.close()
     assert closed

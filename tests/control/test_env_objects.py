@@ -7,7 +7,6 @@ from functools import partial
 import gymnasium
 import numpy as np
 import pytest
-import short_runs
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation, TimeLimit
@@ -262,15 +261,6 @@ def test_wrong_wrappers_are_one_line(wrapper, error, message, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_wrappers_hold_in_training_evaluation_and_play(tmp_path):
-    short = ["gymnasium.wrappers:TimeLimit(max_episode_steps=2)"]
-    run = rlzoo.train("ppo", "CartPole-v1", wrappers=short, out=tmp_path, num_envs=4, **QUICK)
-    assert run.metrics()[-1]["mean_length"] == 2
-    assert rlzoo.evaluate(run, 3).lengths.tolist() == [2, 2, 2]
-    assert [x.length for x in rlzoo.play(run, 2, video=tmp_path / "x.gif")] == [2, 2]
-    assert run.read_config().task.wrappers == tuple(short)
-
-
 def test_wrapper_that_changes_the_spaces_between_runs_is_one_line(tmp_path):
     two, three = (lambda env: FrameStackObservation(env, 2)), (lambda env: FrameStackObservation(env, 3))
     run = rlzoo.train("ppo", "CartPole-v1", wrappers=[two], out=tmp_path, num_envs=2, **QUICK)
@@ -285,6 +275,7 @@ def test_wrapper_that_changes_the_spaces_between_runs_is_one_line(tmp_path):
 # Processes
 
 
+@pytest.mark.slow
 def test_copies_in_processes_give_the_same_run():
     one, many = (
         Trainer(make_config("ppo", Walk, num_envs=2, num_steps=32, minibatch_size=32, epochs=1, async_envs=x))
@@ -318,7 +309,10 @@ def test_rate_of_successes():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("source", [Source(Walk), Source(vector()), Source(Walk, asynchronous=True)])
+@pytest.mark.parametrize(
+    "source",
+    [Source(Walk), Source(vector()), pytest.param(Source(Walk, asynchronous=True), marks=pytest.mark.slow)],
+)
 def test_episodes_tell_whether_they_were_a_success(source, whole):
     env = source.make(3, 0)
     collector = Collector(env, 20, whole_episodes=whole)
@@ -336,25 +330,6 @@ def test_episodes_tell_whether_they_were_a_success(source, whole):
     assert all(episode.success is not None for episode in episodes)
     assert all(episode.success for episode in episodes if episode.return_ == episode.length)
     assert len(episodes) == 6 or not whole
-
-
-def test_environment_that_does_not_tell_changes_nothing(tmp_path):
-    runs = [
-        rlzoo.train("ppo", Walk, out=tmp_path / str(tells), num_envs=4, env_kwargs={"tells": tells}, **QUICK)
-        for tells in (True, False)
-    ]
-    assert short_runs.weights(runs[0]) == short_runs.weights(runs[1])
-    told, silent = (run.metrics()[-1] for run in runs)
-    assert set(told) - set(silent) == {"success_rate"}
-    assert 0 <= told["success_rate"] <= 1
-    assert all(("success_rate" in x) for x in runs[0].evaluations())
-    assert not any("success_rate" in x for x in runs[1].evaluations())
-    assert (
-        "successes"
-        not in json.loads((runs[1].checkpoints / str(runs[1].steps()[-1]) / "state.json").read_text())["state"][
-            "logger"
-        ]
-    )
 
 
 def test_settings_of_a_vector_environment_start_from_its_copies():

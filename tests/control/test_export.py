@@ -50,7 +50,7 @@ def make_policy(action_space, obs_space=OBSERVATIONS, **network):
         generator = torch.Generator().manual_seed(1)
         model.normalizer.mean.normal_(generator=generator)
         model.normalizer.var.uniform_(0.5, 3, generator=generator)
-    return ControlPolicy(model, obs_space, action_space, fast=False)
+    return ControlPolicy(model, obs_space, action_space)
 
 
 def onnx(data, folder):
@@ -242,7 +242,7 @@ def test_network_of_several_modules_is_named_by_its_first(shared):
     if not shared:
         model.policy.net = nn.Sequential(nn.LayerNorm(4), model.policy.net)
     model = ActorCritic(model.policy, model.value, trunk)
-    policy = ControlPolicy(model, OBSERVATIONS, ACTIONS["box"], fast=False)
+    policy = ControlPolicy(model, OBSERVATIONS, ACTIONS["box"])
     with pytest.raises(ConfigError, match="a part of this policy is a LayerNorm: export it as onnx"):
         policy.export("c", ABOUT)
 

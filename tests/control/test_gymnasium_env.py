@@ -134,7 +134,7 @@ def test_actions_reach_the_environment_in_its_own_space(space, given, received):
     env.close()
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_autoreset_follows_the_protocol(asynchronous):
     env = make(asynchronous=asynchronous)
     junk = np.array([-5, 99])
@@ -152,50 +152,13 @@ def test_autoreset_follows_the_protocol(asynchronous):
     env.close()
 
 
-def test_asynchronous_copies_give_the_same_observations():
-    env, other = make(), make(asynchronous=True)
-    np.testing.assert_array_equal(env.reset()[0], other.reset()[0])
-    for _ in range(6):
-        for ours, theirs in zip(env.step(zeros(env)), other.step(zeros(env)), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-    other.close()
-
-
-def test_time_limit_truncates():
-    env = make(length=None, max_episode_steps=2)
-    env.reset()
-    flags = [env.step(zeros(env))[2:] for _ in range(3)]
-    assert [[bool(flag.all()) for flag in step] for step in flags] == [
-        [False, False, False],
-        [False, True, True],
-        [False, False, False],
-    ]
-
-
-@pytest.mark.parametrize("env_id", envs.builtin_ids())
-def test_gymnasium_version_of_a_builtin_has_the_same_interface(env_id):
-    ours, theirs = envs.make(env_id, 3, 0), envs.make(env_id, 3, 0, vectorized=False)
-    assert type(ours) is not type(theirs)
-    assert ours.observation_space == theirs.observation_space
-    assert ours.action_space == theirs.action_space
-    for our, their in zip(
-        ours.reset() + ours.step(zeros(ours)), theirs.reset() + theirs.step(zeros(ours)), strict=True
-    ):
-        assert our.shape == their.shape
-        assert our.dtype == their.dtype
-
-
-def test_options_that_only_gymnasium_knows_go_to_gymnasium():
-    assert envs.make("CartPole-v1", 1, 0, render_mode="rgb_array").state_dict() is None
-
-
 def raise_at_3(step, obs, reward):
     if step == 3:
         raise LookupError("50% of it\nis gone")
     return obs, reward
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_raising_environment_names_the_copy_and_the_step(asynchronous):
     env = make(length=5, fault=raise_at_3, faulty_seed=11, asynchronous=asynchronous)
     env.reset()
@@ -402,13 +365,6 @@ def test_missing_package_is_named_in_one_line():
 def test_unknown_option_is_an_error():
     with pytest.raises(EnvError, match=r"'CartPole-v1' cannot be made: TypeError: .*'colour'"):
         envs.make("CartPole-v1", 1, 0, colour="red")
-
-
-def test_adapter_has_no_state_to_give_or_take():
-    env = make()
-    assert env.state_dict() is None
-    with pytest.raises(NotImplementedError, match="GymnasiumEnv cannot restore a state"):
-        env.load_state_dict({})
 
 
 def test_number_of_copies_must_be_positive():

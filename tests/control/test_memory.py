@@ -1,6 +1,5 @@
 """Recurrent policies in control environments."""
 
-import gymnasium
 import numpy as np
 import pytest
 import short_runs
@@ -9,7 +8,8 @@ import torch
 import rlzoo
 from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
-from rlzoo.control.recurrent import GRU, LSTM
+from rlzoo.control.fast.acting import make_numpy_actor
+from rlzoo.control.recurrent import GRU
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.errors import ConfigError
 from rlzoo.runs.run import Run
@@ -17,50 +17,46 @@ from rlzoo.runs.train import resume, train
 
 GRU_RUN = {k: x for k, x in short_runs.GRU.items() if k not in ("algorithm", "epochs", "minibatch_size")}
 QUICK = {**GRU_RUN, "num_steps": 40}
-ALGORITHMS = ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"]
+ALGORITHMS = [
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("reinforce", "npg", "trpo", "ppo-penalty")),
+    "ppo-clip",
+]
 
 
-def collected(network, env_id="CartPoleNoVel-v1", steps=60, fast=True, buffers=2, **settings):
+def collect(network, make_actor, env_id="CartPoleNoVel-v1", steps=60, buffers=2):
     """The last of some buffers, and the model."""
     env = envs.make(env_id, 4, 0)
-    model = network(cell_size=6, hidden=(5,), **settings).build(
+    model = network(cell_size=6, hidden=(5,)).build(
         env.observation_space, env.action_space, torch.Generator().manual_seed(1)
     )
     noise = ActionNoise(env.action_space, 4, np.random.default_rng(2))
     collector = Collector(env, steps)
     for _ in range(buffers):
-        buffer = collector.collect(make_actor(model, noise, fast)).buffer
+        buffer = collector.collect(make_actor(model, noise)).buffer
     return buffer, model
 
 
-@pytest.mark.parametrize("network", [GRU, LSTM])
-@pytest.mark.parametrize("env_id", ["CartPoleNoVel-v1", "PendulumNoVel-v1"])
-@pytest.mark.parametrize("more", [{}, {"shared_trunk": True, "normalize_obs": True}], ids=["separate", "shared"])
-def test_numpy_acts_as_pytorch_does(network, env_id, more):
-    fast, _ = collected(network, env_id, **more)
-    slow, _ = collected(network, env_id, fast=False, **more)
-    torch.testing.assert_close(fast.obs, slow.obs, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fast.action, slow.action, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_a_buffer_holds_the_memory_that_acting_had(fast):
+@pytest.mark.parametrize("make_actor", [make_actor, make_numpy_actor])
+def test_a_buffer_holds_the_memory_that_acting_had(make_actor):
     """Rows cut anywhere give the policy of the whole row, and episodes begin without memory."""
-    buffer, model = collected(GRU, fast=fast)
+    buffer, model = collect(GRU, make_actor)
     assert bool((buffer.terminated | buffer.truncated).any())
     whole = evaluate(model, buffer)
     for context in (1, 10, 30):
-        cut = whole.rows(context)
-        again = model.distribution(cut.obs).log_prob(cut.action)
-        torch.testing.assert_close(again, cut.logp, rtol=0, atol=1e-5)
-    start = buffer.obs[..., 4].bool()
+        rows = whole.rows(context)
+        again = model.distribution(rows.obs).log_prob(rows.action)
+        torch.testing.assert_close(again, rows.logp, rtol=0, atol=1e-5)
+    start = buffer.obs.start
     ended = (buffer.terminated | buffer.truncated).nonzero()
     assert all(start[i, t + 2] for i, t in ended.tolist() if t + 2 < start.shape[1])
-    first = model.distribution(buffer.obs[:, :1])
-    assert first.logits.shape == (4, 1, 2)
+    assert start.dtype == torch.bool
+    assert buffer.obs.memory.shape == (4, 61, model.memory_size)
+    assert buffer.obs.legal is None
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", [name if name == "ppo-clip" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_every_algorithm_trains_and_resumes_exactly(algorithm, tmp_path):
     settings = {k: x for k, x in QUICK.items() if algorithm != "reinforce" or k != "num_steps"}
     whole = train(algorithm, out=tmp_path / "whole", **settings)
@@ -107,18 +103,6 @@ def test_only_velocities_are_hidden(env_id):
         for x, y in zip(mine, theirs, strict=True):
             np.testing.assert_array_equal(x, y)
     assert ours.observation_space == full.observation_space
-
-
-@pytest.mark.parametrize("env_id", HIDDEN)
-def test_gymnasiums_version_hides_the_same(env_id):
-    name, version = env_id.split("-")
-    env = gymnasium.make(f"{name}NoVel-{version}")
-    obs, _ = env.reset(seed=0)
-    for _ in range(5):
-        assert (obs[HIDDEN[env_id]] == 0).all()
-        assert obs.dtype == np.float32
-        obs, *_ = env.step(env.action_space.sample())
-    assert envs.make(f"{name}NoVel-{version}", 2, 0, vectorized=False).reset()[0].shape == (2, len(obs))
 
 
 def test_minibatches_smaller_than_a_row_are_refused():

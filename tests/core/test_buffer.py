@@ -35,11 +35,12 @@ def test_whiten_uses_the_biased_standard_deviation_of_unmasked_steps():
     torch.testing.assert_close(white, expected, rtol=1e-5, atol=0)
 
 
-def test_whitened_advantage_follows_the_advantage():
-    buffer = buffer_of([[0.0, 0.0]], [[True, True]])
-    for advantage in ([[1.0, 3.0]], [[3.0, 1.0]]):
-        changed = buffer.replace(advantage=torch.tensor(advantage, dtype=torch.float64))
-        torch.testing.assert_close(changed.whitened_advantage, changed.advantage - 2, rtol=1e-5, atol=0)
+def test_whitened_is_a_copy_with_whitened_advantages():
+    buffer = spread()
+    white = buffer.whitened()
+    assert torch.equal(white.advantage, buffer.whiten(buffer.advantage))
+    assert torch.equal(white.reward, buffer.reward)
+    assert float(white.mean(white.advantage.square())) == pytest.approx(1)
 
 
 @given(st.floats(-100, 100), st.integers(1, 300), st.integers(0, 9))
@@ -54,19 +55,6 @@ def test_empty_mask_gives_zero_mean_and_finite_whitening():
     buffer = buffer_of([[1, 2]], [[False, False]])
     assert buffer.mean(buffer.reward) == 0
     assert buffer.whiten(buffer.reward).isfinite().all()
-
-
-def test_batch_of_one_whitens_to_zero():
-    buffer = buffer_of([[5]], [[True]])
-    assert buffer.whiten(buffer.reward).tolist() == [[0.0]]
-
-
-def test_padding_changes_no_statistic():
-    short = buffer_of([[1, 2], [3, 9]], [[True, True], [True, False]])
-    padded = buffer_of([[1, 2, 7], [3, 9, 7]], [[True, True, False], [True, False, False]])
-    for buffer in (short, padded):
-        assert float(buffer.mean(buffer.reward)) == pytest.approx(2)
-    torch.testing.assert_close(short.whiten(short.reward)[short.mask], padded.whiten(padded.reward)[padded.mask])
 
 
 def test_rows_cut_time_into_contexts_and_drop_what_was_seen_last():
@@ -89,30 +77,20 @@ def test_context_zero_is_the_whole_row():
     assert torch.equal(whole.obs, buffer.obs[:, :-1])
 
 
-@given(st.integers(1, 12), st.integers(1, 4), st.integers(1, 60), st.integers(0, 99))
-def test_minibatches_of_an_epoch_cover_every_row_once(rows, context, steps, seed):
-    x = torch.arange(rows * context, dtype=torch.float32).reshape(1, rows * context)
+@given(st.integers(1, 12), st.integers(0, 4), st.integers(1, 60), st.integers(0, 99))
+def test_minibatches_of_an_epoch_cover_every_row_once(rows, context, size, seed):
+    """Their size counts steps, or rows if a row is the unit (context 0)."""
+    x = torch.arange(rows * (context or 3), dtype=torch.float32).reshape(rows, -1)
     mask = torch.ones_like(x, dtype=torch.bool)
-    cut = Buffer(x, x, x, ~mask, ~mask, mask).rows(context)
-    parts = list(cut.minibatches(steps, np.random.default_rng(seed)))
+    whole = Buffer(x, x, x, ~mask, ~mask, mask).rows(context)
+    minibatches = list(whole.minibatches(size, np.random.default_rng(seed)))
 
-    sizes = [part.num_rows for part in parts]
-    assert sizes[:-1] == [max(1, steps // context)] * (len(parts) - 1)
-    assert 0 < sizes[-1] <= max(1, steps // context)
-    together = torch.cat([part.reward for part in parts])
-    assert torch.equal(together[together[:, 0].argsort()], x.view(rows, context))
-
-
-@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 15), st.integers(0, 99))
-def test_minibatches_of_whole_rows_are_counted_in_rows(rows, steps, size, seed):
-    x = torch.arange(rows * steps, dtype=torch.float32).reshape(rows, steps)
-    mask = torch.ones_like(x, dtype=torch.bool)
-    parts = list(Buffer(x, x, x, ~mask, ~mask, mask).rows(0).minibatches(size, np.random.default_rng(seed)))
-
-    assert [part.num_rows for part in parts[:-1]] == [size] * (len(parts) - 1)
-    assert 0 < parts[-1].num_rows <= size
-    together = torch.cat([part.reward for part in parts])
-    assert torch.equal(together[together[:, 0].argsort()], x)
+    sizes = [minibatch.num_rows for minibatch in minibatches]
+    expected = max(1, size // (context or 1))
+    assert sizes[:-1] == [expected] * (len(sizes) - 1)
+    assert 0 < sizes[-1] <= expected
+    together = torch.cat([minibatch.reward for minibatch in minibatches])
+    assert torch.equal(together[together[:, 0].argsort()], whole.reward)
 
 
 def test_row_size_is_the_steps_of_a_row_unless_the_row_is_the_unit():
@@ -120,7 +98,7 @@ def test_row_size_is_the_steps_of_a_row_unless_the_row_is_the_unit():
     assert [buffer.rows(context).row_size for context in (1, 3, 6, 0)] == [1, 3, 6, 1]
     halves = buffer.rows(3)
     assert [part.row_size for part in halves.minibatches(6, np.random.default_rng(0))] == [3, 3]
-    assert next(iter(halves.parts(3))).row_size == 3
+    assert next(halves.micro_batches(3)).row_size == 3
 
 
 @pytest.mark.parametrize("context", [0, 1, 3])
@@ -156,11 +134,6 @@ def test_epochs_differ_in_order_and_repeat_with_the_seed():
     assert torch.equal(first, again)
 
 
-def test_minibatch_as_large_as_the_buffer_is_the_buffer():
-    buffer = make_buffer(make_model())
-    assert list(buffer.minibatches(32, np.random.default_rng(0))) == [buffer]
-
-
 def test_minibatch_without_an_unmasked_step_is_left_out():
     buffer = buffer_of([[1], [2], [3]], [[True], [False], [True]])
     parts = list(buffer.minibatches(1, np.random.default_rng(0)))
@@ -184,11 +157,6 @@ def test_fields_of_unequal_shape_are_an_error():
         buffer.replace(mask=buffer.mask[:, :1])
 
 
-def test_buffer_without_an_unmasked_step_has_no_minibatches():
-    empty = buffer_of([[1, 2]], [[False, False]])
-    assert list(empty.minibatches(100, np.random.default_rng(0))) == []
-
-
 def spread(rows=7, steps=5, seed=0):
     """Random rewards, advantages and masks; some rows may be masked as a whole."""
     rng = np.random.default_rng(seed)
@@ -201,35 +169,37 @@ def spread(rows=7, steps=5, seed=0):
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 60), st.integers(0, 99))
-def test_statistics_of_parts_are_those_of_the_whole(rows, steps, size, seed):
+def test_means_over_micro_batches_add_up_to_that_of_the_whole(rows, steps, size, seed):
     whole = spread(rows, steps, seed)
-    parts = list(whole.parts(size))
+    parts = list(whole.micro_batches(size))
     assert [part.num_rows for part in parts[:-1]] == [max(1, size // steps)] * (len(parts) - 1)
     assert torch.equal(torch.cat([part.obs for part in parts]), whole.obs)
     total = sum(float(part.mean(part.reward)) for part in parts)
     assert total == pytest.approx(float(whole.mean(whole.reward)), abs=1e-12)
-    assert torch.equal(torch.cat([part.whitened_advantage for part in parts]), whole.whitened_advantage)
 
 
-def test_a_mean_in_uneven_parts_by_hand():
+def test_a_mean_in_uneven_micro_batches_by_hand():
     whole = buffer_of([[1, 2], [6, -100], [3, 100]], [[True, True], [True, False], [True, False]])
-    parts = list(whole.parts(4))
+    parts = list(whole.micro_batches(4))
     assert [part.num_rows for part in parts] == [2, 1]
     assert [float(part.mean(part.reward)) for part in parts] == [(1 + 2 + 6) / 4, 3 / 4]
 
 
-def test_parts_without_a_limit_are_the_buffer_itself():
+def test_one_micro_batch_is_the_buffer_itself():
     whole = spread()
     for steps in (None, 35, 1000):
-        assert list(whole.parts(steps)) == [whole]
+        assert list(whole.micro_batches(steps)) == [whole]
+    part = whole.part(slice(2, 5))
+    assert list(part.micro_batches(None)) == [part]
 
 
-def test_a_part_that_is_changed_stays_one_and_a_minibatch_is_a_whole():
+def test_a_part_keeps_its_weight_when_it_is_cut_or_changed_and_a_minibatch_is_a_whole():
     whole = spread()
-    part = list(whole.parts(10))[1].replace(reward=torch.ones(2, 5).double())
-    assert float(part.mean(part.reward)) == pytest.approx(int(part.mask.sum()) / whole.num_steps)
+    part = whole.part(slice(1, 6)).replace(reward=torch.ones(5, 5).double())
+    share = int(part.mask.sum()) / whole.num_steps
+    assert float(part.mean(part.reward)) == pytest.approx(share)
+    assert sum(float(x.mean(x.reward)) for x in part.micro_batches(10)) == pytest.approx(share)
     for minibatch in whole.minibatches(10, np.random.default_rng(0)):
-        assert minibatch.part_of is None
         assert float(minibatch.mean(torch.ones(minibatch.mask.shape).double())) == pytest.approx(1)
 
 
@@ -240,7 +210,7 @@ def test_fields_survive_what_changes_a_buffer():
     again = buffer.with_tensors(x.clone() for x in tensors)
     assert all(map(torch.equal, again.tensors(), tensors))
     assert again.group_size == buffer.map(lambda x: x[:4]).group_size == buffer.rows(0).group_size == 4
-    part = next(iter(buffer.parts(10)))
+    part = next(buffer.micro_batches(10))
     assert part.group_size == 4
     assert part.old.logits.shape == (2, 5, 3)
 
@@ -249,11 +219,11 @@ def test_sample_is_a_part_of_the_rows_with_steps():
     reward = np.arange(40).repeat(3).reshape(40, 3).astype(float).tolist()
     buffer = buffer_of(reward, [[i % 4 > 0, False, i % 4 == 1] for i in range(40)])
     part = buffer.sample(0.3, np.random.default_rng(0))
-    found = part.reward[:, 0].tolist()
-    assert len(found) == 9  # of 30
-    assert found == sorted(set(found))
-    assert all(i % 4 > 0 for i in found)
-    assert found != buffer.sample(0.3, np.random.default_rng(1)).reward[:, 0].tolist()
+    rows = part.reward[:, 0].tolist()
+    assert len(rows) == 9  # of 30
+    assert rows == sorted(set(rows))
+    assert all(i % 4 > 0 for i in rows)
+    assert rows != buffer.sample(0.3, np.random.default_rng(1)).reward[:, 0].tolist()
     assert buffer.sample(0.001, np.random.default_rng(0)).num_rows == 1
 
 
@@ -271,6 +241,6 @@ def test_the_host_waits_once_for_all_minibatches_of_an_epoch():
     with simulated() as gpu:
         moved = buffer.map(lambda x: x.to(GPU))
         gpu.waits.clear()
-        found = list(moved.minibatches(4, np.random.default_rng(0)))
+        minibatches = list(moved.minibatches(4, np.random.default_rng(0)))
         assert gpu.waits == ["_to_copy", "_to_copy"]
-        assert all(torch.equal(x.reward.cpu(), y) for x, y in zip(found, expected, strict=True))
+        assert all(torch.equal(x.reward.cpu(), y) for x, y in zip(minibatches, expected, strict=True))

@@ -137,14 +137,6 @@ def test_without_the_state_of_the_environment_new_episodes_start():
     assert episodes == [Episode(6.0, 3)]
 
 
-@pytest.mark.parametrize("whole_episodes", [False, True])
-def test_environment_is_reset_when_it_is_first_needed_and_not_before(whole_episodes):
-    collector = make_collector([3, 7], whole_episodes=whole_episodes)
-    assert (collector.env.episode == -1).all()
-    buffer, _ = collect(collector)
-    assert (buffer.obs[:, 0, 1] == 0).all()
-
-
 def test_actor_is_told_which_rows_are_forced():
     collector, seen = make_collector([3, 2]), []
 

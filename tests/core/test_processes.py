@@ -1,11 +1,15 @@
-import hashlib
+"""Collectives, shares, and the life of a group of processes."""
+
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import short_runs
 import torch
+import torch.distributed as dist
 
 from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
@@ -13,6 +17,7 @@ from rlzoo.core.errors import ConfigError
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.optim.objective import micro_batches
 
 
 def in_each(count, check):
@@ -22,7 +27,7 @@ def in_each(count, check):
         with processes.joined():
             processes.ready(None)
             check()
-            processes.total(0.0)  # so that none ends before the others are ready
+            processes.all_reduce(0.0)  # so that none ends before the others are ready
 
     assert short_runs.in_processes(count, work) == [0] * count
 
@@ -40,20 +45,28 @@ def buffer(rows=6, steps=5):
     return Buffer(obs, action, reward, no, no, mask, advantage=normal(rows, steps), value=normal(rows, steps + 1))
 
 
+def of_all(x):
+    """The object `x` of each process."""
+    every = [None] * processes.size()
+    dist.all_gather_object(every, x)
+    return every
+
+
 def test_one_process_exchanges_nothing():
     x, whole = torch.arange(5.0), buffer()
     assert (processes.size(), processes.rank()) == (1, 0)
-    assert processes.sum_(x) is x
-    assert processes.gathered(x) == (x,)
-    assert processes.whole(x, 5) is x
-    assert processes.total(5.0) == 5.0
+    assert processes.all_reduce_(x) is x
+    assert processes.all_gather(x) == (x,)
+    assert processes.gather_shares(x, 5) is x
+    assert processes.all_reduce(5.0) == 5.0
+    assert processes.broadcast(x) is x
     assert processes.share(7) == slice(0, 7)
-    assert list(whole.parts(None)) == [whole]
-    assert whole.divided(lambda rows: (rows,)) == (whole,)
+    assert processes.rowwise(lambda rows: (rows,), whole) == (whole,)
     with processes.joined():
         assert processes.size() == 1
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_group_end_with_it():
     """A thread that still runs when Python ends may abort the process, after a run that went well."""
     script = """
@@ -71,82 +84,88 @@ assert not any("gloo" in name for name in threads), threads
 
 def test_shares_cover_everything():
     def check():
-        parts = processes._everyone([processes.share(n) for n in (0, 2, 7, 9)])
-        for n, cuts in zip((0, 2, 7, 9), zip(*parts, strict=True), strict=True):
+        shares = of_all([processes.share(n) for n in (0, 2, 7, 9)])
+        for n, cuts in zip((0, 2, 7, 9), zip(*shares, strict=True), strict=True):
             assert [i for cut in cuts for i in range(n)[cut]] == list(range(n))
         with pytest.raises(ConfigError, match="num_envs must be a multiple of the 3 processes, got 7"):
-            processes.rows(7, "num_envs")
+            processes.own_rows(7, "num_envs")
 
     in_each(3, check)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64, torch.bfloat16])
-def test_rows_of_every_dtype_are_gathered(dtype):
+def test_rows_of_every_dtype_are_gathered():
     def check():
-        whole, odd = torch.arange(24).reshape(4, 3, 2).to(dtype), torch.tensor([True, False, True, True])
-        own = processes.rows(4)
-        found = processes.gathered(odd[own], whole[own], odd[own])  # in one message, whose parts need no alignment
-        for x, expected in zip(found, (odd, whole, odd), strict=True):
-            assert torch.equal(x, expected)
-        across = whole.transpose(0, 1)
-        assert torch.equal(processes.gathered(across[:, own], dim=1)[0], across)
+        own, odd = processes.own_rows(4), torch.tensor([True, False, True, True])
+        for dtype in (torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64, torch.bfloat16):
+            whole = torch.arange(24).reshape(4, 3, 2).to(dtype)
+            gathered = processes.all_gather(odd[own], whole[own], odd[own])  # one message, whose parts are unaligned
+            assert all(map(torch.equal, gathered, (odd, whole, odd)))
+            across = whole.transpose(0, 1)
+            assert torch.equal(processes.all_gather(across[:, own], dim=1)[0], across)
+            here = torch.full_like(whole, processes.rank())
+            processes.broadcast_(here)
+            assert not here.any()
+        assert processes.broadcast({"rank": processes.rank()}) == {"rank": 0}
 
     in_each(2, check)
 
 
-def test_each_process_computes_its_rows():
+def test_each_process_computes_its_own_rows():
     def check():
-        whole = buffer()
-        reward, steps = whole.divided(lambda rows: (2 * rows.reward, rows.mask.sum(1)))
+        whole, sizes = buffer(), []
+
+        def fn(rows):
+            sizes.append(rows.num_rows)
+            return 2 * rows.reward, rows.mask.sum(1)
+
+        reward, steps = processes.rowwise(fn, whole)
         assert torch.equal(reward, 2 * whole.reward)
         assert torch.equal(steps, whole.mask.sum(1))
-        assert [part.num_rows for part in whole.parts(None)] == [2]
+        assert sizes == [2]
 
     in_each(3, check)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_sums_have_the_same_bits_everywhere(count):
+def test_sums_have_the_same_bits_everywhere():
     def check():
-        for n in (1, 7, 1000, 100_003):
+        for n in (1, 7, 10_003):
             own = torch.randn(n, generator=torch.Generator().manual_seed(processes.rank()))
-            (parts,) = processes.gathered(own.reshape(1, -1))
-            found = processes.sum_(own)
-            torch.testing.assert_close(found, parts.sum(0), rtol=1e-5, atol=1e-6)
-            digests = processes._everyone(hashlib.sha256(found.numpy().tobytes()).hexdigest())
-            assert len(set(digests)) == 1
+            (every,) = processes.all_gather(own.reshape(1, -1))
+            total = processes.all_reduce_(own)
+            torch.testing.assert_close(total, every.sum(0), rtol=1e-5, atol=1e-6)
+            assert len(set(of_all(total.numpy().tobytes()))) == 1
 
-    in_each(count, check)
+    in_each(3, check)
 
 
 def test_a_vector_is_put_together_from_shares():
     def check():
         for n in (1, 7, 1000):
+            own, expected = processes.share(n), torch.arange(n).float()
+            vector = processes.gather_shares(expected[own], n)
+            assert torch.equal(vector, expected if processes.rank() == 0 else expected[own])
             x = torch.zeros(n)
-            x[processes.share(n)] = torch.arange(n)[processes.share(n)].float()
-            found = processes.whole(x[processes.share(n)], n)
-            assert processes.rank() > 0 or torch.equal(found, torch.arange(n).float())
-            processes.spread_(x)
-            assert torch.equal(x, torch.arange(n).float())
+            x[own] = expected[own]
+            processes.all_gather_shares_(x)
+            assert torch.equal(x, expected)
 
     in_each(3, check)
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("context", [0, 1, 2])
-@pytest.mark.parametrize("steps", [1, 3, None])
-def test_means_over_the_parts_of_all_processes_add_up(count, context, steps):
+def test_means_over_the_micro_batches_of_all_processes_add_up(count):
     """Of the whole buffer, of minibatches and of samples; some have fewer rows than there are processes."""
 
     def check():
-        whole, rng = buffer().rows(context), np.random.default_rng(1)
-        for batch in [whole, *whole.minibatches(4, rng), whole.sample(0.1, rng), whole.sample(0.5, rng)]:
-            parts = list(batch.parts(steps))
-            assert sum(part.num_rows for part in parts) == len(range(batch.num_rows)[processes.share(batch.num_rows)])
-            assert all(steps is None or part.mask.numel() <= max(steps, part.mask.shape[1]) for part in parts)
-            for wanted in (lambda x: x.reward, lambda x: x.whitened_advantage**2, lambda x: x.whitened_advantage**3):
-                found = processes.total(sum(float(part.mean(wanted(part))) for part in parts))
-                assert found == pytest.approx(float(batch.mean(wanted(batch))), abs=1e-12)
+        for context in (0, 1, 2):
+            whole, rng, model = buffer().rows(context), np.random.default_rng(1), Line()
+            for batch in [whole, *whole.minibatches(4, rng), whole.sample(0.1, rng), whole.sample(0.5, rng)]:
+                for model.micro_batch_steps in (1, 3, None):
+                    parts = list(micro_batches(model, batch))
+                    own = range(batch.num_rows)[processes.share(batch.num_rows)]
+                    assert sum(part.num_rows for part in parts) == len(own)
+                    mean = processes.all_reduce(sum(float(part.mean(part.reward)) for part in parts))
+                    assert mean == pytest.approx(float(batch.mean(batch.reward)), abs=1e-12)
 
     in_each(count, check)
 
@@ -174,8 +193,8 @@ def test_adam_keeps_a_share_of_the_moments_and_makes_the_same_steps(monkeypatch)
     weight, norms, alone = steps(buffer())
 
     def check():
-        found, own_norms, adam = steps(buffer())
-        torch.testing.assert_close(found, weight)
+        own_weight, own_norms, adam = steps(buffer())
+        torch.testing.assert_close(own_weight, weight)
         assert own_norms == pytest.approx(norms)
         assert len(adam.m) == len(range(3)[processes.share(3)])
         state = adam.state_dict()
@@ -190,7 +209,7 @@ def test_adam_keeps_a_share_of_the_moments_and_makes_the_same_steps(monkeypatch)
 def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
     cuda = torch.device("cuda")
     processes.check_gpu(torch.device("cuda:1"))  # one process may take any
-    monkeypatch.setattr(processes, "_group", processes._Group(None, 0, 2))
+    monkeypatch.setattr(processes, "_group", processes._Group(0, 2))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     processes.check_gpu(cuda)
@@ -214,13 +233,52 @@ def test_small_moments_are_not_divided():
     in_each(2, check)
 
 
-@pytest.mark.parametrize("kind", [Adam, lambda parameters: FastAdam(Adam(parameters))])
-def test_a_process_without_rows_of_a_minibatch_makes_the_same_step(kind):
-    def stepped():
+def test_a_process_without_rows_of_a_minibatch_makes_the_same_step():
+    def stepped(kind):
         model = Line()
         row = buffer().map(lambda x: x[:1])
         kind([model.weight]).minimize(cubic, model, row, learning_rate=0.1)
         return model.weight.detach()
 
-    expected = stepped()
-    in_each(2, lambda: torch.testing.assert_close(stepped(), expected))
+    expected = stepped(Adam)
+
+    def check():
+        for kind in (Adam, lambda parameters: FastAdam(Adam(parameters))):
+            torch.testing.assert_close(stepped(kind), expected)
+
+    in_each(2, check)
+
+
+def ended(pids, patience=10.0):
+    """Whether all of these processes end within some seconds."""
+    deadline = time.monotonic() + patience
+
+    def runs(pid):
+        try:  # the state follows the name, which is in parentheses; nobody may wait for an orphan
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(runs, pids))
+
+
+def test_workers_end_with_their_launcher(tmp_path):
+    """One that works, and one that waits for the other."""
+    (tmp_path / "worker.py").write_text(f"""
+import os, time
+from pathlib import Path
+from rlzoo.core import processes
+with processes.joined():
+    processes.ready(None)
+    Path({str(tmp_path)!r}, str(os.getpid())).touch()
+    processes.next_name() if processes.rank() else time.sleep(300)
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with subprocess.Popen([*command, tmp_path / "worker.py"]) as launcher:
+        while launcher.poll() is None and len(pids := [int(x.name) for x in tmp_path.glob("[0-9]*")]) < 2:
+            time.sleep(0.05)
+        launcher.kill()
+    assert len(pids) == 2
+    assert ended(pids)

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
+from rlzoo.core.seen import Seen
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy
 
@@ -22,15 +23,14 @@ def make_model(kind, space=None, **settings):
     return network.build(OBS, space or spaces.Discrete(3), torch.Generator().manual_seed(0)).double()
 
 
-def packed(model, rows, steps, starts=(), seed=0):
-    """What a model sees: random observations, episodes that begin at `starts` (row, step), and a random memory."""
+def make_seen(model, rows, steps, starts=(), seed=0):
+    """Random observations, episodes that begin at `starts` (row, step), and a random memory."""
     rng = torch.Generator().manual_seed(seed)
-    obs = torch.randn(rows, steps, 3, generator=rng, dtype=torch.float64)
-    start = torch.zeros(rows, steps, 1, dtype=torch.float64)
+    obs, memory = (torch.randn(rows, steps, n, generator=rng, dtype=torch.float64) for n in (3, model.memory_size))
+    start = torch.zeros(rows, steps, dtype=torch.bool)
     for row, step in starts:
-        start[row, step] = 1
-    memory = torch.randn(rows, steps, model.memory_size, generator=rng, dtype=torch.float64)
-    return torch.cat([obs, start, memory], -1)
+        start[row, step] = True
+    return Seen(obs, start=start, memory=memory)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(GRUCell, torch.nn.GRU), (LSTMCell, torch.nn.LSTM)])
@@ -45,7 +45,8 @@ def test_cells_are_pytorchs(ours, theirs):
         }
     )
     x = torch.randn(2, 6, 3, dtype=torch.float64)
-    seen = torch.cat([x, torch.zeros(2, 6, 1 + cell.memory_size)], -1).double()
+    no, memory = torch.zeros(2, 6, dtype=torch.bool), torch.zeros(2, 6, cell.memory_size).double()
+    seen = Seen(x, start=no, memory=memory)
     torch.testing.assert_close(Recurrent(cell)(seen), other(x)[0], rtol=0, atol=1e-12)
 
 
@@ -53,7 +54,7 @@ def test_cells_are_pytorchs(ours, theirs):
 @pytest.mark.parametrize("shared_trunk", [False, True])
 def test_gradient_through_a_row_with_resets_is_that_of_separate_episodes(kind, shared_trunk):
     model = make_model(kind, shared_trunk=shared_trunk)
-    seen = packed(model, 1, 12, starts=[(0, 4), (0, 5), (0, 9)])
+    seen = make_seen(model, 1, 12, starts=[(0, 4), (0, 5), (0, 9)])
     weight = torch.randn(12, 4, dtype=torch.float64)
 
     def loss(seen, weight):
@@ -63,10 +64,10 @@ def test_gradient_through_a_row_with_resets_is_that_of_separate_episodes(kind, s
     whole = torch.autograd.grad(loss(seen, weight), list(model.parameters()))
     total = 0
     for first, last in itertools.pairwise([0, 4, 5, 9, 12]):
-        episode = seen[:, first:last].clone()
-        episode[..., 3] = 0
+        episode = seen.map(lambda x, cut=slice(first, last): x[:, cut])
+        episode = episode.replace(start=torch.zeros_like(episode.start))
         if first:
-            episode[..., 4:] = 0  # an empty memory
+            episode = episode.replace(memory=torch.zeros_like(episode.memory))
         total = total + loss(episode, weight[first:last])
     apart = torch.autograd.grad(total, list(model.parameters()))
     for one, other in zip(whole, apart, strict=True):
@@ -76,26 +77,42 @@ def test_gradient_through_a_row_with_resets_is_that_of_separate_episodes(kind, s
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_memory_before_the_first_step_is_used(kind):
     model = make_model(kind)
-    seen = packed(model, 2, 5)
-    changed = seen.clone()
-    changed[:, 1:, 4:] += 1
-    assert torch.equal(model(seen)[0].logits, model(changed)[0].logits)
-    changed[:, 0, 4:] += 1
-    assert not torch.equal(model(seen)[0].logits, model(changed)[0].logits)
-    begun = seen.clone()
-    begun[:, 0, 3] = 1
-    changed[:, 0, 3] = 1
-    assert torch.equal(model(begun)[0].logits, model(changed)[0].logits)
+    seen = make_seen(model, 2, 5)
+    later, first = (seen.memory.clone() for _ in range(2))
+    later[:, 1:] += 1
+    first[:, 0] += 1
+
+    def same(seen, other):
+        return torch.equal(model(seen)[0].logits, model(other)[0].logits)
+
+    assert same(seen, seen.replace(memory=later))
+    assert not same(seen, seen.replace(memory=first))
+    begun = make_seen(model, 2, 5, starts=[(0, 0), (1, 0)])
+    assert same(begun, begun.replace(memory=first))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_network_has_columns_of_the_memory_of_its_own(kind):
+    model = make_model(kind)
+    policy, value = (net.recurrent.owned for net in (model.policy.net, model.value.net))
+    size = model.memory_size // 2
+    assert (policy, value) == (slice(0, size), slice(size, 2 * size))
+    seen = make_seen(model, 2, 5)
+    for owned, same in ((policy, [False, True]), (value, [True, False])):
+        memory = seen.memory.clone()
+        memory[..., owned] += 1
+        before, after = model(seen), model(seen.replace(memory=memory))
+        assert [torch.equal(before[0].logits, after[0].logits), torch.equal(before[1], after[1])] == same
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_acting_step_by_step_is_the_unrolled_row(kind):
     model = make_model(kind)
-    seen = packed(model, 4, 7, starts=[(0, 0), (1, 3), (2, 6)])
-    memory, logits = seen[:, 0, 4:], []
+    seen = make_seen(model, 4, 7, starts=[(0, 0), (1, 3), (2, 6)])
+    memory, logits = seen.memory[:, 0], []
     for t in range(7):
-        memory = memory * (1 - seen[:, t, 3:4])
-        policy, memory = model.act(seen[:, t, :3], memory)
+        memory = memory.masked_fill(seen.start[:, t, None], 0)
+        policy, memory = model.act(seen.obs[:, t], memory)
         logits.append(policy.logits)
     torch.testing.assert_close(torch.stack(logits, 1), model(seen)[0].logits, rtol=0, atol=1e-12)
 
@@ -105,7 +122,7 @@ def test_acting_step_by_step_is_the_unrolled_row(kind):
 def test_fisher_product_is_that_of_the_explicit_fisher_matrix(kind, space):
     """F = E[Σ_a π ∇log π ∇log πᵀ] for categories, E[JᵀF_out J] with the Fisher matrix of the Gaussian's parameters."""
     model = make_model(kind, space, cell_size=3, hidden=())
-    seen = packed(model, 2, 4, starts=[(0, 2)])
+    seen = make_seen(model, 2, 4, starts=[(0, 2)])
     none = torch.zeros(2, 4, dtype=torch.bool)
     action = torch.zeros(2, 4, dtype=torch.long) if isinstance(space, spaces.Discrete) else torch.zeros(2, 4, 2)
     buffer = Buffer(seen, action, torch.zeros(2, 4).double(), none, none, ~none)
@@ -114,18 +131,10 @@ def test_fisher_product_is_that_of_the_explicit_fisher_matrix(kind, space):
 
     def parameters(theta):
         """All parameters of the distributions, (8, K)."""
-        found = []
-
-        def term(model):
-            policy = model.distribution(seen)
-            parts = (
-                [policy.logits] if hasattr(policy, "logits") else [policy.mean, policy.log_std.expand_as(policy.mean)]
-            )
-            found.append(torch.cat(parts, -1).reshape(8, -1))
-            return found[0].sum()
-
-        flat(theta, term)
-        return found[0]
+        policy = flat(theta, lambda model: model.distribution(seen))
+        if hasattr(policy, "logits"):
+            return policy.logits.reshape(8, -1)
+        return torch.cat([policy.mean, policy.log_std.expand_as(policy.mean)], -1).reshape(8, -1)
 
     jacobian = torch.autograd.functional.jacobian(parameters, theta)
     fisher = torch.zeros(len(theta), len(theta), dtype=torch.float64)
@@ -153,3 +162,21 @@ def test_rows_are_padded_by_masked_steps():
     assert rows.row_size == 4
     assert torch.equal(rows.reward[rows.mask], torch.cat([reward[0], reward[1]]))
     assert float(rows.mean(rows.reward)) == pytest.approx(float(reward.mean()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_network_remembers_in_columns_of_its_own(kind):
+    model = make_model(kind, shared_trunk=False)
+    policy, value = (
+        next(x for x in part.modules() if isinstance(x, Recurrent)).owned for part in (model.policy, model.value)
+    )
+    columns = list(range(model.memory_size))
+    assert columns[policy] + columns[value] == columns
+    seen = packed(model, 2, 3)
+    before, values = model(seen)
+    for owned in (policy, value):
+        other = seen.clone()
+        other[:, 0, 4:][:, owned] += 1
+        after, changed = model(other)
+        assert torch.equal(before.logits, after.logits) == (owned is value)
+        assert torch.equal(values, changed) == (owned is policy)

@@ -87,7 +87,9 @@ def make_trainer(algorithm, **settings):
     return Trainer(make_config(algorithm, ENV, seed=1, **{**FAST[algorithm], **settings}))
 
 
-@ALL
+@pytest.mark.parametrize(
+    "algorithm", [name if name == "ppo-clip" else pytest.param(name, marks=pytest.mark.slow) for name in FAST]
+)
 def test_task_trains(algorithm):
     trainer = make_trainer(algorithm)
     before = trainer.task.evaluate(100, seed=0).mean_return

@@ -9,7 +9,7 @@ import short_runs
 import tiny
 
 import rlzoo
-from rlzoo.benchmark.peer import load_peer
+from rlzoo.benchmark.job import load_peer
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main

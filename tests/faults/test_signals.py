@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import short_runs
@@ -118,20 +119,9 @@ def test_command_exits_with_the_signals_code(number, code, tmp_path):
         assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(number)
-    _, line = process.communicate(timeout=30)
+    _, line = process.communicate(timeout=120)
     assert process.returncode == code
     assert line == f"rlzoo: stopped at step {Run(path).steps()[-1]:,}; continue with: rlzoo resume {path}\n"
-
-
-@pytest.mark.slow
-def test_interrupted_while_it_imports(tmp_path):
-    command = [sys.executable, "-m", "rlzoo", "train", "ppo", "CartPole-v1", "--out", str(tmp_path / "run")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, line = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert line == "rlzoo: interrupted\n"
 
 
 def keep_sending(process):
@@ -139,10 +129,11 @@ def keep_sending(process):
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.003)
-    return process.communicate(timeout=30)
+    return process.communicate(timeout=120)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what is imported is read from /proc")
 @pytest.mark.parametrize("moment", ["imports", "training", "end"])
 def test_many_signals_give_one_line_at_most(moment, tmp_path):
     path = tmp_path / "run"
@@ -151,7 +142,8 @@ def test_many_signals_give_one_line_at_most(moment, tmp_path):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, "--out", str(path)], **streams) as process:
         if moment == "imports":
-            time.sleep(0.5)
+            while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+                time.sleep(0.01)
         elif moment == "training":
             while not (path / "metrics.jsonl").exists():
                 time.sleep(0.05)
@@ -254,7 +246,7 @@ def test_a_reply_that_hangs_is_interrupted_and_the_run_goes_on_once_it_answers(t
         process.send_signal(signal.SIGINT)  # waits for the iteration, which does not end
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        _, line = process.communicate(timeout=30)
+        _, line = process.communicate(timeout=120)
     assert (process.returncode, line) == (130, "rlzoo: interrupted\n")
     (tmp_path / "hang").unlink()
     resume(path)

@@ -6,6 +6,7 @@ The bounds come from seeds 100 to 109 of each case, and for NPG on Pendulum, whi
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from builders import evaluate_model
 
@@ -46,8 +47,22 @@ GATES = [
 ]
 
 
+def name_of(gate):
+    return f"{gate.algorithm}-{gate.env}"
+
+
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate.env == "CartPole-v1"], ids=name_of)
+def test_return_rises(gate):
+    """A uniform policy has 22. Of seeds 100 to 102 of each algorithm, the last reached 200 after 11,788 steps."""
+    trainer = Trainer(make_config(gate.algorithm, gate.env, seed=100, **gate.settings))
+    best = 0
+    while trainer.step < 20_000 and best < 200:
+        best = max(best, np.mean([episode.return_ for episode in trainer.iterate().episodes]))
+    assert best >= 200
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: f"{gate.algorithm}-{gate.env}")
+@pytest.mark.parametrize("gate", GATES, ids=name_of)
 def test_algorithm_learns(gate):
     trainer = Trainer(make_config(gate.algorithm, gate.env, seed=100, **gate.settings))
     while not trainer.done:

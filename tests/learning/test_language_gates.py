@@ -1,7 +1,7 @@
 """Language models learn: exact expected optimality of RandomWalks after part of a preset's run.
 
 The bounds lie 0.05 or more below the lowest of seeds 10 to 12 at those steps, which follows each bound; the test's seed
-is another one.
+is another one. The short ones are of seeds 10, 11 and 100.
 """
 
 import pytest
@@ -14,15 +14,19 @@ START = 0.34
 """Approximate expected optimality of the SFT checkpoint. It differs by rounding between machines: 0.32 to 0.36 seen."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "steps", "bound"),
     [
-        ("reinforce", 8_000, 0.86),  # 0.916
-        ("npg", 6_000, 0.80),  # 0.860
-        ("trpo", 6_000, 0.80),  # 0.852
-        ("ppo-penalty", 6_000, 0.84),  # 0.898
-        ("ppo-clip", 6_000, 0.84),  # 0.894
+        ("reinforce", 1_500, 0.5),  # 0.639
+        ("npg", 1_500, 0.5),  # 0.655
+        ("trpo", 1_500, 0.5),  # 0.655
+        ("ppo-penalty", 1_500, 0.5),  # 0.611
+        ("ppo-clip", 1_500, 0.5),  # 0.562
+        pytest.param("reinforce", 8_000, 0.86, marks=pytest.mark.slow),  # 0.916
+        pytest.param("npg", 6_000, 0.80, marks=pytest.mark.slow),  # 0.860
+        pytest.param("trpo", 6_000, 0.80, marks=pytest.mark.slow),  # 0.852
+        pytest.param("ppo-penalty", 6_000, 0.84, marks=pytest.mark.slow),  # 0.898
+        pytest.param("ppo-clip", 6_000, 0.84, marks=pytest.mark.slow),  # 0.894
     ],
 )
 def test_optimality_rises(algorithm, steps, bound):

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, Imitation, kl_function, make_buffer, make_model, parameters
+from builders import SPACES, Imitation, make_buffer, make_model, mean_kl, parameters
 
 from rlzoo.algorithms import TRPO, PPOClip, PPOPenalty, Reinforce
 from rlzoo.core.estimators import GAE
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.optim.fisher import fisher_vector_product
-from rlzoo.optim.natural_gradient import FlatPolicy
-from rlzoo.optim.objective import objective_terms, surrogate, surrogate_and_kl, value_error, value_loss
+from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
+from rlzoo.optim.objective import evaluate_policy, loss_terms, surrogate, value_error, value_loss, with_old
 
 LOSSES = {
     "reinforce": (Reinforce(ent_coef=0.01).loss, (0.01,)),
@@ -25,18 +25,18 @@ NETWORKS = {
     "multidiscrete, shared trunk": {"space": SPACES["multidiscrete"], "shared_trunk": True, "activation": "relu"},
 }
 ALL_NETWORKS = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-PART_STEPS = pytest.mark.parametrize("part_steps", [None, 11])
+MICRO_BATCHES = pytest.mark.parametrize("micro_batch_steps", [None, 11])
 OPTIMIZERS = {"plain": Adam, "fast": lambda parameters: FastAdam(Adam(parameters))}
 ALL_OPTIMIZERS = pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
-def make(part_steps=None, seed=1, **network):
+def make(micro_batch_steps=None, seed=1, **network):
     """A model, and a batch that another policy collected."""
     model, acting = make_model(**network), make_model(**{**network, "seed": seed})
     batch = GAE()(make_buffer(acting)).rows(1)
     with torch.no_grad():
         batch = batch.replace(old=acting.distribution(batch.obs).detach())
-    model.part_steps = part_steps
+    model.micro_batch_steps = micro_batch_steps
     return model, batch
 
 
@@ -53,41 +53,26 @@ def first_gradient(optimizer, *loss, **settings):
 
 
 def test_terms_are_the_micro_batches_and_the_auxiliary_loss():
-    model, batch = make(part_steps=11)
+    model, batch = make(micro_batch_steps=11)
     model.auxiliary = Imitation(model)
-    terms = objective_terms(surrogate, model, batch)
+    algorithm = PPOClip(ent_coef=0.01)
+    terms = loss_terms(algorithm.loss, model, batch, 0.3, 0.5)
     assert len(terms) == 3 + 2
     assert model.auxiliary.drawn == [batch.num_rows]
     with torch.no_grad():
-        total = float(surrogate(model, batch) + model.auxiliary.loss(model))
+        total = float(algorithm.loss(model, batch, 0.3, 0.5) + model.auxiliary.loss(model))
         assert sum(float(term(model)) for term in terms) == pytest.approx(total, rel=1e-12)
-
-
-def test_scalars_reach_the_loss():
-    model, batch = make(part_steps=11)
-    algorithm = PPOClip(normalize_advantage=False, ent_coef=0.01)
-    with torch.no_grad():
-        total = sum(float(term(model)) for term in objective_terms(algorithm.loss, model, batch, 0.3, 0.5))
-        assert total == pytest.approx(float(algorithm.loss(model, batch, 0.3, 0.5)), rel=1e-12)
-        assert total != pytest.approx(float(algorithm.loss(model, batch, 0.3, 0.1)), rel=1e-3)
-
-
-@pytest.mark.parametrize("auxiliary", [True, False])
-def test_without_an_auxiliary_loss_there_is_one_term_a_part(auxiliary):
-    model, batch = make()
-    assert len(objective_terms(surrogate, model, batch, auxiliary=auxiliary)) == 1
-    model.auxiliary = Imitation(model)
-    assert len(objective_terms(surrogate, model, batch, auxiliary=auxiliary)) == (3 if auxiliary else 1)
-    assert len(model.auxiliary.drawn) == auxiliary
+    assert len(loss_terms(algorithm.loss, model, batch, 0.3, 0.5, auxiliary=False)) == 3
+    assert len(model.auxiliary.drawn) == 1
 
 
 @ALL_NETWORKS
-@PART_STEPS
+@MICRO_BATCHES
 @ALL_OPTIMIZERS
 @pytest.mark.parametrize("loss", LOSSES)
-def test_auxiliary_gradient_is_added_to_that_of_every_loss(loss, make_optimizer, part_steps, network):
+def test_auxiliary_gradient_is_added_to_that_of_every_loss(loss, make_optimizer, micro_batch_steps, network):
     """∇(total) = ∇(objective) + ∇(auxiliary)."""
-    model, batch = make(part_steps, **network)
+    model, batch = make(micro_batch_steps, **network)
     everything, (loss, scalars) = list(model.parameters()), LOSSES[loss]
     model.auxiliary = Imitation(model)
     own, added = (flat_gradient(y, everything) for y in (loss(model, batch, *scalars), model.auxiliary.loss(model)))
@@ -100,36 +85,82 @@ def test_auxiliary_gradient_is_added_to_that_of_every_loss(loss, make_optimizer,
 
 
 @ALL_NETWORKS
-@PART_STEPS
-def test_flat_objective_is_the_surrogate_less_the_auxiliary_loss(part_steps, network):
-    model, batch = make(part_steps, **network)
+@MICRO_BATCHES
+def test_objective_is_the_surrogate_less_the_auxiliary_loss(micro_batch_steps, network):
+    model, batch = make(micro_batch_steps, **network)
     model.auxiliary = Imitation(model)
     policy = FlatPolicy(model)
-    objective = policy.objective(surrogate, batch)
-    total = surrogate(model, batch) - model.auxiliary.loss(model)
-    assert objective(policy.theta) == pytest.approx(total.item(), rel=1e-12)
-    expected = flat_gradient(total, model.policy_parameters())
-    value, g = objective.value_and_gradient(policy.theta)
-    assert value == pytest.approx(total.item(), rel=1e-12)
-    torch.testing.assert_close(g, expected, rtol=0, atol=1e-12)
-    moved = policy.theta + 0.1
-    found = policy.objective_and_kl(objective, batch)(moved)
-    assert found == pytest.approx((objective(moved), kl_function(policy, batch)(moved)), rel=1e-12)
-    assert found[1] > 1e-3
+    objective, theta = policy.objective(surrogate, batch), policy.theta
+    for point in (theta, theta + 0.1):
+        policy.assign(point)
+        total = surrogate(model.distribution(batch.obs), batch) - model.auxiliary.loss(model)
+        value, g = objective.value_and_gradient(point)
+        assert value == pytest.approx(total.item(), rel=1e-12)
+        torch.testing.assert_close(g, flat_gradient(total, model.policy_parameters()), rtol=0, atol=1e-12)
+        kl = mean_kl(model, batch).item()
+        assert objective.value_and_kl(point) == pytest.approx((total.item(), kl), rel=1e-12)
+        assert kl > 1e-3
     assert len(model.auxiliary.drawn) == 1, "one objective has one auxiliary loss, however often it is evaluated"
+
+
+def gain(policy, batch):
+    """An objective of one's own: the surrogate and a bonus for entropy."""
+    return surrogate(policy, batch) + 0.05 * batch.mean(policy.entropy())
+
+
+@MICRO_BATCHES
+def test_an_objective_of_ones_own_is_evaluated_as_it_is(micro_batch_steps):
+    model, batch = make(micro_batch_steps)
+    policy = FlatPolicy(model)
+    objective, moved = policy.objective(gain, batch), policy.theta + 0.1
+    with torch.no_grad():
+        at_moved = policy(moved, lambda model: model.distribution(batch.obs))
+        expected = float(gain(at_moved, batch))
+        assert expected - float(surrogate(at_moved, batch)) > 0.01
+    assert objective.value_and_gradient(moved)[0] == pytest.approx(expected, rel=1e-12)
+    assert objective.value_and_kl(moved)[0] == pytest.approx(expected, rel=1e-12)
+
+
+def trpo_step(model, batch, gain, max_kl=0.01):
+    """A step of TRPO on an objective of one's own."""
+    policy = FlatPolicy(model)
+    theta, objective = policy.theta, policy.objective(gain, batch)
+    before, g = objective.value_and_gradient(theta)
+    x, _ = conjugate_gradient(fisher_vector_product(policy, theta, batch, 0.1), g, 10)
+    step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
+
+    def accept(theta):
+        after, kl = objective.value_and_kl(theta)
+        return kl <= max_kl and after > before
+
+    new, backtracks = line_search(accept, theta, step, 0.8, 10)
+    policy.assign(new)
+    return backtracks
+
+
+def test_trpo_accepts_steps_by_an_objective_of_ones_own():
+    """Without advantages the surrogate is 0 everywhere, and no step would improve it."""
+    model = make_model()
+    batch = GAE()(make_buffer(model)).rows(1)
+    batch = batch.replace(advantage=torch.zeros_like(batch.advantage))
+    for _ in range(5):
+        batch = with_old(model, batch)
+        batch = batch.replace(logp=batch.old.log_prob(batch.action))
+        before = batch.mean(batch.old.entropy())
+        assert trpo_step(model, batch, gain) < 10
+        assert batch.mean(model.distribution(batch.obs).entropy()) > before
+    assert trpo_step(model, with_old(model, batch), surrogate) == 10
 
 
 def test_kl_and_fisher_products_leave_the_auxiliary_loss_out():
     model, batch = make()
-    policy = FlatPolicy(model)
-    v = torch.ones_like(policy.theta)
-    found = []
-    for auxiliary in (None, Imitation(model)):
-        model.auxiliary = auxiliary
-        _, kl = policy.objective_and_kl(policy.objective(surrogate, batch), batch)(policy.theta + 0.1)
-        found.append((kl, fisher_vector_product(policy, policy.theta, batch)(v)))
-    assert found[0][0] == found[1][0] > 0
-    assert torch.equal(found[0][1], found[1][1])
+    policy, imitation = FlatPolicy(model), Imitation(model)
+    v, kls, products = torch.ones_like(policy.theta), [], []
+    for model.auxiliary in (None, imitation):
+        kls.append(policy.objective(surrogate, batch).value_and_kl(policy.theta + 0.1)[1])
+        products.append(fisher_vector_product(policy, policy.theta, batch)(v))
+    assert kls[0] == kls[1] > 0
+    assert torch.equal(*products)
 
 
 @pytest.mark.parametrize("shared_trunk", [False, True])
@@ -146,7 +177,7 @@ def test_fitting_the_value_leaves_the_auxiliary_loss_out(make_optimizer, shared_
 
 
 class Drawn:
-    """An auxiliary loss of one given term."""
+    """An auxiliary loss of one term."""
 
     def __init__(self, term):
         self.term = term
@@ -164,13 +195,12 @@ def test_line_search_of_trpo_accepts_by_the_surrogate_less_the_auxiliary_loss():
     """The auxiliary loss is twice the surrogate. So their sum improves where the surrogate gets worse."""
     model = make_model()
     buffer = make_buffer(model)
-    batch = TRPO().estimator(buffer).rows(1)
-    batch = batch.replace(advantage=batch.whitened_advantage)
-    model.auxiliary = Drawn(lambda model: 2 * surrogate(model, batch))
+    batch = TRPO().estimator(buffer).rows(1).whitened()
+    model.auxiliary = Drawn(lambda model: 2 * surrogate(model.distribution(batch.obs), batch))
     metrics = trpo_update(model, buffer)
     assert metrics["accepted"]
     with torch.no_grad():
-        assert surrogate(model, batch) < -0.01
+        assert surrogate(model.distribution(batch.obs), batch) < -0.01
 
 
 def test_line_search_of_trpo_refuses_what_the_auxiliary_loss_outweighs():
@@ -193,16 +223,28 @@ def test_line_search_of_trpo_refuses_what_the_auxiliary_loss_outweighs():
 def test_surrogate_and_kl_by_hand():
     model, batch = make(seed=0)
     advantage = batch.advantage[batch.mask]
-    assert float(surrogate(model, batch)) == pytest.approx(float(advantage.mean()), rel=1e-12)  # at ratio 1
-    assert float(surrogate_and_kl(model, batch)[1]) == pytest.approx(0, abs=1e-15)
+    assert float(surrogate(batch.old, batch)) == pytest.approx(float(advantage.mean()), rel=1e-12)  # at ratio 1
+    assert evaluate_policy(model, batch).kl.abs().max() < 1e-15
     model, batch = make(seed=1)
     new, old = model.distribution(batch.obs), batch.old
     ratio = torch.exp(new.log_prob(batch.action) - old.log_prob(batch.action))
+    expected = float((ratio * batch.advantage)[batch.mask].mean())
+    assert float(surrogate(new, batch)) == pytest.approx(expected, rel=1e-12)
     kl = (old.log_probs.exp() * (old.log_probs - new.log_probs)).sum(-1)
-    assert float(surrogate(model, batch)) == pytest.approx(
-        float((ratio * batch.advantage)[batch.mask].mean()), rel=1e-12
-    )
-    assert float(surrogate_and_kl(model, batch)[1]) == pytest.approx(float(kl[batch.mask].mean()), rel=1e-12)
+    torch.testing.assert_close(evaluate_policy(model, batch).kl, kl, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("has_old", [True, False])
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_evaluated_policy_names_what_it_holds(space, has_old):
+    model, batch = make(space=SPACES[space])
+    after, policy = evaluate_policy(model, batch if has_old else batch.replace(old=None)), model.distribution(batch.obs)
+    torch.testing.assert_close(after.log_prob, policy.log_prob(batch.action).detach())
+    torch.testing.assert_close(after.entropy, policy.entropy().detach())
+    assert (after.kl is not None) == has_old
+    assert (after.std is not None) == (space == "box")
+    if space == "box":
+        torch.testing.assert_close(after.std, policy.std.mean(-1).detach())
 
 
 def test_value_loss_is_half_the_masked_mean_square():

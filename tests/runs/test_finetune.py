@@ -33,8 +33,8 @@ def test_loaded_model_is_trained_in_place(tmp_path):
 
 def test_completions_alone_are_in_the_loss():
     records = [{"prompt": text, "completion": "x"} for text in TEXTS]
-    known = {**BRIEF, "learning_rate": 1e-12}
-    loss = rlzoo.sft(records, tiny.make_lm(), tokenizer=tiny.make_tokenizer(), **known)["loss"]
+    still = {**BRIEF, "learning_rate": 1e-12}
+    loss = rlzoo.sft(records, tiny.make_lm(), tokenizer=tiny.make_tokenizer(), **still)["loss"]
     tokenizer, model = tiny.make_tokenizer(), tiny.make_lm()
     total = 0.0
     for text in TEXTS:
@@ -66,9 +66,8 @@ def test_language_model_gets_a_head_in_a_copy(tmp_path):
     ],
 )
 def test_wrong_objects(arguments, message):
-    given = {"texts": TEXTS, "model": tiny.make_lm(), **arguments}
     with pytest.raises(ConfigError, match=message):
-        rlzoo.sft(given.pop("texts"), **given)
+        rlzoo.sft(**{"texts": TEXTS, "model": tiny.make_lm(), **arguments})
 
 
 def test_models_that_cannot_be_trained():

@@ -162,6 +162,7 @@ def test_it_learns_and_is_evaluated_and_played(short, capsys):
     assert capsys.readouterr().err == f"rlzoo: video: {ENV} cannot be recorded\n"
 
 
+@pytest.mark.slow
 def test_it_is_resumed(short):
     assert main(["resume", "short", "--total-steps", "4000", "--quiet"]) == 0
     assert short.read_config().total_steps == 4000

@@ -39,7 +39,7 @@ def check_messages(name: str, value: Any) -> Messages:
         fields = isinstance(message, dict) and {"role", "content"} <= message.keys()
         require(fields, f'{at}: not a message with "role" and "content", such as {_EXAMPLE[1:-1]}')
         role, content = message["role"], message["content"]
-        require(role in ROLES, f"{at}: unknown role {role!r} (known: {', '.join(ROLES)})")
+        require(role in ROLES, f"{at}: unknown role {role!r} (one of {', '.join(ROLES)})")
         require(isinstance(content, str), f'{at}: "content" must be a string')
         unicode(f"{at}: content", content)
     return [{key: x for key, x in message.items() if x is not None} for message in value]
@@ -113,12 +113,9 @@ def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerB
 
 
 def _marked_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, first: int) -> Row:
-    made: Any = _template(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-    ids, marks = made["input_ids"], [bool(x) for x in made["assistant_masks"]]
-    if first:
-        start = len(_tokens(tokenizer, _render(tokenizer, messages[:first])))
-        marks = [mark and k >= start for k, mark in enumerate(marks)]
-    return Row(ids, marks)
+    tokens = _render(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    start = len(_tokens(tokenizer, _render(tokenizer, messages[:first]))) if first else 0
+    return Row(tokens["input_ids"], [bool(x) and k >= start for k, x in enumerate(tokens["assistant_masks"])])
 
 
 def _row_of_turns(messages: Messages, tokenizer: PreTrainedTokenizerBase, turns: Sequence[int]) -> Row:
@@ -145,9 +142,10 @@ def _without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int
 
 
 def _ended(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:
-    """The row with end of sequence, unless there is one in or after the last tokens that train."""
-    end, last = tokenizer.eos_token_id, len(row.trains) - row.trains[::-1].index(True)
-    start = last - next((k for k, trains in enumerate(row.trains[last - 1 :: -1]) if not trains), last)
+    """The row with end of sequence, unless there is one in or after the last run of tokens that train."""
+    end, start = tokenizer.eos_token_id, len(row.trains) - row.trains[::-1].index(True)
+    while start > 0 and row.trains[start - 1]:
+        start -= 1
     if end is None or end in row.ids[start:]:
         return row
     return Row([*row.ids, int(end)], [*row.trains, True])
@@ -157,11 +155,8 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, add_generation_prompt: bool = False) -> str:
-    return str(_template(tokenizer, messages, tokenize=False, add_generation_prompt=add_generation_prompt))
-
-
-def _template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **how: Any) -> Any:
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, tokenize: bool = False, **options: Any) -> Any:
+    """Messages through the template, as text or as tokens."""
     require(
         tokenizer.chat_template is not None,
         "the tokenizer has no chat template, which message lists need: use the tokenizer of a chat model "
@@ -172,7 +167,7 @@ def _template(tokenizer: PreTrainedTokenizerBase, messages: Messages, **how: Any
         "the chat template multiplies, which could take all memory: remove its * or **",
     )
     try:
-        return tokenizer.apply_chat_template(messages, **how)
+        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
     except Exception as error:  # a template is a program, and may raise anything
         raise ConfigError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from None
 

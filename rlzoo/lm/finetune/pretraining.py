@@ -21,7 +21,7 @@ from rlzoo.lm.model.shuffled import Shuffled
 class PretrainingLoss:
     """−γ·E[log π] per token of texts, as an auxiliary loss of a language model.
 
-    Each objective is given the next texts. A natural-gradient update has one objective, PPO has one for each minibatch.
+    Each objective gets the next texts. A natural-gradient update has one objective, PPO has one for each minibatch.
 
     Args:
         texts: token ids of each text, at least two.

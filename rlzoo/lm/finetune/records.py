@@ -1,14 +1,19 @@
-"""Records of files, lists and datasets, each with its place for error messages."""
+"""Records of files, lists and datasets, each with its place for error messages.
+
+Lines of .txt and .jsonl files are read here, so that a message can name the line, and without the second or more that
+the import of `datasets` takes. Directories are read by `datasets`.
+"""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.cache import cache_directory
+from rlzoo.core.errors import ConfigError, described, require
 from rlzoo.core.files import check_regular, most_in_memory
 
 T = TypeVar("T")
@@ -18,9 +23,17 @@ Messages = list[dict[str, str]]
 Source = Path | str | Iterable[Any]
 """A file (.txt, .jsonl, .parquet), the directory of a dataset, a list, or a `datasets.Dataset`."""
 
-_FILES = (".txt", ".jsonl", ".parquet")
 _LONGEST = 2**24
 """Bytes of the longest line."""
+
+
+@contextlib.contextmanager
+def at(place: str) -> Iterator[None]:
+    """Puts the place in front of the message of a `ConfigError`."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
 
 
 class Record(NamedTuple):
@@ -28,22 +41,17 @@ class Record(NamedTuple):
 
     place: str
     """Such as "pairs.jsonl, line 3"."""
-    values: dict[str, Any]
-    missing: tuple[str, ...] = ()
-    """Columns of a table that have no value here."""
+    row: Mapping[str, Any]
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values that are not None, which stands for a missing one in a table."""
+        return {name: x for name, x in self.row.items() if x is not None}
 
-def read(source: Source, name: str, entry: Callable[[dict[str, Any]], T], text: str, messages: str) -> list[T]:
-    """`entry` of each record of `read_records`. A `ConfigError` of `entry` gets the record's place in front."""
-    return [at_place(record, entry) for record in read_records(source, name, text, messages)]
-
-
-def at_place(record: Record, entry: Callable[[dict[str, Any]], T]) -> T:
-    """`entry(record.values)`, with the record's place in front of a `ConfigError`."""
-    try:
-        return entry(record.values)
-    except ConfigError as error:
-        raise ConfigError(f"{record.place}: {error}") from None
+    def read(self, entry: Callable[[dict[str, Any]], T]) -> T:
+        """`entry(values)`, with the place in front of a `ConfigError`."""
+        with at(self.place):
+            return entry(self.values)
 
 
 def read_records(source: Source, name: str, text: str, messages: str) -> list[Record]:
@@ -56,44 +64,36 @@ def read_records(source: Source, name: str, text: str, messages: str) -> list[Re
     Raises:
         ConfigError: names the file, the line and what is wrong with it.
     """
-    if isinstance(source, (Path, str)):
-        records, where = list(_of_path(Path(source), name, text)), str(source)
+    path = Path(source) if isinstance(source, (Path, str)) else None
+    if path is None:
+        records = list(_of_object(source, name, text, messages))
+    elif path.is_dir() or path.suffix == ".parquet":
+        rows = _directory(path) if path.is_dir() else _parquet(path)
+        records = [Record(f"{path}, row {number}", row) for number, row in enumerate(rows, 1)]
     else:
-        records, where = list(_of_object(source, name, text, messages)), name
-    require(bool(records), f"{where} is empty" if isinstance(source, (Path, str)) else f"{name}: there are none")
+        require(path.suffix in (".txt", ".jsonl"), f"{path}: the name must end in .txt, .jsonl or .parquet")
+        records = list(_of_lines(path, text))
+    require(bool(records), f"{name}: there are none" if path is None else f"{path} is empty")
     return records
 
 
-def _of_path(path: Path, name: str, text: str) -> Iterator[Record]:
-    if path.is_dir() and path.suffix not in _FILES:
-        return _rows(_directory(path), str(path))
-    kinds = ", ".join(_FILES[:-1])
-    require(path.suffix in _FILES, f"{path}: the name must end in {kinds} or {_FILES[-1]}")
-    if path.suffix == ".parquet":
-        return _rows(_parquet(path), str(path))
-    return _of_lines(path, name.removesuffix("s"), text)
-
-
-def _of_lines(path: Path, kind: str, text: str) -> Iterator[Record]:
-    for number, line in _lines(path):
-        place = f"{path}, line {number}"
-        require(bool(line.strip()), f"{place}: empty {kind}")
-        yield Record(place, {text: line} if path.suffix == ".txt" else at_place(Record(place, {"line": line}), _object))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _of_lines(path: Path, text: str) -> Iterator[Record]:
     _check(path)
     with path.open("rb") as file:
-        for number in itertools.count(1):
-            line = file.readline(_LONGEST + 1)
-            if not line:
-                return
-            require(len(line) <= _LONGEST, f"{path}, line {number}: longer than {_LONGEST:,} bytes")
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            try:
-                yield number, line.removesuffix(b"\n").removesuffix(b"\r").decode()
-            except UnicodeDecodeError:
-                raise ConfigError(f"{path}, line {number}: not UTF-8") from None
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST + 1), b""), 1):
+            place = f"{path}, line {number}"
+            with at(place):
+                require(len(line) <= _LONGEST, f"longer than {_LONGEST:,} bytes")
+                require(bool(line.strip()), "the line is empty")
+                try:
+                    string = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n").removesuffix("\r")
+                    row = {text: string} if path.suffix == ".txt" else json.loads(string)
+                except UnicodeDecodeError:
+                    raise ConfigError("not UTF-8") from None
+                except (ValueError, RecursionError) as error:
+                    raise ConfigError(f"not JSON: {error}") from None
+                require(isinstance(row, dict), 'not a JSON object, such as {"name": "value"}')
+            yield Record(place, row)
 
 
 def _check(path: Path) -> None:
@@ -105,77 +105,58 @@ def _check(path: Path) -> None:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _object(values: dict[str, Any]) -> dict[str, Any]:
-    try:
-        record = json.loads(values["line"])
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise ConfigError('not a JSON object, such as {"name": "value"}')
-    return record
-
-
-def _parquet(path: Path) -> Iterable[Mapping[str, Any]]:
+def _parquet(path: Path) -> list[dict[str, Any]]:
     _check(path)
     try:
-        import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise ConfigError(f"{path}: Parquet files need a package: pip install pyarrow") from None
+        raise ConfigError(f"{path}: Parquet files need a package: pip install 'rlzoo[data]'") from None
     try:
         return parquet.ParquetFile(path).read().to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{path} is no Parquet file, or damaged: {_first_line(error)}") from None
+    except Exception as error:  # of a damaged file
+        raise ConfigError(f"{path} is no Parquet file, or damaged: {described(error)}") from None
 
 
-def _directory(path: Path) -> Iterable[Mapping[str, Any]]:
+def _directory(path: Path) -> list[dict[str, Any]]:
     """The dataset in a directory: one that `save_to_disk` wrote, or files that `load_dataset` reads."""
     try:
         import datasets
     except ImportError:
-        raise ConfigError(f"{path}: the directory of a dataset needs a package: pip install datasets") from None
-    shown = datasets.utils.logging.is_progress_bar_enabled()
+        raise ConfigError(f"{path}: the directory of a dataset needs a package: pip install 'rlzoo[data]'") from None
+    bars = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
-        for file in path.rglob("*"):
-            if not file.is_dir():
-                check_regular(file, most_in_memory())
-        saved = any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        found: Any = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
+        for file in (x for x in path.rglob("*") if not x.is_dir()):
+            check_regular(file, most_in_memory())
+        if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+            data: Any = datasets.load_from_disk(str(path))
+        else:  # streaming reads the files themselves, without a copy in the cache
+            data = datasets.load_dataset(str(path), streaming=True, cache_dir=str(cache_directory() / "datasets"))
+        if isinstance(data, dict):
+            splits = ", ".join(data)
+            require("train" in data or len(data) == 1, f"it has the splits {splits}: give the directory of one")
+            data = data.get("train") or next(iter(data.values()))
+        return list(data)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except Exception as error:  # damaged files make the library raise nearly any exception
-        raise ConfigError(f"{path} holds no dataset: {_first_line(error)}") from None
+        raise ConfigError(f"{path} holds no dataset: {described(error)}") from None
     finally:
-        if shown:
+        if bars:
             datasets.enable_progress_bars()
-    if isinstance(found, dict):
-        known = ", ".join(found)
-        require("train" in found or len(found) == 1, f"{path} holds the splits {known}: give the directory of one")
-        found = found.get("train") or next(iter(found.values()))
-    return found
 
 
 def _of_object(source: Any, name: str, text: str, messages: str) -> Iterator[Record]:
-    library = type(source).__module__.partition(".")[0]
-    if library == "datasets" and isinstance(source, dict):
-        splits = ", ".join(source)
-        raise ConfigError(f"{name}: a {type(source).__name__} of {splits}: give one, such as dataset['train']")
-    if library == "datasets":
-        return _rows(source, name)
-    if isinstance(source, (Mapping, bytes)) or not isinstance(source, Iterable):
-        raise ConfigError(
-            f"{name} must be a file, a list or a datasets.Dataset, such as {name}=[...], got {_kind(source)}"
-        )
-    return _entries(source, name, text, messages)
-
-
-def _entries(source: Iterable[Any], name: str, text: str, messages: str) -> Iterator[Record]:
+    fault = f"{name} must be a file, a list or a datasets.Dataset (one split), such as {name}=[...]"
+    several = isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes))
+    require(several, f"{fault}, got {_kind(source)}")
+    unit = "row" if type(source).__module__.partition(".")[0] == "datasets" else "entry"
     for number, entry in enumerate(source, 1):
-        place = f"{name}, entry {number}"
-        if isinstance(entry, str):
-            require(bool(entry.strip()), f"{place}: empty {name.removesuffix('s')}")
+        place = f"{name}, {unit} {number}"
+        if isinstance(entry, Mapping):
+            yield Record(place, entry)
+        elif isinstance(entry, str):
             yield Record(place, {text: entry})
-        elif isinstance(entry, Mapping):
-            yield Record(place, dict(entry))
         elif isinstance(entry, tuple) and hasattr(entry, "_asdict"):
             yield Record(place, entry._asdict())
         elif isinstance(entry, (list, tuple)):
@@ -185,16 +166,5 @@ def _entries(source: Iterable[Any], name: str, text: str, messages: str) -> Iter
             raise ConfigError(f"{place}: must be a text, messages or a record, such as {example}; got {_kind(entry)}")
 
 
-def _rows(rows: Iterable[Mapping[str, Any]], where: str) -> Iterator[Record]:
-    """Rows of a table, in which None stands for a missing value."""
-    for number, row in enumerate(rows, 1):
-        missing = tuple(key for key, x in row.items() if x is None)
-        yield Record(f"{where}, row {number}", {key: x for key, x in row.items() if x is not None}, missing)
-
-
 def _kind(x: Any) -> str:
-    return f"{type(x).__name__} {x!r}"[:60]
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return " ".join(f"{type(x).__name__} {x!r}".split())[:60]

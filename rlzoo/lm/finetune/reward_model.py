@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,8 +13,8 @@ from torch.nn.functional import logsigmoid
 
 from rlzoo.core.fields import Count, NonNegative, Positive, Range
 from rlzoo.core.progress import SILENT, Progress
-from rlzoo.lm.finetune.data import Pair, held_out
-from rlzoo.lm.finetune.sft import FitSettings, Metrics, fit, mean_of
+from rlzoo.lm.finetune.data import Pair, split
+from rlzoo.lm.finetune.sft import FitSettings, Metrics, OnEpoch, fit, mean_of, no_report
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.pretrained import encode, max_positions
 from rlzoo.lm.reward.reward_model import RewardModel, last_scores
@@ -45,7 +45,7 @@ def train_reward_model(
     pairs: Sequence[Pair],
     settings: RewardModelSettings,
     model: RewardModel,
-    on_epoch: Callable[[Metrics], None] = lambda metrics: None,
+    on_epoch: OnEpoch = no_report,
     progress: Progress = SILENT,
 ) -> Metrics:
     """Trains `model` on pairs by `preference_loss`, averaged over the pairs of a batch, and calibrates it.
@@ -65,8 +65,7 @@ def train_reward_model(
         ConfigError: there are too few prompts, or all scores are equal.
         NonFiniteError: the loss or gradient is not finite; the weights are those of the step before.
     """
-    out = held_out([pair.prompt for pair in pairs], settings.held_out, settings.seed)
-    train, measured = ([i for i, held in enumerate(out) if held is side] for side in (False, True))
+    train, held_out = split([pair.prompt for pair in pairs], settings.held_out, settings.seed)
     net, tokenizer = model.model, model.tokenizer
     longest = settings.max_tokens or max_positions(net) or 0
     chosen = encode(tokenizer, [pair.prompt + pair.chosen for pair in pairs])
@@ -89,17 +88,17 @@ def train_reward_model(
         return (chosen > rejected).sum()
 
     metrics: Metrics = {}
-    terms = [1] * len(pairs)
+    counts = [1] * len(pairs)
 
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
-        if measured:
-            known = measured, widths, terms, settings.micro_batch_tokens, progress
-            metrics.update(held_out_loss=mean_of(loss, *known), held_out_accuracy=mean_of(right, *known))
+        if held_out:
+            batches = held_out, widths, counts, settings.micro_batch_tokens, progress
+            metrics.update(held_out_loss=mean_of(loss, *batches), held_out_accuracy=mean_of(right, *batches))
         on_epoch(dict(metrics))
 
-    fit(net, train, widths, terms, loss, settings, report, progress)
+    fit(net, train, widths, counts, loss, settings, report, progress)
     progress.advance(1.0, "calibration of the scores")
-    reference = [pairs[i] for i in measured or train]
+    reference = [pairs[i] for i in held_out or train]
     gain, bias = model.calibrate([pair.prompt + text for pair in reference for text in (pair.chosen, pair.rejected)])
     return {**metrics, "gain": gain, "bias": bias, "cut": cut}

@@ -17,12 +17,18 @@ from rlzoo.core.errors import NonFiniteError, require
 from rlzoo.core.fields import Count, NonNegative, Positive, Range, UnitInterval, check_fields
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.lm.finetune.chat import Row
-from rlzoo.lm.finetune.data import Example, held_out, read_examples
+from rlzoo.lm.finetune.data import Example, read_examples, split
 from rlzoo.lm.finetune.records import Source
 from rlzoo.lm.model.padding import micro_batches, pad, summed_nll
 from rlzoo.lm.model.pretrained import check_vocabulary, encode, max_positions
 
 Metrics = dict[str, float]
+OnEpoch = Callable[[Metrics], None]
+"""Takes the metrics after each epoch."""
+
+
+def no_report(metrics: Metrics) -> None:
+    """An `OnEpoch` that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def sft(
     settings: SFTSettings,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    on_epoch: Callable[[Metrics], None] = lambda metrics: None,
+    on_epoch: OnEpoch = no_report,
     progress: Progress = SILENT,
 ) -> Metrics:
     """Trains `model` to predict each next token of the texts, and the end of sequence after each text.
@@ -99,31 +105,30 @@ def sft(
     require(tokenizer.eos_token_id is not None, "the tokenizer has no end-of-sequence token to end a text with")
     check_vocabulary(model, len(tokenizer), "to train")
     examples = read_examples(texts)
-    out = held_out([x.key for x in examples], settings.held_out, settings.seed)
+    train, held_out = split([x.key for x in examples], settings.held_out, settings.seed)
     rows = _rows(examples, tokenizer, progress)
     longest = settings.max_tokens or max_positions(model)
     cut = sum(longest is not None and len(row.ids) > longest for row in rows)
     rows = [Row(row.ids[:longest], row.trains[:longest]) for row in rows]
     widths = [len(row.ids) for row in rows]
-    terms = [sum(row.trains[1:]) for row in rows]
-    train, measured = ([i for i, held in enumerate(out) if held is side] for side in (False, True))
-    require(any(terms[i] for i in train), "no token is left to train on; raise max_tokens")
+    counts = [sum(row.trains[1:]) for row in rows]
+    require(any(counts[i] for i in train), "no token is left to train on; raise max_tokens")
 
     def loss(batch: Sequence[int]) -> Tensor:
         ids, attention = pad([rows[i].ids for i in batch], int(tokenizer.pad_token_id or 0), "right")
-        counts = pad([rows[i].trains for i in batch], 0, "right")[0].bool()
-        return summed_nll(model, *(x.to(model.device) for x in (ids, attention, counts)))
+        trains = pad([rows[i].trains for i in batch], 0, "right")[0].bool()
+        return summed_nll(model, *(x.to(model.device) for x in (ids, attention, trains)))
 
     metrics: Metrics = {"cut": cut}
 
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
-        if measured:
-            nll = mean_of(loss, measured, widths, terms, settings.micro_batch_tokens, progress)
+        if held_out:
+            nll = mean_of(loss, held_out, widths, counts, settings.micro_batch_tokens, progress)
             metrics.update(held_out_loss=nll, held_out_perplexity=math.exp(min(nll, 700.0)))
         on_epoch(dict(metrics))
 
-    fit(model, train, widths, terms, loss, settings, report, progress)
+    fit(model, train, widths, counts, loss, settings, report, progress)
     return metrics
 
 
@@ -147,7 +152,7 @@ def fit(
     model: nn.Module,
     rows: Sequence[int],
     widths: Sequence[int],
-    terms: Sequence[int],
+    counts: Sequence[int],
     loss: Callable[[Sequence[int]], Tensor],
     settings: FitSettings,
     on_epoch: Callable[[int, float], None],
@@ -156,12 +161,12 @@ def fit(
     """Minimises the mean loss of rows by AdamW.
 
     Args:
-        rows: indices into `widths` and `terms`, and what `loss` takes.
+        rows: indices into `widths` and `counts`, and what `loss` takes.
         widths: tokens of each row, without padding.
-        terms: number of terms that each row adds to the loss. The loss of a batch is its sum divided by its terms.
+        counts: what each row counts in a mean: the loss of a batch is its sum divided by the counts of its rows.
         loss: the sum of the loss over some rows.
         on_epoch: called with the number of the epoch, from 1, and its mean loss.
-        progress: told of every step.
+        progress: callbacks of every step.
 
     Raises:
         NonFiniteError: a loss or gradient is not finite; the step was not taken.
@@ -174,7 +179,7 @@ def fit(
     for epoch in range(1, settings.epochs + 1):
         total, seen = torch.zeros((), dtype=torch.float64, device=parameters[0].device), 0
         for batch in batches_by_length(rows, widths, settings.batch_size, rng):
-            count = max(1, sum(terms[i] for i in batch))
+            count = max(1, sum(counts[i] for i in batch))
             for micro_batch in micro_batches(batch, widths, settings.micro_batch_tokens):
                 summed = loss(micro_batch)
                 (summed / count).backward()  # type: ignore[no-untyped-call]
@@ -189,7 +194,7 @@ def fit(
             optimizer.zero_grad()
             step, seen = step + 1, seen + count
             progress.advance(step / steps, f"epoch {epoch}/{settings.epochs}: loss {float(total) / seen:.4g}")
-        on_epoch(epoch, float(total) / max(1, sum(terms[i] for i in rows)))
+        on_epoch(epoch, float(total) / max(1, sum(counts[i] for i in rows)))
 
 
 def _adamw(model: nn.Module, settings: FitSettings) -> torch.optim.AdamW:
@@ -202,7 +207,7 @@ def _adamw(model: nn.Module, settings: FitSettings) -> torch.optim.AdamW:
 
 
 def schedule(step: int, steps: int, warmup: float) -> float:
-    """Factor of the learning rate at a step: rises to 1 over the share `warmup` of the steps, then falls towards 0."""
+    """Factor of the learning rate: it rises to 1 over the share `warmup` of the steps, then falls towards 0."""
     rising = math.ceil(warmup * steps)
     return (step + 1) / rising if step < rising else (steps - step) / (steps - rising)
 
@@ -226,16 +231,16 @@ def mean_of(
     loss: Callable[[Sequence[int]], Tensor],
     rows: Sequence[int],
     widths: Sequence[int],
-    terms: Sequence[int],
+    counts: Sequence[int],
     tokens: int,
     progress: Progress = SILENT,
 ) -> float:
-    """The sum of the loss over the rows, divided by their terms, in micro-batches of `tokens` tokens."""
+    """The sum of the loss over the rows, divided by their counts, in micro-batches of `tokens` tokens."""
     total, done = 0.0, 0
     for batch in micro_batches(rows, widths, tokens):
         total, done = total + float(loss(batch)), done + len(batch)
         progress.advance(done / len(rows), "held-out loss")
-    return total / max(1, sum(terms[i] for i in rows))
+    return total / max(1, sum(counts[i] for i in rows))
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
@@ -254,12 +259,17 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedT
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    return fast_tokenizer(tokenizer)
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """A tokenizer of transformers, with the special tokens "<eos>" and "<pad>"."""
     fast: Any = PreTrainedTokenizerFast
     return fast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False)
 
 
 def describe(metrics: Metrics, epochs: int) -> str:
     """'epoch 1/3: loss 3.142, held-out loss 3.21'."""
-    rest = {name: x for name, x in metrics.items() if name not in ("epoch", "cut")}
-    told = ", ".join(f"{name.replace('held_out', 'held-out').replace('_', ' ')} {x:.4g}" for name, x in rest.items())
-    return f"epoch {metrics['epoch']:.0f}/{epochs}: {told}"
+    values = {name: x for name, x in metrics.items() if name not in ("epoch", "cut")}
+    words = (f"{name.replace('held_out', 'held-out').replace('_', ' ')} {x:.4g}" for name, x in values.items())
+    return f"epoch {metrics['epoch']:.0f}/{epochs}: {', '.join(words)}"

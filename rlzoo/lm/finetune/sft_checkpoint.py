@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -19,6 +21,12 @@ from rlzoo.core.progress import Progress
 from rlzoo.lm.finetune import sft
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import padding, pretrained, saving
+from rlzoo.lm.reward.prompt import Prompt
+
+try:
+    import fcntl
+except ImportError:  # Windows has no file locks of this kind: each process makes the checkpoint, and the first counts
+    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -33,34 +41,57 @@ class SFTCheckpoint:
     fit: SFTSettings
 
     def path(self, name: str, progress: Progress) -> Path:
-        """Directory of the checkpoint in the cache. The checkpoint is made if it does not exist yet.
+        """Directory of the checkpoint in the cache. If it is missing, one process makes it while the others wait.
 
         Args:
             name: name of the task.
-            progress: told of the training.
+            progress: callbacks of the training.
         """
         source = "".join(inspect.getsource(module) for module in (padding, pretrained, saving, sft))
-        versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
+        versions = [importlib.metadata.version(package) for package in ("torch", "transformers", "tokenizers")]
         parts = list(self.texts), self.config, self.fit, versions, source
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         folder = cache_directory() / f"{name.rpartition(':')[2]}-{key}"
         if not folder.is_dir():
-            progress.say(f"{name}: SFT on {len(self.texts):,} texts, once; cached in {folder}")
-            tokenizer = self.tokenizer()
-            model = pretrained.new_causal_lm(self.config, len(tokenizer), self.fit.seed)
-            saving.use_tokens(model, tokenizer)
-            metrics = sft.sft(self.texts, self.fit, model, tokenizer, progress=progress)
-            progress.say(f"{name}: {sft.describe(metrics, self.fit.epochs)}")
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sft-") as scratch:
-                made = Path(scratch, "model")
-                saving.save(model, tokenizer, made)
-                try:
-                    made.rename(folder)
-                except OSError:  # another process was first: use its checkpoint
-                    if not folder.is_dir():
-                        raise
+            with _lock(folder.with_name(f".{folder.name}.lock")):
+                if not folder.is_dir():
+                    self._make(folder, name, progress)
         return folder
+
+    def _make(self, folder: Path, name: str, progress: Progress) -> None:
+        progress.say(f"{name}: SFT on {len(self.texts):,} texts, once; cached in {folder}")
+        tokenizer = self.tokenizer()
+        model = pretrained.new_causal_lm(self.config, len(tokenizer), self.fit.seed)
+        saving.use_tokens(model, tokenizer)
+        metrics = sft.sft(self.texts, self.fit, model, tokenizer, progress=progress)
+        progress.say(f"{name}: {sft.describe(metrics, self.fit.epochs)}")
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sft-") as scratch:
+            saving.save(model, tokenizer, Path(scratch, "model"))
+            try:
+                Path(scratch, "model").rename(folder)
+            except OSError:  # a process without locks was first: use its checkpoint
+                if not folder.is_dir():
+                    raise
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Waits for the lock on a file, which is deleted in the end. The system releases the lock of a killed process."""
+    if fcntl is None:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)
+
+
+def completed(prompts: Sequence[Prompt], n: int, complete: Callable[[Prompt, Random], str]) -> list[dict[str, str]]:
+    """`n` records for SFT: prompts that are drawn with replacement, each with a completion."""
+    rng = Random("texts 0")
+    drawn = (rng.choice(prompts) for _ in range(n))
+    return [{"prompt": str(prompt), "completion": complete(prompt, rng)} for prompt in drawn]
 
 
 def small_gpt2(layers: int, width: int, heads: int, positions: int) -> dict[str, Any]:
@@ -74,6 +105,4 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     letters = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     letters.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=letters, eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
-    )
+    return sft.fast_tokenizer(letters)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
-from collections.abc import Callable
 from fractions import Fraction
 
-_OPERATORS: dict[str, tuple[int, Callable[[Fraction, Fraction], Fraction]]] = {
-    "+": (1, operator.add),
-    "-": (1, operator.sub),
-    "*": (2, operator.mul),
-    "/": (2, operator.truediv),
-}
-"""Binding strength and function of each operator. All are left-associative."""
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _LONGEST = 200
 """Characters of the longest expression that is read, so that every one is evaluated quickly."""
 
@@ -22,46 +16,27 @@ def tokens_of(expression: str) -> list[str] | None:
     """Numbers, operators and brackets of an expression; None if it has anything else, or is too long."""
     if len(expression) > _LONGEST:
         return None
-    found = re.findall(r"[0-9]+|\S", expression)
-    return found if all(re.fullmatch(r"[0-9]+|[-+*/()]", x) for x in found) else None
+    tokens = re.findall(r"[0-9]+|\S", expression)
+    return tokens if all(re.fullmatch(r"[0-9]+|[-+*/()]", x) for x in tokens) else None
 
 
 def value_of(expression: str) -> Fraction | None:
     """The value of whole numbers with +, -, *, / and brackets; None if it is no such expression or has no value.
 
-    A number has no sign. Text after 200 characters is not read: a longer expression has no value.
+    A number has no sign. An expression of more than 200 characters has no value.
     """
-    tokens = tokens_of(expression)
-    if tokens is None:
-        return None
-    values: list[Fraction] = []
-    waiting: list[str] = []  # operators and opening brackets (Dijkstra's shunting yard)
-
-    def apply() -> None:
-        right, left = values.pop(), values.pop()
-        values.append(_OPERATORS[waiting.pop()][1](left, right))
-
-    after_operand = False
+    tokens = tokens_of(expression) or []
+    python = " ".join(str(int(x)) if x.isdecimal() else x for x in tokens)  # Python refuses 08
     try:
-        for token in tokens:
-            if after_operand == (token.isdecimal() or token == "("):
-                return None  # two operands, or two operators, in a row
-            if token == "(":
-                waiting.append(token)
-            elif token == ")":
-                while waiting[-1] != "(":
-                    apply()
-                waiting.pop()
-            elif token in _OPERATORS:
-                while waiting and waiting[-1] != "(" and _OPERATORS[waiting[-1]][0] >= _OPERATORS[token][0]:
-                    apply()
-                waiting.append(token)
-                after_operand = False
-            else:
-                values.append(Fraction(int(token)))
-                after_operand = True
-        while waiting:
-            apply()
-    except (IndexError, KeyError, ZeroDivisionError):
-        return None  # a bracket without its pair, or a division by zero
-    return values[0] if after_operand else None
+        return _value(ast.parse(python, mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return Fraction(_OPERATORS[type(op)](_value(left), _value(right)))
+    raise ValueError("no arithmetic expression of whole numbers")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
 from rlzoo.core.fields import Count
-from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.sft import SFTSettings
-from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, completed, small_gpt2
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
@@ -25,11 +23,11 @@ RIGHT = 0.4
 
 
 def sums() -> list[Prompt]:
-    """Every sum such as "17+25=", with the column `answer`, in an order that is always the same."""
+    """Every sum such as "17+25=", with the column `answer`, in a fixed random order."""
     numbers = range(LARGEST + 1)
-    found = [Prompt(f"{a}+{b}=", {"answer": str(a + b)}) for a in numbers for b in numbers]
-    Random("sums").shuffle(found)
-    return found
+    prompts = [Prompt(f"{a}+{b}=", {"answer": str(a + b)}) for a in numbers for b in numbers]
+    Random("sums").shuffle(prompts)
+    return prompts
 
 
 def is_answer(prompts: list[str], responses: list[str], answer: list[str]) -> list[float]:
@@ -37,28 +35,18 @@ def is_answer(prompts: list[str], responses: list[str], answer: list[str]) -> li
     return [float(response == right) for response, right in zip(responses, answer, strict=True)]
 
 
-def texts(prompts: Sequence[Prompt], n: int, seed: int) -> list[dict[str, str]]:
-    """`n` sums with an answer: the right one, or with the tens, the ones or both off by one or two."""
-    rng = Random(f"texts {seed}")
-    found = []
-    for prompt in (rng.choice(prompts) for _ in range(n)):
-        slip = 0 if rng.random() < RIGHT else rng.choice((-10, -2, -1, 1, 2, 10))
-        found.append({"prompt": str(prompt), "completion": str(abs(int(prompt.columns["answer"]) + slip))})
-    return found
-
-
-@dataclass(frozen=True)
-class ArithmeticSettings(Language):
-    """The settings of `Language`, with a token limit for sums."""
-
-    max_new_tokens: Count = 4
-    """Largest number of tokens in a response; reaching it ends the response."""
+def attempt(prompt: Prompt, rng: Random) -> str:
+    """An answer for SFT: the right one, or with the tens, the ones or both off by one or two."""
+    slip = 0 if rng.random() < RIGHT else rng.choice((-10, -2, -1, 1, 2, 10))
+    return str(abs(int(prompt.columns["answer"]) + slip))
 
 
 class Arithmetic(LanguageTask):
     """Sums of two numbers. The SFT checkpoint has seen more wrong answers than right ones."""
 
-    Settings: ClassVar[type[TaskSettings]] = ArithmeticSettings
+    @dataclass(frozen=True)
+    class Settings(Language):
+        max_new_tokens: Count = 4
 
     def own_prompts(self) -> Sequence[str]:
         return sums()[HELD_OUT:]
@@ -70,8 +58,7 @@ class Arithmetic(LanguageTask):
         return is_answer
 
     def own_sft(self) -> SFTCheckpoint:
+        texts = completed(sums()[HELD_OUT:], 16000, attempt)
         config = small_gpt2(layers=2, width=64, heads=4, positions=16)
         fit = SFTSettings(epochs=12, batch_size=64, learning_rate=3e-3, held_out=0.05)
-        return SFTCheckpoint(
-            texts(sums()[HELD_OUT:], 16000, seed=0), lambda: character_tokenizer("0123456789+="), config, fit
-        )
+        return SFTCheckpoint(texts, lambda: character_tokenizer("0123456789+="), config, fit)

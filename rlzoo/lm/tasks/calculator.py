@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
 from rlzoo.core.fields import Count
-from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.sft import SFTSettings
-from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, completed, small_gpt2
 from rlzoo.lm.reward.expressions import value_of
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.scores import Score
@@ -33,16 +31,15 @@ def products() -> list[Prompt]:
 
 
 def calculate(conversations: list[Conversation]) -> list[str | None]:
-    """What the calculator says to "47*86=": "4042;", or "?;" if it cannot read that. Any other turn is the last one."""
-    return [_calculated(conversation.turns[-1]) for conversation in conversations]
+    """The calculator's reply to "47*86=": "4042;", or "?;" if it cannot read that. Any other turn is the last one."""
+    return [_result(x.turns[-1][:-1]) if x.turns[-1].endswith("=") else None for x in conversations]
 
 
 def noise(conversations: list[Conversation]) -> list[str | None]:
-    """A broken calculator, which says a random number."""
-    broken = [Random(f"{x.prompt} {x.turns}").randint(1024, 9801) for x in conversations]
-    return [
-        f"{number};" if x.turns[-1].endswith("=") else None for x, number in zip(conversations, broken, strict=True)
-    ]
+    """The reply of a broken calculator: a random number."""
+    numbers = [Random(f"{x.prompt} {x.turns}").randint(1024, 9801) for x in conversations]
+    calls = [x.turns[-1].endswith("=") for x in conversations]
+    return [f"{number};" if call else None for number, call in zip(numbers, calls, strict=True)]
 
 
 def is_answer(prompts: list[str], responses: list[str], answer: list[str], turns: list[list[str]]) -> list[float]:
@@ -50,36 +47,23 @@ def is_answer(prompts: list[str], responses: list[str], answer: list[str], turns
     return [float(said[-1] == right) for said, right in zip(turns, answer, strict=True)]
 
 
-def texts(prompts: Sequence[Prompt], n: int, seed: int) -> list[dict[str, str]]:
-    """`n` products with a conversation: a call and its result, a call for another product, or a guess."""
-    rng = Random(f"texts {seed}")
-    found = []
-    for prompt in (rng.choice(prompts) for _ in range(n)):
-        a, b = map(int, prompt[:-1].split("*"))
-        if rng.random() < CALLS:
-            if rng.random() < SLIPS:
-                a, b = rng.choice([(a, rng.choice(FACTORS)), (rng.choice(FACTORS), b)])
-            completion = f"{a}*{b}={a * b};{a * b}"
-        else:
-            completion = str(rng.randint(1024, 9801))
-        found.append({"prompt": str(prompt), "completion": completion})
-    return found
-
-
-@dataclass(frozen=True)
-class CalculatorSettings(Language):
-    """The settings of `Language`, with limits for a call, its result and an answer."""
-
-    max_new_tokens: Count = 24
-    """Largest number of tokens in a response, replies included; reaching it ends the response."""
-    stop_tokens: tuple[str, ...] = ("=", "<eos>")
-    """Tokens that end a response or a turn; empty for the tokenizer's end of sequence."""
+def attempt(prompt: Prompt, rng: Random) -> str:
+    """A conversation for SFT: a call and its result, a call for another product, or a guess."""
+    a, b = map(int, prompt[:-1].split("*"))
+    if rng.random() >= CALLS:
+        return str(rng.randint(1024, 9801))
+    if rng.random() < SLIPS:
+        a, b = rng.choice([(a, rng.choice(FACTORS)), (rng.choice(FACTORS), b)])
+    return f"{a}*{b}={a * b};{a * b}"
 
 
 class Calculator(LanguageTask):
     """Products of two numbers. The SFT checkpoint guesses, or asks the calculator, often for another product."""
 
-    Settings: ClassVar[type[TaskSettings]] = CalculatorSettings
+    @dataclass(frozen=True)
+    class Settings(Language):
+        max_new_tokens: Count = 24
+        stop_tokens: tuple[str, ...] = ("=", "<eos>")
 
     def own_prompts(self) -> Sequence[str]:
         return products()[HELD_OUT:]
@@ -94,14 +78,12 @@ class Calculator(LanguageTask):
         return calculate
 
     def own_sft(self) -> SFTCheckpoint:
+        texts = completed(products()[HELD_OUT:], 8000, attempt)
         config = small_gpt2(layers=2, width=64, heads=4, positions=32)
         fit = SFTSettings(epochs=6, batch_size=64, learning_rate=2e-3, held_out=0.05)
-        examples = texts(products()[HELD_OUT:], 8000, seed=0)
-        return SFTCheckpoint(examples, lambda: character_tokenizer("0123456789*=:;?"), config, fit)
+        return SFTCheckpoint(texts, lambda: character_tokenizer("0123456789*=:;?"), config, fit)
 
 
-def _calculated(turn: str) -> str | None:
-    if not turn.endswith("="):
-        return None
-    value = value_of(turn[:-1])
+def _result(expression: str) -> str:
+    value = value_of(expression)
     return "?;" if value is None else f"{value};"

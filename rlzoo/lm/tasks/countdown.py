@@ -1,4 +1,4 @@
-"""Countdown: reach a number from given ones."""
+"""Countdown: reach a target from three numbers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
 
 from rlzoo.core.fields import Count
-from rlzoo.core.task import TaskSettings
 from rlzoo.lm.finetune.sft import SFTSettings
-from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, completed, small_gpt2
 from rlzoo.lm.reward.expressions import tokens_of, value_of
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.scores import Score
@@ -31,51 +29,41 @@ RIGHT = 0.5
 def puzzles() -> list[Prompt]:
     """Distinct puzzles such as "3 7 2>8=", with the columns `numbers` and `target`. + and - are enough."""
     rng = Random("puzzles")
-    found: dict[str, Prompt] = {}
-    while len(found) < PUZZLES:
+    prompts: dict[str, Prompt] = {}
+    while len(prompts) < PUZZLES:
         numbers = [rng.randint(1, 9) for _ in range(NUMBERS)]
         target = value_of(_expression(numbers, rng))
         if target is not None and target > 0:
             text = f"{' '.join(map(str, numbers))}>{target}="
-            found[text] = Prompt(text, {"numbers": numbers, "target": int(target)})
-    return list(found.values())
+            prompts[text] = Prompt(text, {"numbers": numbers, "target": int(target)})
+    return list(prompts.values())
 
 
 def reaches(prompts: list[str], responses: list[str], numbers: list[list[int]], target: list[int]) -> list[float]:
-    """1 for an expression that is equal to the target and uses no number more often than it is given, else 0.
+    """1 for an expression that is equal to the target and uses each number at most as often as the puzzle, else 0.
 
     An expression has whole numbers, +, -, *, / and brackets (see `value_of`).
     """
-    rows = zip(responses, numbers, target, strict=True)
-    return [float(_uses_only(response, given) and value_of(response) == goal) for response, given, goal in rows]
+    answers = zip(responses, numbers, target, strict=True)
+    return [float(_uses_only(response, own) and value_of(response) == goal) for response, own, goal in answers]
 
 
-def texts(prompts: Sequence[Prompt], n: int, seed: int) -> list[dict[str, str]]:
-    """`n` puzzles with a sum or difference of their numbers: a solution, or any."""
-    rng = Random(f"texts {seed}")
-    found = []
-    for prompt in (rng.choice(prompts) for _ in range(n)):
-        numbers, target = prompt.columns["numbers"], prompt.columns["target"]
+def attempt(prompt: Prompt, rng: Random) -> str:
+    """An expression for SFT, a sum or difference of the numbers: a solution, or any."""
+    numbers, target = prompt.columns["numbers"], prompt.columns["target"]
+    expression = _expression(numbers, rng)
+    solved = rng.random() < RIGHT
+    while solved and value_of(expression) != target:
         expression = _expression(numbers, rng)
-        solved = rng.random() < RIGHT
-        while solved and value_of(expression) != target:
-            expression = _expression(numbers, rng)
-        found.append({"prompt": str(prompt), "completion": expression})
-    return found
-
-
-@dataclass(frozen=True)
-class CountdownSettings(Language):
-    """The settings of `Language`, with a token limit for expressions."""
-
-    max_new_tokens: Count = 8
-    """Largest number of tokens in a response; reaching it ends the response."""
+    return expression
 
 
 class Countdown(LanguageTask):
     """Expressions that reach a number. The SFT checkpoint has seen more wrong expressions than right ones."""
 
-    Settings: ClassVar[type[TaskSettings]] = CountdownSettings
+    @dataclass(frozen=True)
+    class Settings(Language):
+        max_new_tokens: Count = 8
 
     def own_prompts(self) -> Sequence[str]:
         return puzzles()[HELD_OUT:]
@@ -87,11 +75,10 @@ class Countdown(LanguageTask):
         return reaches
 
     def own_sft(self) -> SFTCheckpoint:
+        texts = completed(puzzles()[HELD_OUT:], 16000, attempt)
         config = small_gpt2(layers=2, width=64, heads=4, positions=24)
         fit = SFTSettings(epochs=14, batch_size=64, learning_rate=3e-3, held_out=0.05)
-        return SFTCheckpoint(
-            texts(puzzles()[HELD_OUT:], 16000, seed=0), lambda: character_tokenizer("0123456789 +-*/()>="), config, fit
-        )
+        return SFTCheckpoint(texts, lambda: character_tokenizer("0123456789 +-*/()>="), config, fit)
 
 
 def _expression(numbers: Sequence[int], rng: Random) -> str:

@@ -1,20 +1,16 @@
 """The RandomWalks benchmark of trlX (Havrilla et al. 2023, after Chen et al. 2021), the smallest language task.
 
 The policy is first fine-tuned on random walks in a graph. Then it learns to reach the goal from each start in as few
-nodes as possible. The optimum is known, and the expected optimality of a policy is computed exactly.
+nodes as possible. The optimum and the expected optimality of a policy are computed exactly.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import string
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from pathlib import Path
-from typing import ClassVar
+from functools import cache
 
 import numpy as np
 import torch
@@ -27,8 +23,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.fields import Count
-from rlzoo.core.task import TaskSettings
-from rlzoo.lm.finetune.data import write_command, write_lines
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
 from rlzoo.lm.model.language_model import LanguageModel, Rows
@@ -41,7 +35,6 @@ NODES = 21
 MAX_NODES = 10
 """Largest number of nodes in a walk, start and goal included."""
 WALKS = 1000
-PAIRS = 5000
 GOAL = 0
 _LETTERS = string.ascii_lowercase
 
@@ -80,9 +73,7 @@ class WalkGraph:
         adjacency[GOAL, GOAL] = True
         walks = tuple(_uniform_walk(adjacency, rng) for _ in range(WALKS))
         graph = cls(adjacency, nodes_to_goal(adjacency), walks)
-        require(
-            bool(graph.prompts), f"seed {seed} gives a graph without a path to {_LETTERS[GOAL]!r}; use another seed"
-        )
+        require(bool(graph.prompts), f"seed {seed} gives a graph without a path to 'a'; use another seed")
         return graph
 
     @property
@@ -114,13 +105,12 @@ class WalkGraph:
         Raises:
             ConfigError: there are fewer than `n` pairs.
         """
-        known = self._comparisons()
-        require(0 <= n <= len(known), f"n must be in [0, {len(known)}], the number of pairs of the walks; got {n}")
-        drawn = np.random.default_rng(seed).choice(len(known), size=n, replace=False)
-        return [
-            {"prompt": better[0], "chosen": better[1:], "rejected": worse[1:]}
-            for better, worse in (known[i] for i in drawn)
-        ]
+        optimality = {walk: self._optimality(walk) for walk in sorted(set(self.walks))}
+        couples = itertools.permutations(optimality, 2)
+        pairs = [(x, y) for x, y in couples if x[0] == y[0] and optimality[x] > optimality[y]]
+        require(0 <= n <= len(pairs), f"n must be in [0, {len(pairs)}], the number of pairs of the walks; got {n}")
+        drawn = np.random.default_rng(seed).choice(len(pairs), size=n, replace=False)
+        return [{"prompt": x[0], "chosen": x[1:], "rejected": y[1:]} for x, y in (pairs[i] for i in drawn)]
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """A tokenizer with one token for each node, `<eos>` and `<pad>`. Any other letter is an error."""
@@ -143,46 +133,31 @@ class WalkGraph:
             for node in np.flatnonzero(self.adjacency[path[-1]]):
                 yield from self._paths_to_goal((*path, int(node)))
 
-    def _comparisons(self) -> list[tuple[str, str]]:
-        """All pairs (better, worse) of distinct walks with the same start."""
-        optimality = {walk: self._optimality(walk) for walk in sorted(set(self.walks))}
-        by_start = [list(walks) for _, walks in itertools.groupby(optimality, key=lambda walk: walk[0])]
-        couples = (couple for walks in by_start for couple in itertools.permutations(walks, 2))
-        return [(better, worse) for better, worse in couples if optimality[better] > optimality[worse]]
 
-
-@dataclass(frozen=True)
-class RandomWalksSettings(Language):
-    """The settings of `Language`, with the limits of the benchmark."""
-
-    max_new_tokens: Count = 9
-    """Largest number of tokens in a response; reaching it ends the response."""
-    stop_tokens: tuple[str, ...] = ("a",)
-    """Tokens that end a response; empty for the tokenizer's end of sequence."""
+@cache
+def benchmark() -> WalkGraph:
+    """The graph of the benchmark."""
+    return WalkGraph.make()
 
 
 class RandomWalks(LanguageTask):
     """Walks to the goal in the graph of the benchmark. Evaluations compute the expected optimality exactly."""
 
-    Settings: ClassVar[type[TaskSettings]] = RandomWalksSettings
-
-    @cached_property
-    def graph(self) -> WalkGraph:
-        return WalkGraph.make()
+    @dataclass(frozen=True)
+    class Settings(Language):
+        max_new_tokens: Count = 9
+        stop_tokens: tuple[str, ...] = ("a",)
 
     def own_prompts(self) -> Sequence[str]:
-        return self.graph.prompts
-
-    def own_eval_prompts(self) -> Sequence[str]:
-        return self.graph.prompts
+        return benchmark().prompts
 
     def own_score(self) -> Score:
-        return self.graph.optimality
+        return benchmark().optimality
 
     def own_sft(self) -> SFTCheckpoint:
         config = small_gpt2(layers=2, width=64, heads=2, positions=16)
         fit = SFTSettings(epochs=20, batch_size=50, learning_rate=1e-3, held_out=0.1)
-        return SFTCheckpoint(list(self.graph.walks), self.graph.tokenizer, config, fit)
+        return SFTCheckpoint(benchmark().walks, benchmark().tokenizer, config, fit)
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         """Returns are the exact expected optimality from each start, whatever the number of episodes.
@@ -192,11 +167,11 @@ class RandomWalks(LanguageTask):
         """
         sampled = super().evaluate(episodes, seed=seed, deterministic=deterministic)
         further = {name: x for name, x in sampled.further.items() if name != "true_score"}
-        prompts = self.graph.prompts
+        graph, prompts = benchmark(), benchmark().prompts
         if deterministic:
-            returns = np.array(self.graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
+            returns = np.array(graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
         else:
-            returns = expected_optimality(self.model, self.tokenizer, self.graph, prompts, self.env.allowed).numpy()
+            returns = expected_optimality(self.model, self.tokenizer, graph, prompts, self.env.allowed).numpy()
         return replace(sampled, returns=returns, further={"exact": True, "score": sampled.mean_return, **further})
 
 
@@ -222,14 +197,9 @@ def expected_optimality(
     return torch.zeros(len(prompts), dtype=torch.float64).index_add(0, start, logp.exp() * optimality.double())
 
 
-@cache
-def _standard_graph() -> WalkGraph:
-    return WalkGraph.make()
-
-
 def legal_moves(tokens: list[int]) -> list[int]:
     """The nodes that an edge leads to from the last one: `--allowed-tokens rlzoo.lm.tasks.random_walks:legal_moves`."""
-    return np.flatnonzero(_standard_graph().adjacency[tokens[-1]]).tolist()
+    return np.flatnonzero(benchmark().adjacency[tokens[-1]]).tolist()
 
 
 def nodes_to_goal(adjacency: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -247,22 +217,3 @@ def _uniform_walk(adjacency: NDArray[np.bool_], rng: np.random.RandomState) -> s
     while nodes[-1] != GOAL and len(nodes) < MAX_NODES:
         nodes.append(rng.choice(np.flatnonzero(adjacency[nodes[-1]])))
     return "".join(_LETTERS[i] for i in nodes)
-
-
-def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
-    """Writes the data of the benchmark in UTF-8, and returns the number of lines of each file.
-
-    The files are `texts.txt` (walks), `prompts.txt` (starts) and `pairs.jsonl` (preference pairs, drawn by the seed).
-
-    Raises:
-        ConfigError: one of the files exists, or the folder cannot be written.
-    """
-    graph = WalkGraph.make()
-    pairs = [json.dumps(pair) for pair in graph.pairs(PAIRS, seed)]
-    return write_lines(folder, {"texts.txt": graph.walks, "prompts.txt": graph.prompts, "pairs.jsonl": pairs})
-
-
-if __name__ == "__main__":
-    sys.exit(
-        write_command("rlzoo.lm.tasks.random_walks", "Writes the walks of the RandomWalks benchmark.", write, None)
-    )

@@ -8,6 +8,7 @@ is a prompt without sentiment and a continuation of three parts, each of which i
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import re
@@ -16,12 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
-from rlzoo.core.errors import require
+from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.fields import Count
-from rlzoo.core.task import TaskSettings
-from rlzoo.lm.finetune.data import write_command, write_lines
+from rlzoo.core.screen import complain, show
 from rlzoo.lm.finetune.sft import SFTSettings, train_tokenizer
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, small_gpt2
 from rlzoo.lm.reward.scores import Score
@@ -121,9 +121,9 @@ def prompts(n: int, seed: int) -> list[str]:
     Raises:
         ConfigError: there are fewer than `n`.
     """
-    known = _all_prompts()
-    require(0 <= n <= len(known), f"n must be in [0, {len(known)}], the number of prompts; got {n}")
-    return Random(f"prompts {seed}").sample(known, n)
+    every = _all_prompts()
+    require(0 <= n <= len(every), f"n must be in [0, {len(every)}], the number of prompts; got {n}")
+    return Random(f"prompts {seed}").sample(every, n)
 
 
 def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]:
@@ -132,12 +132,8 @@ def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]
     Args:
         openings: prompts, one of which is drawn for each review; by default all prompts.
     """
-    known = _known(openings)
-
-    def draw(rng: Random) -> str:
-        return rng.choice(known) + _continuation(rng, mood=rng.choice((1, -1)))
-
-    return _distinct(n, Random(f"texts {seed}"), draw)
+    openings = openings or _all_prompts()
+    return _distinct(n, Random(f"texts {seed}"), lambda rng: rng.choice(openings) + _continuation(rng))
 
 
 def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict[str, str]]:
@@ -146,26 +142,23 @@ def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict
     Args:
         openings: prompts, one of which is drawn for each pair; by default all prompts.
     """
-    known = _known(openings)
+    openings = openings or _all_prompts()
 
     def draw(rng: Random) -> tuple[str, str, str]:
-        prompt = rng.choice(known)
+        prompt = rng.choice(openings)
         while True:
-            first, second = (_continuation(rng, mood=rng.choice((1, -1))) for _ in range(2))
-            worse, better = sorted((first, second), key=_sentiment)
+            worse, better = sorted((_continuation(rng), _continuation(rng)), key=_sentiment)
             if _sentiment(worse) < _sentiment(better):
                 return prompt, better, worse
 
-    return [
-        {"prompt": prompt, "chosen": better, "rejected": worse}
-        for prompt, better, worse in _distinct(n, Random(f"pairs {seed}"), draw)
-    ]
+    triples = _distinct(n, Random(f"pairs {seed}"), draw)
+    return [dict(zip(("prompt", "chosen", "rejected"), triple, strict=True)) for triple in triples]
 
 
 def sentiment(prompts: list[str], responses: list[str]) -> list[float]:
     """(p − q) / (p + q) of each response with p positive and q negative words; 0 if it has neither.
 
-    Each occurrence of a whole word counts, in upper or lower case. Prompts are ignored.
+    Each occurrence of a whole word counts, in upper or lower case. The prompts do not count.
     """
     return [_sentiment(response) for _, response in zip(prompts, responses, strict=True)]
 
@@ -177,31 +170,32 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
     prompt.
 
     Raises:
-        ConfigError: one of the files exists, or the folder cannot be written.
+        ConfigError: one of the files exists.
+        OSError: the folder cannot be written.
     """
+    folder = Path(folder)
     shuffled = prompts(len(_all_prompts()), seed)
-    held_out, seen = shuffled[:HELD_OUT_PROMPTS], shuffled[HELD_OUT_PROMPTS:]
+    held_out, rest = shuffled[:HELD_OUT_PROMPTS], shuffled[HELD_OUT_PROMPTS:]
     files = {
-        "texts.txt": texts(TEXTS, seed, seen),
-        "pairs.jsonl": [json.dumps(pair) for pair in pairs(PAIRS, seed, seen)],
-        "prompts.txt": seen[:PROMPTS],
+        "texts.txt": texts(TEXTS, seed, rest),
+        "pairs.jsonl": [json.dumps(pair) for pair in pairs(PAIRS, seed, rest)],
+        "prompts.txt": rest[:PROMPTS],
         "held_out_prompts.txt": held_out,
     }
-    return write_lines(folder, files)
-
-
-@dataclass(frozen=True)
-class ReviewsSettings(Language):
-    """The settings of `Language`, with a token limit for reviews."""
-
-    max_new_tokens: Count = 24
-    """Largest number of tokens in a response; reaching it ends the response."""
+    for name in files:
+        require(not (folder / name).exists(), f"{folder / name} exists: give another folder, or remove the file")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, lines in files.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+    return {name: len(lines) for name, lines in files.items()}
 
 
 class Reviews(LanguageTask):
     """Positive continuations of reviews."""
 
-    Settings: ClassVar[type[TaskSettings]] = ReviewsSettings
+    @dataclass(frozen=True)
+    class Settings(Language):
+        max_new_tokens: Count = 24
 
     def own_prompts(self) -> Sequence[str]:
         return prompts(256, seed=1)
@@ -220,8 +214,19 @@ class Reviews(LanguageTask):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `python -m rlzoo.lm.tasks.reviews FOLDER [--seed N]`."""
-    return write_command("rlzoo.lm.tasks.reviews", "Writes short product reviews.", write, argv)
+    """The command `python -m rlzoo.lm.tasks.reviews FOLDER [--seed N]`. Returns its exit code."""
+    parser = argparse.ArgumentParser("python -m rlzoo.lm.tasks.reviews", description="Writes short product reviews.")
+    parser.add_argument("folder", type=Path, help="folder to write to; it is created if it does not exist")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the data (default: 0)")
+    options = parser.parse_args(argv)
+    try:
+        counts = write(options.folder, options.seed)
+    except (ConfigError, OSError) as error:
+        complain(str(error))
+        return 2
+    for name, lines in counts.items():
+        show(f"{options.folder / name}: {lines} lines")
+    return 0
 
 
 def _sentiment(text: str) -> float:
@@ -232,24 +237,19 @@ def _sentiment(text: str) -> float:
 
 def _all_prompts() -> list[str]:
     """All prompts, each once."""
-    found = []
+    texts = []
     for opening, owner, (product, aspects) in itertools.product(OPENINGS, OWNERS, PRODUCTS.items()):
         for aspect in aspects:
             article = "an" if aspect[0] in "aeiou" else "a"
             for subject in (f"the {aspect} of {owner} {product}", f"{owner} {product} has {article} {aspect} that"):
                 prompt = f"{opening} {subject}".strip()
-                found.append(prompt[0].upper() + prompt[1:])
-    return found
+                texts.append(prompt[0].upper() + prompt[1:])
+    return texts
 
 
-def _known(openings: Sequence[str] | None) -> Sequence[str]:
-    known = _all_prompts() if openings is None else openings
-    require(len(known) > 0, "openings must hold at least one prompt")
-    return known
-
-
-def _continuation(rng: Random, mood: int) -> str:
-    """A verdict, a remark and a closing, each of the given mood, of the opposite mood, or neutral."""
+def _continuation(rng: Random) -> str:
+    """A verdict, a remark and a closing, each of a random mood (positive or negative), of its opposite, or neutral."""
+    mood = rng.choice((1, -1))
     verdict, remark, closing = rng.choices((mood, 0, -mood), weights=(5, 2, 2), k=3)
     joint = "but" if verdict * remark < 0 else "and"
     first = " ".join(filter(None, map(rng.choice, (VERBS, ADVERBS, ADJECTIVES[verdict]))))
@@ -261,11 +261,10 @@ def _continuation(rng: Random, mood: int) -> str:
 
 def _distinct(n: int, rng: Random, draw: Callable[[Random], Drawn]) -> list[Drawn]:
     """The first `n` different draws."""
-    require(n >= 0, f"n must be at least 0, got {n}")
-    found: dict[Drawn, None] = {}
-    while len(found) < n:
-        found[draw(rng)] = None
-    return list(found)
+    draws: dict[Drawn, None] = {}
+    while len(draws) < n:
+        draws[draw(rng)] = None
+    return list(draws)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,15 @@
 """The enumerated task with a policy that is a little away from its reference."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
-from rlzoo.benchmark.estimators.exact import BETA, ascend, fit_walks, new_model, small_walks
-from rlzoo.benchmark.estimators.judge import Judge
-from rlzoo.benchmark.estimators.tabular import Table
+sys.path.insert(0, str(Path(__file__).parents[3]))  # the study is in the checkout, not in the package
+
+from benchmarks.studies.estimators.judge import Judge
+from benchmarks.studies.estimators.tabular import Table
+from benchmarks.studies.estimators.task import BETA, ascend, fit_walks, new_model, small_walks
 
 
 @pytest.fixture(scope="package")

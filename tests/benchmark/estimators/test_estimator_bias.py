@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.benchmark.estimators import natural, variants
-from rlzoo.benchmark.estimators.judge import GROUP, assess, squared_mean, take
-from rlzoo.benchmark.estimators.study import later_policies
-from rlzoo.benchmark.estimators.variants import Variant, surrogate
-from rlzoo.core.estimators import GroupMean
+from benchmarks.studies.estimators import natural, variants
+from benchmarks.studies.estimators.judge import assess, squared_mean, take
+from benchmarks.studies.estimators.study import later_policies
+from benchmarks.studies.estimators.variants import Variant, surrogate
 
 BY_NAME = {
     x.name: x for x in (*variants.KL, *variants.BASELINES, *variants.LENGTHS, *variants.WHITENING, *variants.STALE)
@@ -33,12 +32,6 @@ def stale(judge, task, policies):
     return dataclasses.replace(judge, new=later, beta=0.0)
 
 
-def test_batches_have_groups_of_each_prompt(judge, task, rows):
-    prompts = task.prompt[rows].view(300, 3, -1)
-    assert all((prompts[:, i] == i).all() for i in range(3))
-    assert prompts.shape[-1] % GROUP == 0
-
-
 def test_k1_in_the_reward_is_unbiased_and_measured_so(judge, rows):
     found = judge.measure(BY_NAME["k1, in the reward"], rows, rng())
     assert found.exact_bias < 1e-12
@@ -56,21 +49,13 @@ def backwards(model, batch):
 
 @pytest.mark.parametrize("wrong", [
     Variant("no KL", reward_kl=None),
-    Variant("a tenth too long", objective=lambda model, batch: 1.1 * surrogate(model, batch)),
-    Variant("other rows", objective=backwards, length="token"),
+    pytest.param(Variant("other rows", objective=backwards, length="token"), marks=pytest.mark.slow),
 ], ids=lambda x: x.name)  # fmt: skip
 def test_a_wrong_estimator_is_found(judge, rows, wrong):
     found = judge.measure(wrong, rows, rng())
     assert found.bias_p < 0.001
     assert found.bias > 0.05
     assert found.verdict.startswith("biased")
-
-
-def test_a_factor_is_told_from_a_wrong_direction(judge, rows):
-    found = judge.measure(Variant("half", objective=lambda m, b: 0.5 * surrogate(m, b)), rows, rng())
-    assert found.exact_scale == pytest.approx(0.5, abs=1e-12)
-    assert found.bias == pytest.approx(0.5, abs=0.05)
-    assert found.verdict == "biased in length"
 
 
 UNBIASED = [
@@ -100,18 +85,13 @@ def test_the_kl_in_the_loss_as_the_theory_says(judge):
     torch.testing.assert_close(expected["k3"], score_alone - judge.beta * gradient, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["k3, in the reward", "group mean (Dr. GRPO)", "per response (GRPO)",
-                                  "critic of 0, λ = 0.95"])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["k3, in the reward", "per response (GRPO)", "critic of 0, λ = 0.95"])
 def test_measurements_agree_with_enumeration(judge, rows, name):
     found = judge.measure(BY_NAME[name], rows, rng())
     assert abs(found.scale - found.exact_scale) < 3 * found.scale_error
     assert found.bias == pytest.approx(found.exact_bias, abs=0.08)
     assert abs(found.cosine) == pytest.approx(found.exact_cosine, abs=0.01)
-
-
-def test_group_mean_is_leave_one_out_times_a_constant(judge):
-    ours = judge.expected(Variant("", estimator=GroupMean()))
-    torch.testing.assert_close(ours, (1 - 1 / GROUP) * judge.gradient, rtol=0, atol=1e-12)
 
 
 def test_a_batch_in_the_table_equals_the_language_model(judge, task, policies, rows):
@@ -131,6 +111,7 @@ def test_a_batch_in_the_table_equals_the_language_model(judge, task, policies, r
     torch.testing.assert_close(found, torch.cat([x.reshape(-1) for x in g]), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_only_the_sequence_ratio_is_unbiased_for_stale_samples(stale):
     cosine = {}
     for variant in variants.STALE:
@@ -139,13 +120,6 @@ def test_only_the_sequence_ratio_is_unbiased_for_stale_samples(stale):
         assert error < 1e-10 if variant.name == "sequence ratio" else error > 0.003
         cosine[variant.name] = float(expected @ stale.gradient / expected.norm() / stale.gradient.norm())
     assert cosine["token ratio"] > cosine["no ratio"]
-
-
-def test_without_stale_samples_all_ratios_but_gspos_are_the_gradient(judge):
-    now = dataclasses.replace(judge, beta=0.0)
-    for variant in variants.STALE:
-        error = float((now.expected(variant) - now.gradient).norm() / now.gradient.norm())
-        assert error > 0.1 if "GSPO" in variant.name else error < 1e-12
 
 
 def test_value_is_the_expected_return_at_each_state(judge, task):
@@ -158,6 +132,7 @@ def test_value_is_the_expected_return_at_each_state(judge, task):
     assert not judge.value[:, 4].any()
 
 
+@pytest.mark.slow
 def test_fisher_matrices_of_samples(judge, rows):
     """With few responses the step is longer and off; the exact matrix gives the exact step on average."""
     exact = natural.measure(judge, rows, None, rng())
@@ -166,6 +141,7 @@ def test_fisher_matrices_of_samples(judge, rows):
     assert few.scale > 1.5 * exact.scale
 
 
+@pytest.mark.slow
 def test_squared_mean_is_unbiased_and_its_probability_uniform():
     generator = torch.Generator().manual_seed(0)
     truth = torch.tensor([0.3, 0.0, 0.0], dtype=torch.float64)

@@ -1,14 +1,13 @@
 """The enumerated task: probabilities, objective, gradient, KL and Fisher matrix, each in two independent ways."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from rlzoo.benchmark.estimators import natural
-from rlzoo.benchmark.estimators.exact import BETA, GOAL, Enumeration, responses, weighted
+from benchmarks.studies.estimators import natural
+from benchmarks.studies.estimators.task import BETA, GOAL, weighted
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.streams import stream, torch_generator
 from rlzoo.lm.model.acting import TokenActor
@@ -16,7 +15,7 @@ from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.shaping import FixedKL
 from rlzoo.optim.fisher import fisher_vector_product
-from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient
+from rlzoo.optim.natural_gradient import FlatPolicy
 
 
 def flat(gradients):
@@ -33,10 +32,6 @@ def score_function(task, logp, reference, beta):
     return (task.probability(logp) * reward).detach() @ logp.sum(1)
 
 
-def test_responses_by_hand():
-    assert list(responses(3, {0}, 2)) == [(0,), (1, 0), (2, 0), (1, 1), (1, 2), (2, 1), (2, 2)]
-
-
 def test_there_are_2343_responses_to_three_prompts_and_each_once(task):
     assert len(task.score) == 3 * (1 + 5 + 25 + 125 + 625)
     assert task.num_states == 3 * (1 + 5 + 25 + 125)
@@ -46,29 +41,12 @@ def test_there_are_2343_responses_to_three_prompts_and_each_once(task):
     assert len(texts) == len(task.score)
 
 
-def test_a_response_ends_at_the_goal_or_at_the_limit(task):
-    ended = ends_at_the_goal(task)
-    assert int((~ended).sum()) == 3 * 625
-    assert (task.length[~ended] == 4).all()
-    assert int(task.last.sum()) == len(ended)
-    assert not (task.action[task.mask & ~task.last] == GOAL).any()
-    assert torch.equal(task.buffer(task.state).terminated, task.last)
-
-
 def test_scores_are_those_of_the_graph(task):
     rewarded = {}
     for i in (task.score > 0).nonzero().squeeze(1).tolist():
         walk = (int(task.rows.token[i, 0]), *task.action[i][task.mask[i]].tolist())
         rewarded["".join("abcd"[token] for token in walk)] = float(task.score[i])
     assert rewarded == pytest.approx({"bca": 1, "bdbca": 5 / 7, "ca": 1, "cdbca": 5 / 8, "dbca": 1})
-
-
-def test_probabilities_add_up_to_1_for_each_prompt(task, policies):
-    with torch.no_grad():
-        p = task.probability(task.logp(policies[1]))
-    for prompt in range(3):
-        assert float(p[task.prompt == prompt].sum()) == pytest.approx(1 / 3, abs=1e-12)
-    assert 0.01 < float(p[~ends_at_the_goal(task)].sum()) < 0.9  # both kinds of response matter
 
 
 def test_score_function_sum_equals_autograd_of_the_exact_objective(task, policies):
@@ -80,21 +58,6 @@ def test_score_function_sum_equals_autograd_of_the_exact_objective(task, policie
     assert exact.norm() > 0.1
     biased = flat(torch.autograd.grad(score_function(task, task.logp(model), ref, 0.0), model.policy_parameters()))
     assert (biased - exact).norm() > 0.1 * exact.norm()
-
-
-def test_gradient_equals_finite_differences_of_the_objective(task, policies):
-    reference, model = policies
-    ref = task.logp(reference.model(), task.state).detach()
-    policy = FlatPolicy(model)
-    g = flat(torch.autograd.grad(task.objective(task.logp(model), ref, BETA), model.policy_parameters()))
-    v = torch.randn(g.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    theta, step = policy.theta, 1e-5
-
-    def at(theta):
-        with torch.no_grad():
-            return float(policy(theta, lambda model: task.objective(task.logp(model), ref, BETA)))
-
-    assert (at(theta + step * v) - at(theta - step * v)) / (2 * step) == pytest.approx(float(g @ v), rel=1e-6)
 
 
 def test_table_and_its_jacobian_give_the_gradient_of_the_model(judge, task, policies):
@@ -135,13 +98,6 @@ def test_exact_fisher_is_the_mean_outer_product_and_equals_the_product_of_the_pa
     assert (fisher @ vectors[0]).abs().max() > 0.1
 
 
-def test_natural_gradient_of_the_package_is_the_exact_one(judge):
-    fisher = natural.exact_fisher(judge)
-    damped = fisher + 0.1 * torch.eye(len(fisher), dtype=torch.float64)
-    found = conjugate_gradient(damped.mv, judge.gradient, iters=200, tolerance=1e-24).x
-    torch.testing.assert_close(found, torch.linalg.solve(damped, judge.gradient), rtol=0, atol=1e-9)
-
-
 def test_samples_of_the_package_have_the_enumerated_probabilities_and_rewards(walks, policies, judge):
     """The environment, the collector and the actor of training, against the enumeration."""
     graph, task = walks
@@ -172,12 +128,3 @@ def test_samples_of_the_package_have_the_enumerated_probabilities_and_rewards(wa
     torch.testing.assert_close(buffer.reward.sum(1).double(), task.score[drawn], rtol=0, atol=1e-6)
     logp = torch.where(buffer.mask, buffer.logp, 0.0).sum(1)
     torch.testing.assert_close(logp, judge.buffer.logp.sum(1)[drawn], rtol=0, atol=1e-10)
-
-
-def test_states_with_the_same_tokens_are_one():
-    every = list(responses(2, {0}, 2))
-    task = Enumeration.of([1], torch.zeros(len(every)), vocabulary=2, stop=0, max_new_tokens=2)
-    assert every == [(0,), (1, 0), (1, 1)]
-    assert task.state.tolist() == [[0, 0], [0, 1], [0, 1]]
-    assert [obs[0, :, 0].tolist() for obs in task.states()] == [[1], [1, 1]]
-    assert list(itertools.chain(*task.mask.tolist())) == [True, False, True, True, True, True]

@@ -16,7 +16,7 @@ from tests.faults.campaign.sandbox import Sandbox
 
 FAMILIES = (
     *("suites", "commands", "directories", "data", "environments", "scores"),
-    *("kill", "twins", "disks", "signals"),
+    *("kill", "twins", "disks"),
 )
 
 

@@ -9,10 +9,11 @@ import shutil
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 from typing import Any
 from unittest import mock
 
+from tests.faults.campaign import tasks
+from tests.faults.campaign.directories import control_run
 from tests.faults.campaign.sandbox import Sandbox, attack
 from tests.faults.campaign.values import scalar
 
@@ -157,29 +158,16 @@ def options(algorithm: str) -> list[str]:
 
 
 @cache
-def finished_run() -> Path:
-    """A small run, which is copied into each sandbox."""
-    import rlzoo
-
-    path = Path(mkdtemp()) / "run"
-    small = {"num_envs": 2, "num_steps": 32, "minibatch_size": 32, "eval_episodes": 1, "final_eval_episodes": 1}
-    rlzoo.train("ppo-clip", "CartPole-v1", out=path, total_steps=256, checkpoint_interval=64, **small)
-    return path
-
-
-@cache
 def prepared() -> Path:
     """A folder with a run, a suite, a language model, texts and pairs. All that commands import is then imported."""
     import rlzoo.benchmark.report
     import rlzoo.benchmark.search
     import rlzoo.runs.finetune  # noqa: F401
-    from tests import tiny
 
-    folder = Path(mkdtemp())
-    shutil.copytree(finished_run(), folder / "run")
+    folder = tasks.scratch() / "commands"
+    shutil.copytree(control_run(), folder / "run")
     (folder / "suite.yaml").write_text(SUITE)
-    tiny.save_lm(folder / "data" / "model")
-    (folder / "data" / "texts.txt").write_text("an aeon\nout of\nan idea, a one\n")
+    shutil.copytree(tasks.data(), folder / "data")
     pair = json.dumps({"prompt": "ab", "chosen": "aeiou", "rejected": "xyz"})
     (folder / "data" / "pairs.jsonl").write_text(f"{pair}\n" * 4)
     return folder

@@ -8,9 +8,9 @@ import shutil
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 from typing import Any
 
+from tests.faults.campaign import tasks
 from tests.faults.campaign.directories import change_json, other_kind
 from tests.faults.campaign.sandbox import Sandbox, attack
 from tests.faults.campaign.values import MOST, WORDS, damaged, scalar
@@ -99,7 +99,7 @@ def model() -> Path:
 
     tokenizer = tiny.make_tokenizer()
     tokenizer.chat_template = TEMPLATE
-    return Path(tiny.save_lm(Path(mkdtemp()) / "model", tokenizer=tokenizer))
+    return Path(tiny.save_lm(tasks.scratch() / "chat-model", tokenizer=tokenizer))
 
 
 def _damage_data(rng: Random, path: Path, sandbox: Sandbox) -> None:
@@ -127,20 +127,10 @@ def _odd_table(rng: Random, path: Path, canary: str) -> None:
     import pyarrow
     from pyarrow import parquet
 
-    kinds: tuple[Any, ...] = (
-        [1],
-        [None],
-        [b"\xff"],
-        [[]],
-        [{}],
-        [1e308],
-        ["\x00"],
-        [scalar(rng, canary)],
-        [["a", None]],
-    )
+    odd = (1, None, b"\xff", [], {}, 1e308, "\x00", scalar(rng, canary), ["a", None])
     columns = rng.sample(("text", "prompt", "chosen", "rejected", "messages", "margin", ""), rng.randint(0, 4))
     with contextlib.suppress(pyarrow.ArrowException, UnicodeError):  # some tables cannot be written
-        parquet.write_table(pyarrow.table({name: pyarrow.array(rng.choice(kinds)) for name in columns}), path)
+        parquet.write_table(pyarrow.table({name: pyarrow.array([rng.choice(odd)]) for name in columns}), path)
 
 
 def _damage_model(rng: Random, folder: Path, sandbox: Sandbox) -> None:

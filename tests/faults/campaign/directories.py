@@ -9,8 +9,8 @@ import shutil
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 
+from tests.faults.campaign import tasks
 from tests.faults.campaign.sandbox import Sandbox, attack
 from tests.faults.campaign.values import MOST, damaged, scalar
 
@@ -68,7 +68,7 @@ def control_run() -> Path:
     """A small run, which is copied into each sandbox."""
     from rlzoo import train
 
-    path = Path(mkdtemp()) / "run"
+    path = tasks.scratch() / "control-run"
     small = {"num_envs": 2, "num_steps": 32, "minibatch_size": 32, "hidden": (8,), "final_eval_episodes": 3}
     train(
         "ppo-clip", "CartPole-v1", out=path, total_steps=256, checkpoint_interval=64, eval_episodes=2, epochs=1,
@@ -79,24 +79,16 @@ def control_run() -> Path:
 
 @cache
 def language_run() -> Path:
-    """A small run of a tiny language model, which does not need its initial model any more."""
+    """A small run of a tiny language model."""
     from rlzoo import train
-    from tests import tiny
 
-    folder = Path(mkdtemp())
-    tiny.save_lm(folder / "model")
-    (folder / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
+    path, data = tasks.scratch() / "language-run", tasks.data()
     small = {"responses_per_batch": 4, "max_new_tokens": 3, "minibatch_responses": 4, "epochs": 1}
     train(
-        "ppo-clip", "Prompts", out=folder / "run", model=str(folder / "model"), prompts=str(folder / "prompts.txt"),
-        reward=f"{__file__}:vowels", total_steps=40, eval_episodes=2, final_eval_episodes=2, **small,
+        "ppo-clip", "Prompts", out=path, model=str(data / "model"), prompts=str(data / "prompts.txt"),
+        reward=tasks.VOWELS, total_steps=40, eval_episodes=2, final_eval_episodes=2, **small,
     )  # fmt: skip
-    return folder / "run"
-
-
-def vowels(prompts: list[str], responses: list[str]) -> list[float]:
-    """A score: the share of vowels."""
-    return [sum(c in "aeiou" for c in text) / max(len(text), 1) for text in responses]
+    return path
 
 
 def _damage(rng: Random, run: Path, sandbox: Sandbox) -> None:
@@ -106,10 +98,10 @@ def _damage(rng: Random, run: Path, sandbox: Sandbox) -> None:
         if p.is_file() and not p.is_symlink() and p.stat().st_size < MOST and ".tfevents." not in p.name
     )
     folders = sorted(p for p in run.rglob("*") if p.is_dir() and not p.is_symlink())
-    found = folders if rng.random() < 0.05 or not files else files
-    if not found:  # an earlier damage removed them
+    paths = folders if rng.random() < 0.05 or not files else files
+    if not paths:  # an earlier damage removed them
         return
-    path = rng.choice(found)
+    path = rng.choice(paths)
     kind = rng.randrange(9)
     if path.is_dir():
         shutil.rmtree(path)

@@ -31,6 +31,7 @@ ACTIONS = (
     spaces.Box(-1e300, 1e300, (1,), np.float64), spaces.MultiDiscrete([2, 3]), spaces.Discrete(1), None,
     spaces.Dict(a=spaces.Discrete(2)), spaces.Box(0, 255, (2,), np.uint8),
 )  # fmt: skip
+ERRORS = (RuntimeError("boom\nline"), KeyError("x"), SystemExit(0), SystemExit("bye"), MemoryError(), StopIteration())
 
 
 class Hostile(gymnasium.Env[Any, Any]):
@@ -46,16 +47,7 @@ class Hostile(gymnasium.Env[Any, Any]):
         self.where = rng.choice(("reset", "step", "step", "step", "close", "init"))
         self.when = rng.choice((0, 1, 7, 100))
         self.value = rng.choice({"obs": OBSERVATIONS, "reward": REWARDS}.get(self.fault, FLAGS))
-        self.error = rng.choice(
-            (
-                RuntimeError("boom\nline"),
-                KeyError("x"),
-                SystemExit(0),
-                SystemExit("bye"),
-                MemoryError(),
-                StopIteration(),
-            )
-        )
+        self.error = rng.choice(ERRORS)
         self.steps = 0
         self._raise("init")
 
@@ -80,8 +72,8 @@ class Hostile(gymnasium.Env[Any, Any]):
             now["terminated"] = False
         if self.fault in now and self._faulty("step"):
             now[self.fault] = self.value
-        found = tuple(now.values())
-        return found[:4] if self.fault == "short" and self._faulty("step") else found
+        values = tuple(now.values())
+        return values[:4] if self.fault == "short" and self._faulty("step") else values
 
     def _obs(self) -> Any:
         space = self.observation_space

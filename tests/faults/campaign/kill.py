@@ -24,7 +24,6 @@ from unittest import mock
 from rlzoo.core.errors import RunError
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
-from rlzoo.runs.train import resume, train
 from tests import short_runs
 from tests.faults.campaign import tasks
 from tests.faults.campaign.processes import Process, command
@@ -37,8 +36,7 @@ counts: Counter[str] = Counter()
 
 def one(rng: Random, sandbox: Sandbox) -> list[str]:
     """Kills a run or a suite some times, and lets it end."""
-    room = rng.choices(("control", "language", "suite", "command"), (8, 8, 4, 1))[0]
-    attack = {"control": _control, "language": _language, "suite": _suite, "command": _command}[room]
+    attack = rng.choices((_control, _language, _suite), (2, 2, 1))[0]
     return attack(rng, sandbox) + sandbox.faults()
 
 
@@ -112,13 +110,10 @@ class _Writing:
 
 
 def go_on(path: Path, settings: dict[str, Any], moments: Moments | None = None) -> None:
-    """What a user does who finds the run stopped."""
+    """What a user does who finds the run stopped, watched."""
     if moments is not None:
         moments.watch()
-    if (path / "config.json").exists():
-        resume(path, progress=moments or False)
-    else:
-        train(**settings, out=path, progress=moments or False)
+    short_runs.go_on(path, settings, progress=moments or False)
 
 
 def _control(rng: Random, sandbox: Sandbox) -> list[str]:
@@ -242,36 +237,3 @@ def whole_suite() -> tuple[bytes, float]:
     ended = Process(command("benchmark", folder / "tiny.yaml", "--out", folder / "out", "--jobs", 2), folder).end(300)
     assert not ended.faults(), ended
     return (folder / "out" / "results.jsonl").read_bytes(), time.monotonic() - start
-
-
-def _command(rng: Random, sandbox: Sandbox) -> list[str]:
-    """Kills the command itself, from its first import to its end."""
-    expected, seconds = whole_command()
-    path = sandbox.work / "run"
-    for _ in range(rng.randint(1, 3)):
-        process = Process(command_for(path), sandbox.root)
-        if (ended := process.wait(rng.uniform(0, seconds))) is not None:
-            if faults := ended.faults():
-                return [f"command: {fault}" for fault in faults]
-            break
-        process.kill()
-        counts["command, instant"] += process.end().killed
-    faults = Process(command_for(path), sandbox.root).end().faults()
-    return [f"command: {fault}" for fault in faults or differences(path, expected)]
-
-
-@functools.cache
-def whole_command() -> tuple[dict[str, Any], float]:
-    folder = tasks.scratch() / "command"
-    folder.mkdir()
-    start = time.monotonic()
-    ended = Process(command_for(folder / "run"), folder).end(300)
-    assert not ended.faults(), ended
-    return left(folder / "run"), time.monotonic() - start
-
-
-def command_for(run: Path) -> Callable[[], None]:
-    """`rlzoo train`, or `rlzoo resume` if the run has begun, in a new interpreter."""
-    settings = "ppo-clip CartPole-v1 --total-steps 3000 --num-envs 4 --num-steps 64 --epochs 2"
-    words = ["resume", str(run)] if (run / "config.json").exists() else ["train", *settings.split(), "--out", str(run)]
-    return lambda: os.execv(sys.executable, [sys.executable, "-m", "rlzoo", *words, "--quiet"])

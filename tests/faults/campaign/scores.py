@@ -10,8 +10,8 @@ import shutil
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import mkdtemp
 
+from tests.faults.campaign import tasks
 from tests.faults.campaign.sandbox import Sandbox, watched
 from tests.faults.campaign.values import damaged
 
@@ -47,21 +47,7 @@ STATEMENTS = (
     "responses[:] = [text[::-1] for text in responses]", "raise Odd()", "asyncio.run(None)",
 )  # fmt: skip
 """What a score function does before it returns."""
-TOP = (
-    "",
-    "",
-    "",
-    "",
-    "",
-    "",
-    "1 / 0",
-    "sys.exit(1)",
-    "import absent",
-    "raise SystemExit",
-    "def",
-    "score = 3",
-    "del score",
-)
+TOP = (*[""] * 6, "1 / 0", "sys.exit(1)", "import absent", "raise SystemExit", "def", "score = 3", "del score")
 """What its module does when it is imported."""
 SIGNATURES = ("prompts, responses", "prompts, responses, *more, **options", "prompts", "", "*, prompts, responses",
               "responses, prompts", "prompts, responses, further", "prompts, responses, k=[]")  # fmt: skip
@@ -112,14 +98,14 @@ def _called() -> int:
     try:
         score = load_score("hostile.py:score")
         for _ in range(4):
-            found = call_score(score, "hostile", ["ab", "Q"] * 2, ["an aeon", "", "\x1b[0m", "<b>"])
-            assert found.shape == (4,), found.shape
-            assert found.isfinite().all(), found
+            scores = call_score(score, "hostile", ["ab", "Q"] * 2, ["an aeon", "", "\x1b[0m", "<b>"])
+            assert scores.shape == (4,), scores.shape
+            assert scores.isfinite().all(), scores
     except (ConfigError, EnvError) as error:
-        said = str(error)
+        message = str(error)
     else:
         return 0
-    assert "\n" not in said, f"more than one line: {said!r}"
+    assert "\n" not in message, f"more than one line: {message!r}"
     return 0
 
 
@@ -163,10 +149,8 @@ def _flags(given: dict[str, str]) -> list[str]:
 def prepared() -> Path:
     """A folder with a language model, prompts and a good score function. What runs import is then imported."""
     from rlzoo.lm.tasks import prompts  # noqa: F401
-    from tests import tiny
 
-    folder = Path(mkdtemp())
-    tiny.save_lm(folder / "data" / "model")
-    (folder / "data" / "prompts.txt").write_text("ab\nhello\nxyz\nQ\n")
+    folder = tasks.scratch() / "scores"
+    shutil.copytree(tasks.data(), folder / "data")
     (folder / "good.py").write_text(f"def score(prompts, responses):\n    return {GOOD}\n")
     return folder

@@ -1,22 +1,28 @@
-"""The SFT checkpoint of a task: made once, by whichever process is first."""
+"""The SFT checkpoint of a task: made once, by one process while others wait; and its tokenizer."""
 
+import multiprocessing
 import os
+import string
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.lm.finetune import sft
-from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, small_gpt2
-from rlzoo.lm.tasks.random_walks import WalkGraph
+from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
+
+WALKS = ["bda", "cda", "bcbda", "dcbda"] * 15
+LETTERS = character_tokenizer(string.ascii_lowercase)
 
 
 @pytest.fixture
 def checkpoint(monkeypatch, tmp_path):
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path))
-    graph = WalkGraph.make()
     fit = sft.SFTSettings(epochs=1, batch_size=50, learning_rate=1e-3, held_out=0.1)
-    return SFTCheckpoint(graph.walks[:60], graph.tokenizer, small_gpt2(1, 8, 1, 16), fit)
+    return SFTCheckpoint([*WALKS, "bcba", "cba"], lambda: LETTERS, small_gpt2(1, 8, 1, 16), fit)
 
 
 def test_it_is_made_once(checkpoint, tmp_path):
@@ -27,10 +33,9 @@ def test_it_is_made_once(checkpoint, tmp_path):
         advance = staticmethod(lambda share, line: shown.append((share, line)))
 
     folder = checkpoint.path("walks", Shown())
-    assert folder.parent == tmp_path
-    assert said[0].startswith("walks: SFT on 60 texts, once; cached in ")
+    assert list(tmp_path.iterdir()) == [folder]
+    assert said[0].startswith("walks: SFT on 62 texts, once; cached in ")
     assert said[1].startswith("walks: epoch 1/1: loss ")
-    assert [share for share, _ in shown] == [0.5, 1.0, 1.0]
     assert shown[0][1].startswith("epoch 1/1: loss ")
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert checkpoint.path("walks", Shown()) == folder
@@ -50,16 +55,54 @@ def test_another_recipe_is_another_checkpoint(checkpoint, tmp_path):
     assert set(os.listdir(tmp_path)) == {folder.name for folder in folders}
 
 
-def test_of_two_processes_that_make_it_the_first_counts(checkpoint, tmp_path, monkeypatch):
-    train, first = sft.sft, []
+def make(checkpoint, together, results):
+    said = []
 
-    def overtaken(*arguments, **more):
-        monkeypatch.setattr(sft, "sft", train)
-        first.append(checkpoint.path("walks", SILENT))
-        (first[0] / "mark").write_text("first")
-        return train(*arguments, **more)
+    class Said(Progress):
+        say = staticmethod(said.append)
 
-    monkeypatch.setattr(sft, "sft", overtaken)
-    assert checkpoint.path("walks", SILENT) == first[0]
-    assert (first[0] / "mark").read_text() == "first"
-    assert list(tmp_path.iterdir()) == first
+    together.wait()
+    folder = checkpoint.path("walks", Said())
+    results.put((folder, sorted(path.name for path in folder.iterdir()), len(said)))
+
+
+def test_of_two_processes_one_makes_it_and_the_other_waits(checkpoint, tmp_path):
+    context = multiprocessing.get_context("fork")
+    together, results = context.Barrier(2), context.Queue()
+    processes = [context.Process(target=make, args=(checkpoint, together, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    (first, names, said), (second, same_names, others) = (results.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert first == second
+    assert "model.safetensors" in names
+    assert names == same_names
+    assert sorted((said, others)) == [0, 2]
+    assert list(tmp_path.iterdir()) == [first]
+
+
+def test_a_failure_leaves_no_checkpoint_and_the_next_try_makes_it(checkpoint, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sft, "sft", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            checkpoint.path("walks", SILENT)
+    assert (checkpoint.path("walks", SILENT) / "model.safetensors").is_file()
+
+
+@given(text=st.text(string.ascii_lowercase, max_size=12))
+def test_character_tokenizer_gives_back_any_text(text):
+    ids = LETTERS(text)["input_ids"]
+    assert ids == [string.ascii_lowercase.index(letter) for letter in text]
+    assert LETTERS.decode(ids) == text
+
+
+def test_character_tokenizer_by_hand(tmp_path):
+    LETTERS.save_pretrained(tmp_path)
+    for tokenizer in (LETTERS, AutoTokenizer.from_pretrained(tmp_path)):
+        assert (len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id) == (28, 26, 27)
+        assert tokenizer("ba<eos><pad>")["input_ids"] == [1, 0, 26, 27]
+        assert tokenizer.decode([1, 3, 0, 26, 27]) == "bda<eos><pad>"
+        assert tokenizer.decode([1, 3, 0, 26, 27], skip_special_tokens=True) == "bda"
+        with pytest.raises(Exception, match="Missing \\[UNK\\]"):
+            tokenizer("bXa")

@@ -57,7 +57,7 @@ def test_what_is_no_expression_has_no_value(text):
 def test_hostile_texts_take_no_time(text):
     start = time.process_time()
     assert value_of(text) is None
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

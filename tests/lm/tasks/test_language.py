@@ -74,8 +74,8 @@ def test_advantages_within_groups_train_too(algorithm, estimator, data):
     [
         {},
         {"lora_rank": 2},
-        {"precision": "bfloat16"},
-        {"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 50},
+        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow),
+        pytest.param({"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 50}, marks=pytest.mark.slow),
     ],
     ids=["all weights", "adapter", "bfloat16", "adapter in bfloat16"],
 )
@@ -194,6 +194,7 @@ def shift(path, count):
     path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip"])
 def test_the_alignment_of_a_file_changes_no_result(algorithm, tmp_path):
     """Of actor, critic and reward model. One short response, because products of few rows are those that differ."""

@@ -18,14 +18,9 @@ from rlzoo.lm.tasks.settings import Language
 
 PROMPTS = ["Say a", "Tell me", "Go on"]
 SMALL = {
-    "responses_per_batch": 6,
-    "max_new_tokens": 4,
-    "minibatch_responses": 3,
-    "epochs": 1,
-    "total_steps": 60,
-    "eval_episodes": 3,
-    "final_eval_episodes": 3,
-}
+    "responses_per_batch": 6, "max_new_tokens": 4, "minibatch_responses": 3, "epochs": 1, "total_steps": 60,
+    "eval_episodes": 3, "final_eval_episodes": 3,
+}  # fmt: skip
 
 
 def length(prompts, responses):
@@ -36,9 +31,24 @@ def vowels(prompts, responses):
     return [sum(letter in "aeiou" for letter in response) for response in responses]
 
 
+def make_objects():
+    return {"model": tiny.make_lm(), "tokenizer": tiny.make_tokenizer(), "prompts": PROMPTS, "reward": length}
+
+
 @pytest.fixture
 def objects():
-    return {"model": tiny.make_lm(), "tokenizer": tiny.make_tokenizer(), "prompts": PROMPTS, "reward": length}
+    return make_objects()
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    return train(**make_objects(), out=tmp_path_factory.mktemp("first") / "run")
+
+
+@pytest.fixture
+def run(first):
+    """A copy of the first run."""
+    return rlzoo.Run(shutil.copytree(first.path, "run"))
 
 
 @pytest.fixture(autouse=True)
@@ -48,25 +58,21 @@ def place(tmp_path, monkeypatch):
 
 
 def train(**settings):
-    return rlzoo.train("ppo", "Prompts", **{**SMALL, "out": "run", **settings})
+    return rlzoo.train("ppo", "Prompts", **{**SMALL, "out": "own", **settings})
 
 
 def weights(folder):
     return torch.cat([p.flatten() for p in load_causal_lm(folder).parameters()])
 
 
-def test_run_from_objects_equals_one_from_files(objects, tmp_path):
-    model, before = objects["model"], {name: x.clone() for name, x in objects["model"].state_dict().items()}
-    run = train(**objects)
-    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+def test_run_from_objects_equals_one_from_files(objects, first, tmp_path):
     tiny.save_lm(tmp_path / "model")
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
-    other = train(**{**objects, "model": "model", "tokenizer": None, "prompts": "prompts.txt", "out": "other"})
-    assert torch.equal(weights(run.path / "actor"), weights(other.path / "actor"))
+    other = train(**{**objects, "model": "model", "tokenizer": None, "prompts": "prompts.txt"})
+    assert torch.equal(weights(first.path / "actor"), weights(other.path / "actor"))
 
 
-def test_config_says_what_it_was_made_from_and_resume_needs_nothing(objects):
-    run = train(**objects)
+def test_config_says_what_it_was_made_from_and_resume_needs_nothing(run):
     record = json.loads((run.path / "config.json").read_text())
     assert record["prompts"] == {"object": "a list of 3"}
     assert record["model"]["object"].startswith("an instance of GPT2LMHeadModel")
@@ -85,14 +91,12 @@ def test_function_that_cannot_be_imported_is_needed_again(objects):
     assert rlzoo.evaluate(run, 3, reward=length).mean_return >= 0
 
 
-def test_killed_before_its_objects_were_saved(objects):
-    run = train(**objects)
-    shutil.rmtree(run.path / "start")
-    with pytest.raises(ConfigError, match="stopped before its model was saved"):
-        rlzoo.evaluate(run)
-    run = train(**{**objects, "out": "two"})
+def test_killed_before_its_objects_were_saved(run):
     (run.path / "prompts.jsonl").unlink()
     with pytest.raises(ConfigError, match="stopped before its prompts were saved"):
+        rlzoo.evaluate(run)
+    shutil.rmtree(run.path / "start")
+    with pytest.raises(ConfigError, match="stopped before its model was saved"):
         rlzoo.evaluate(run)
 
 
@@ -125,7 +129,10 @@ def test_adapter_of_a_given_model_is_merged(objects):
         ({"model": 3}, 'model must be a directory, a Hub name or a loaded one, such as model="gpt2", got int'),
         ({"tokenizer": 3}, 'tokenizer must be .* such as tokenizer="gpt2", got int'),
         ({"tokenizer": None}, "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"),
-        ({"prompts": 3}, r"prompts must be a file, a list or a datasets.Dataset, such as prompts=\[...\], got int 3"),
+        (
+            {"prompts": 3},
+            r"prompts must be a file, a list or a datasets.Dataset .*, such as prompts=.*, got int 3",
+        ),
         ({"prompts": []}, "prompts: there are none"),
         ({"reward": 3}, "reward must be"),
         ({"reward": []}, r"reward must be a score or several with weights, such as reward=\[\(brevity, 1.0\)"),
@@ -139,7 +146,7 @@ def test_wrong_objects(objects, wrong, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as caught:
         train(**{**objects, **wrong})
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "own").exists()
 
 
 def test_weights_that_are_not_finite(objects):
@@ -161,7 +168,7 @@ def test_sum_of_rewards_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("reward", "expected"),
     [
         (None, []),
         ("a:f", [("a:f", 1.0)]),
@@ -173,8 +180,8 @@ def test_sum_of_rewards_by_hand():
         ("file=x.py:f", [("file=x.py:f", 1.0)]),
     ],
 )
-def test_forms_of_several_rewards(given, expected):
-    assert Language(reward=given).rewards == expected
+def test_forms_of_several_rewards(reward, expected):
+    assert Language(reward=reward).rewards == expected
 
 
 def test_each_reward_has_a_metric(objects):
@@ -203,7 +210,9 @@ def test_several_rewards_on_the_command_line(tmp_path, capsys):
 
 
 def test_saved_models_stop_at_every_stop_token(objects):
+    before = {name: x.clone() for name, x in objects["model"].state_dict().items()}
     run = train(**{**objects, "stop_tokens": ("a", "b")})
+    assert all(torch.equal(before[name], x) for name, x in objects["model"].state_dict().items())
     for name in ("start", "actor"):
         model = AutoModelForCausalLM.from_pretrained(run.path / name)
         assert set(model.generation_config.eos_token_id) == {tiny.EOS, 0, 1}
@@ -215,20 +224,16 @@ def test_saved_models_stop_at_every_stop_token(objects):
         model.lm_head.weight[0] = 1.0
     generate = pipeline("text-generation", model=model, tokenizer=AutoTokenizer.from_pretrained(run.path / "actor"))
     for sampled in (False, True):
-        (made,) = generate("cd", max_new_tokens=9, do_sample=sampled, return_full_text=False)
-        assert made["generated_text"] == "a"
+        (response,) = generate("cd", max_new_tokens=9, do_sample=sampled, return_full_text=False)
+        assert response["generated_text"] == "a"
 
 
-def test_language_run_starts_from_a_run(objects):
-    first = train(**objects)
-    second = train(**{**objects, "model": first, "tokenizer": None, "out": "second"})
-    assert torch.equal(weights(second.path / "start"), weights(first.path / "actor"))
-    shutil.rmtree(first.path)
-    assert rlzoo.evaluate(second, 3).mean_return >= 0
-
-
-def test_run_without_a_final_actor_is_no_model(objects):
-    run = train(**objects)
+def test_language_run_starts_from_the_final_actor_of_a_run(objects, run):
+    start = {**objects, "model": run, "tokenizer": None}
+    second = train(**start, out="second")
+    assert torch.equal(weights(second.path / "start"), weights(run.path / "actor"))
     shutil.rmtree(run.path / "actor")
     with pytest.raises(ConfigError, match=r"run is a run of Prompts without actor/: a language run that has finished"):
-        train(**{**objects, "model": run, "tokenizer": None, "out": "second"})
+        train(**start, out="third")
+    shutil.rmtree(run.path)
+    assert rlzoo.evaluate(second, 3).mean_return >= 0

@@ -30,15 +30,14 @@ def run(tmp_path_factory):
 
 
 def test_pass_at_k_of_a_run(run):
-    found = rlzoo.evaluate(run, 60, pass_k=5)
-    rows = [found.returns[i::3] for i in range(3)]
-    right = [int(sum(row)) for row in rows]
+    evaluation = rlzoo.evaluate(run, 60, pass_k=5)
+    right = [int(sum(evaluation.returns[i::3])) for i in range(3)]
     assert 0 < sum(right) < 60
-    assert found.further["pass@1"] == pytest.approx(np.mean(found.returns))
-    assert found.further["pass@5"] == pytest.approx(np.mean([pass_at_k(20, c, 5) for c in right]))
-    assert found.further["pass@5"] > found.further["pass@1"]
+    assert evaluation.further["pass@1"] == pytest.approx(np.mean(evaluation.returns))
+    assert evaluation.further["pass@5"] == pytest.approx(np.mean([pass_at_k(20, c, 5) for c in right]))
+    assert evaluation.further["pass@5"] > evaluation.further["pass@1"]
     plain = rlzoo.evaluate(run, 60)
-    assert plain.returns.tolist() == found.returns.tolist()
+    assert plain.returns.tolist() == evaluation.returns.tolist()
     assert "pass@1" not in plain.further
 
 
@@ -81,13 +80,6 @@ def test_a_run_keeps_the_columns(run):
 
 
 def test_prompts_without_a_column_that_the_score_takes(run):
+    settings = {"model": str(run.path / "start"), "prompts": ["ab"], "reward": contains, "max_new_tokens": 8}
     with pytest.raises(ConfigError, match="reward contains takes a column 'answer' of the prompts; they have none"):
-        rlzoo.train(
-            "ppo-clip",
-            "Prompts",
-            model=str(run.path / "start"),
-            prompts=["ab"],
-            reward=contains,
-            max_new_tokens=8,
-            out="never",
-        )
+        rlzoo.train("ppo-clip", "Prompts", out="never", **settings)

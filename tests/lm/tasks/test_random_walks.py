@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lm_builders import collect, make_actor, move
 from simulated_gpu import GPU, simulated
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel
@@ -68,27 +67,22 @@ def test_the_graph_is_the_benchmarks():
     assert GRAPH.prompts == list("bcdefghijklmnopqrstu")
 
 
-@pytest.mark.parametrize("seed", [0, 3, 1000])
+@pytest.mark.parametrize("seed", [0, 3])
 def test_a_graph_keeps_its_rules(seed):
     walks = WalkGraph.make(seed)
     assert walks.adjacency.shape == (21, 21)
     assert walks.adjacency.any(axis=1).all()
     assert walks.adjacency.diagonal().tolist() == [True] + [False] * 20
     assert walks.adjacency[0].sum() == 1
-    assert walks.shortest.min() == 1
-    assert walks.shortest.max() <= 10
+    assert 1 == walks.shortest.min() <= walks.shortest.max() <= 10
     assert len(walks.walks) == 1000
 
 
 def test_the_same_seed_makes_the_same_walks():
+    before = np.random.get_state()[1].tolist()
     again, other = WalkGraph.make(1000), WalkGraph.make(1002)
     assert again.walks == GRAPH.walks != other.walks
     np.testing.assert_array_equal(again.adjacency, GRAPH.adjacency)
-
-
-def test_numpys_global_stream_is_left_alone():
-    before = np.random.get_state()[1].tolist()
-    WalkGraph.make(1)
     assert np.random.get_state()[1].tolist() == before
 
 
@@ -145,15 +139,9 @@ def test_optimality_equals_its_definition(walks, data):
     for _ in range(data.draw(st.integers(0, 11))):
         walk += data.draw(st.sampled_from([*follows.get(walk[-1], []) * 10, "a", "d", "x"]))
     (optimality,) = walks.optimality([walk[0]], [walk[1:]])
+    assert isinstance(optimality, float)
     assert 0 <= optimality <= 1
     assert optimality == pytest.approx(optimality_by_definition(walks, walk))
-
-
-@given(st.lists(st.integers(0, 20), max_size=12), st.sampled_from(GRAPH.prompts))
-def test_optimality_of_any_response_lies_in_the_unit_interval(nodes, prompt):
-    (optimality,) = GRAPH.optimality([prompt], ["".join(LETTERS[i] for i in nodes)])
-    assert 0 <= optimality <= 1
-    assert isinstance(optimality, float)
 
 
 def test_each_response_is_scored_with_its_own_prompt():
@@ -173,27 +161,6 @@ def test_solutions_are_all_words_that_solve_a_small_graph(edges):
     assert walks.solutions() == sorted(valid)
 
 
-def test_solutions_are_as_many_as_the_adjacency_matrix_says():
-    """Without the goal's row and column, A^(k−2)·(edges to the goal) counts the first arrivals after k nodes."""
-    inner = GRAPH.adjacency[1:, 1:].astype(int)
-    arrivals = GRAPH.adjacency[1:, 0].astype(int)
-    solutions = GRAPH.solutions()
-    assert len(set(solutions)) == len(solutions) == 4736
-    for nodes in range(2, 11):
-        found = [sum(len(walk) == nodes and walk[0] == letter for walk in solutions) for letter in LETTERS[1:]]
-        assert found == arrivals.tolist()
-        arrivals = inner @ arrivals
-
-
-def test_solutions_score_by_their_length_and_the_best_score_one():
-    solutions = GRAPH.solutions()
-    optimality = GRAPH.optimality([walk[0] for walk in solutions], [walk[1:] for walk in solutions])
-    expected = [(10 - len(walk)) / (10 - GRAPH.shortest[LETTERS.index(walk[0])]) for walk in solutions]
-    np.testing.assert_allclose(optimality, expected, rtol=1e-12)
-    best = {walk[0] for walk, score in zip(solutions, optimality, strict=True) if score == 1}
-    assert sorted(best) == GRAPH.prompts
-
-
 def test_solutions_give_the_expected_optimality_of_a_policy():
     """That of the uniform walk: 4,736 terms against a recursion over nodes and steps, and 1,000 walks."""
     step = GRAPH.adjacency / GRAPH.adjacency.sum(axis=1, keepdims=True)
@@ -209,23 +176,21 @@ def test_solutions_give_the_expected_optimality_of_a_policy():
         left = step @ left
         left[0] = 10 - n
     np.testing.assert_allclose(expected[1:], (left / (10 - GRAPH.shortest))[1:], rtol=1e-12)
+    assert len(GRAPH.solutions()) == 4736
     sampled = GRAPH.optimality([walk[0] for walk in GRAPH.walks], [walk[1:] for walk in GRAPH.walks])
     assert abs(np.mean(sampled) - expected[1:].mean()) < 3 * np.std(sampled) / 1000**0.5
 
 
-def test_starts_that_cannot_reach_the_goal_are_no_prompts_and_score_nothing():
+def test_starts_that_cannot_reach_the_goal_in_time_are_no_prompts():
     walks = graph("ba", "cd", "dc")
     assert walks.shortest.tolist() == [1, 2, 10, 10]
     assert walks.prompts == ["b"]
     assert walks.solutions() == ["ba"]
     assert walks.optimality(["c", "c"], ["dcdcdcdcd", "a"]) == [0.0, 0.0]
-
-
-def test_a_start_that_needs_all_ten_nodes_is_no_prompt():
-    walks = graph("ba", "cb", "dc", "ed", "fe", "gf", "hg", "ih", "ji")
-    assert walks.shortest.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
-    assert walks.prompts == list("bcdefghi")
-    assert walks.optimality(["i", "j"], ["hgfedcba", "ihgfedcba"]) == [1.0, 0.0]
+    line = graph("ba", "cb", "dc", "ed", "fe", "gf", "hg", "ih", "ji")
+    assert line.shortest.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+    assert line.prompts == list("bcdefghi")
+    assert line.optimality(["i", "j"], ["hgfedcba", "ihgfedcba"]) == [1.0, 0.0]
 
 
 def test_a_graph_without_a_way_to_the_goal_is_refused():
@@ -246,52 +211,11 @@ def test_pairs_are_all_the_comparisons_of_the_walks():
         walks.pairs(8, seed=0)
 
 
-def test_pairs_choose_the_better_walk():
+def test_pairs_of_the_benchmark():
     pairs = GRAPH.pairs(2000, seed=1)
-    prompts = [pair["prompt"] for pair in pairs]
-    chosen = GRAPH.optimality(prompts, [pair["chosen"] for pair in pairs])
-    rejected = GRAPH.optimality(prompts, [pair["rejected"] for pair in pairs])
-    assert (np.array(chosen) > rejected).all()
     assert len({tuple(pair.values()) for pair in pairs}) == 2000
-    assert {pair["prompt"] + pair["rejected"] for pair in pairs} <= set(GRAPH.walks)
-    assert set(prompts) == set(GRAPH.prompts)
+    assert {pair["prompt"] for pair in pairs} == set(GRAPH.prompts)
     assert pairs == GRAPH.pairs(2000, seed=1) != GRAPH.pairs(2000, seed=2)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return GRAPH.tokenizer()
-
-
-def test_the_tokenizer_has_a_token_a_letter(tokenizer):
-    assert len(tokenizer) == 23
-    assert tokenizer("abu")["input_ids"] == [0, 1, 20]
-    assert tokenizer("ba<eos><pad>")["input_ids"] == [1, 0, 21, 22]
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (21, 22)
-    assert tokenizer.decode([1, 3, 0, 21, 22]) == "bda<eos><pad>"
-    assert tokenizer.decode([1, 3, 0, 21, 22], skip_special_tokens=True) == "bda"
-
-
-@given(walk=st.text(LETTERS, max_size=12))
-def test_the_tokenizer_gives_letters_back_without_spaces(tokenizer, walk):
-    ids = tokenizer(walk)["input_ids"]
-    assert ids == [LETTERS.index(letter) for letter in walk]
-    assert tokenizer.decode(ids) == walk
-
-
-def test_a_foreign_letter_is_not_dropped(tokenizer):
-    with pytest.raises(Exception, match="Missing \\[UNK\\]"):
-        tokenizer("bxa")
-
-
-@pytest.mark.parametrize("kind", [PreTrainedTokenizerFast, AutoTokenizer])
-def test_the_tokenizer_is_saved_and_loaded(tokenizer, kind, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    loaded = kind.from_pretrained(tmp_path)
-    assert loaded.get_vocab() == tokenizer.get_vocab()
-    assert (loaded.eos_token_id, loaded.pad_token_id) == (21, 22)
-    for walk in GRAPH.walks[:50]:
-        assert loaded.decode(loaded(walk)["input_ids"]) == walk
 
 
 # Expected optimality
@@ -336,23 +260,8 @@ def test_it_is_the_mean_over_samples(temperature):
     assert (expected_optimality(other, tokenizer, walks, ["b", "c"]) - exact).abs().max() > 0.03
 
 
-def test_walks_of_the_benchmark_are_events_that_exclude_each_other():
-    walks = GRAPH
-    model, tokenizer = make_policy(walks, spread=0.3), walks.tokenizer()
-    exact = expected_optimality(model, tokenizer, walks, walks.prompts)
-    assert exact.shape == (20,)
-    assert exact.dtype == torch.float64
-    assert (exact > 0).all()
-    assert (exact <= 1).all()
-    short = expected_optimality(make_policy(walks), tokenizer, walks, walks.prompts)
-    direct = torch.tensor([length == 2 for length in walks.shortest[1:]])
-    assert (short[direct] > 1 / 23).all()  # the chance of the one step there
-    assert (short[~direct] < 1 / 23).all()
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.3])
-def test_with_only_legal_moves_every_walk_is_valid_from_the_start(spread):
-    model, tokenizer = make_policy(GRAPH, spread=spread), GRAPH.tokenizer()
+def test_with_only_legal_moves_every_walk_is_valid_from_the_start():
+    model, tokenizer = make_policy(GRAPH, spread=0.3), GRAPH.tokenizer()
     allowed = AllowedTokens(legal_moves, "legal_moves", len(tokenizer))
     stops = stop_ids(tokenizer, ["a"])
     starts = GRAPH.prompts * 50
@@ -360,7 +269,7 @@ def test_with_only_legal_moves_every_walk_is_valid_from_the_start(spread):
 
     def walks(allowed):
         env = LMEnv(model, tokenizer, GRAPH.prompts, GRAPH.optimality, allowed=allowed, **settings).over(starts)
-        return [start + walk for start, walk in zip(*env.texts(collect(env)), strict=True)]
+        return ["".join(parts) for parts in zip(*env.texts(collect(env)), strict=True)]
 
     def valid(walk):
         nodes = [LETTERS.find(letter) for letter in walk]

@@ -1,3 +1,5 @@
+"""The settings of known systems (recipes): each makes a configuration that trains."""
+
 import math
 
 import pytest

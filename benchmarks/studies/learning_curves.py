@@ -1,6 +1,6 @@
 """Learning curves of each algorithm beside those of the others, from the committed results.
 
-python benchmarks/learning_curves.py    # results/classic and results/lm -> docs/assets/curves/*.svg
+python benchmarks/studies/learning_curves.py    # results/classic and results/lm -> docs/assets/curves/*.svg
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.statistics import iqm_interval
 from rlzoo.benchmark.study import Study
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 CURVES = HERE.parent / "docs" / "assets" / "curves"
 
 

@@ -1,10 +1,10 @@
-"""A soak: what two long runs hold of memory, open files, threads and disk, minute by minute.
+"""A soak test: memory, open files, threads and disk of two long runs, minute by minute.
 
-    python benchmarks/soak.py run --minutes 60   # both runs at once -> results/soak/{cartpole,random-walks}.csv
-    python benchmarks/soak.py report             # -> results/soak/soak.md and docs/assets/soak.svg
+    python benchmarks/studies/soak.py run --minutes 60   # both runs at once -> results/soak/{cartpole,random-walks}.csv
+    python benchmarks/studies/soak.py report             # -> results/soak/soak.md and docs/assets/soak.svg
 
 Each run is a process of its own, `rlzoo train`, with one PyTorch thread. It has more steps than it can take in that
-time; SIGTERM ends it. Needs Linux: the samples are read from /proc.
+time, and SIGTERM ends it. Needs Linux: the samples are read from /proc.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 RESULTS = HERE / "results" / "soak"
 RUNS = {
     "cartpole": "CartPole-v1 --total-steps 2_000_000_000 --eval-interval 500_000 --checkpoint-interval 200_000",
@@ -35,7 +35,7 @@ MB = 1_000_000
 
 
 def sample(pid: int, folder: Path) -> dict[str, float]:
-    """What a process holds, and the sizes of its run directory's parts."""
+    """Resources of a process, and the sizes of its run directory's parts."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     sizes = {"logs_mb": 0, "tensorboard_mb": 0, "checkpoints_mb": 0, "other_mb": 0}
     for path in folder.rglob("*"):
@@ -66,7 +66,7 @@ def last_step(path: Path) -> int:
 
 
 def run(minutes: int) -> None:
-    """Writes a line of each CSV every minute, as the runs go."""
+    """Writes a line of each CSV every minute."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as root:

@@ -1,6 +1,6 @@
 """Efficiency of several processes: the same run by one process, by one with K threads, and by K processes, in turns.
 
-    python benchmarks/several_processes.py [--processes 2] [--turns 3] [--out FILE] ALGORITHM ENV [--option value ...]
+    python benchmarks/speed/several_processes.py [--processes 2] [--turns 3] [--out FILE] ALGORITHM ENV [OPTION ...]
 
 Each of the K processes has one thread. The time of an iteration is the median over the iterations of all turns but the
 first two of each run. The efficiency is the time of one process with one thread divided by K times that of K processes.
@@ -42,9 +42,9 @@ def main() -> None:
     k = options.processes
     times: dict[tuple[int, int], list[float]] = {(1, 1): [], (1, k): [], (k, 1): []}
     for _ in range(options.turns):
-        for (processes, threads), found in times.items():
-            found += iterations(processes, threads, arguments)
-    one, threaded, several = (statistics.median(found) for found in times.values())
+        for (processes, threads), seconds in times.items():
+            seconds += iterations(processes, threads, arguments)
+    one, threaded, several = (statistics.median(seconds) for seconds in times.values())
     load = f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     record = {
         "arguments": arguments,

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rlzoo.benchmark.estimators.exact import Enumeration
+from benchmarks.studies.estimators.task import Enumeration
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.models import ActorCritic, Policy, Value
 from rlzoo.lm.model.language_model import LanguageModel
@@ -29,13 +29,13 @@ class Table:
     def of(cls, model: LanguageModel, task: Enumeration) -> Table:
         parameters = model.policy_parameters()
         ones = torch.eye(task.vocabulary, dtype=torch.float64)
-        found, jacobian = [], []
+        rows, jacobian = [], []
         for obs in task.states():
             log_probs = model.policy.functional(model.trunk(obs)[:, -1]).log_softmax(-1)[0]
             grads = torch.autograd.grad(log_probs, parameters, ones, is_grads_batched=True)
-            found.append(log_probs.detach())
+            rows.append(log_probs.detach())
             jacobian.append(torch.cat([g.flatten(1) for g in grads], 1))
-        return cls(torch.stack(found), torch.cat(jacobian))
+        return cls(torch.stack(rows), torch.cat(jacobian))
 
     def model(self) -> TabularModel:
         return TabularModel(self.log_probs)

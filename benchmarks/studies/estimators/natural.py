@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlzoo.benchmark.estimators.exact import Enumeration
-from rlzoo.benchmark.estimators.judge import BLOCKS, GROUP, GROUPS, Estimate, Judge, assess
-from rlzoo.benchmark.estimators.tabular import Table
-from rlzoo.benchmark.estimators.variants import Variant
+from benchmarks.studies.estimators.judge import BLOCKS, GROUP, GROUPS, Estimate, Judge, assess
+from benchmarks.studies.estimators.tabular import Table
+from benchmarks.studies.estimators.task import Enumeration
+from benchmarks.studies.estimators.variants import Variant
 from rlzoo.optim.natural_gradient import conjugate_gradient
 
 DAMPING = 0.01
@@ -23,14 +23,14 @@ RESPONSES = (None, GROUP * GROUPS * 3, 12, 5)
 
 def fisher_product(table: Table, visits: Float[Tensor, "S"]) -> Callable[[Tensor], Tensor]:
     """v ↦ F·v, F = Σ_s visits(s)·Σ_a π(a|s)·∇log π(a|s)·∇log π(a|s)ᵀ."""
-    seen = visits.nonzero().squeeze(1)
-    jacobian = table.jacobian.view(*table.log_probs.shape, -1)[seen].flatten(0, 1)
-    weight = (visits[seen].unsqueeze(1) * table.log_probs[seen].exp()).flatten()
+    visited = visits.nonzero().squeeze(1)
+    jacobian = table.jacobian.view(*table.log_probs.shape, -1)[visited].flatten(0, 1)
+    weight = (visits[visited].unsqueeze(1) * table.log_probs[visited].exp()).flatten()
     return lambda v: jacobian.t() @ (weight * (jacobian @ v).t()).t()
 
 
 def visits(task: Enumeration, rows: Int[Tensor, "N"], weight: Float[Tensor, "N"]) -> Float[Tensor, "S"]:
-    """The weighted number of visits of each state in responses."""
+    """The weighted number of visits of each state."""
     per_step = torch.where(task.mask[rows], weight.unsqueeze(1), 0.0)
     return torch.zeros(task.num_states, dtype=torch.float64).put_(task.state[rows], per_step, accumulate=True)
 
@@ -65,12 +65,12 @@ def measure(judge: Judge, rows: Int[Tensor, "B N"], responses: int | None, rng: 
     def samples() -> Iterator[Tensor]:
         for part in rows.tensor_split(BLOCKS):
             gradients = judge.new.gradient(judge.estimates(Variant("leave-one-out"), part, rng))
-            found = []
-            for g, chosen in zip(gradients, part, strict=True):
-                some = chosen[torch.from_numpy(rng.permutation(len(chosen))[:responses])]
-                weight = torch.full(some.shape, 1 / len(some), dtype=torch.float64)
-                seen = everywhere if responses is None else visits(judge.task, some, weight)
-                found.append(conjugate_gradient(damped(fisher_product(judge.new, seen)), g, CG_ITERS).x)
-            yield torch.stack(found) @ metric
+            directions = []
+            for g, batch in zip(gradients, part, strict=True):
+                subset = batch[torch.from_numpy(rng.permutation(len(batch))[:responses])]
+                weight = torch.full(subset.shape, 1 / len(subset), dtype=torch.float64)
+                visited = everywhere if responses is None else visits(judge.task, subset, weight)
+                directions.append(conjugate_gradient(damped(fisher_product(judge.new, visited)), g, CG_ITERS).x)
+            yield torch.stack(directions) @ metric
 
     return assess(samples(), truth)

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from benchmarks.studies.estimators.task import weighted
 from rlzoo.algorithms.ppo_clip import PPOClip
 from rlzoo.algorithms.reinforce import Reinforce
-from rlzoo.benchmark.estimators.exact import weighted
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator, GroupMean, GroupNorm, LeaveOneOut, MonteCarlo
 from rlzoo.core.models import ActorCritic

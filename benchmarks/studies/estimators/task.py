@@ -39,7 +39,7 @@ def responses(vocabulary: int, stop: Collection[int], max_new_tokens: int) -> It
 
 @dataclass(frozen=True)
 class Weighted(Buffer):
-    """A buffer whose means have given weights instead of equal ones, so that the package's losses can be used on it."""
+    """A buffer whose means are weighted, so that the losses of the package can be used on an enumeration."""
 
     step_weight: Float[Tensor, "N T"] = field(kw_only=True)
 
@@ -56,10 +56,9 @@ def weighted(buffer: Buffer, step_weight: Float[Tensor, "N T"]) -> Weighted:
 
 @dataclass(frozen=True)
 class Enumeration:
-    """R responses, all that there are, to prompts of which each is equally probable. T steps, S states.
+    """All R responses to equally probable prompts. T steps, S states.
 
-    A state is the prompt with the tokens so far. Two rows have the same index of a state where they have the same
-    tokens.
+    A state is the prompt with the tokens so far: rows that begin with the same tokens share it.
     """
 
     rows: Rows
@@ -78,8 +77,8 @@ class Enumeration:
         """All responses to prompts of one token, whose scores are in the order of prompts and of `responses`."""
         every = list(responses(vocabulary, {stop}, max_new_tokens))
         texts = [(prompt, *response) for prompt in prompts for response in every]
-        whole = Rows.of_texts(texts, 0)
-        rows = Rows(*(x[:, :max_new_tokens] for x in whole))
+        every_step = Rows.of_texts(texts, 0)
+        rows = Rows(*(x[:, :max_new_tokens] for x in every_step))
         index: dict[tuple[int, ...], int] = {}
         state = torch.zeros(len(texts), max_new_tokens, dtype=torch.long)
         for i, text in enumerate(texts):
@@ -87,7 +86,7 @@ class Enumeration:
                 state[i, t] = index.setdefault(text[: t + 1], len(index))
         return cls(
             rows=rows,
-            action=whole.action[:, :max_new_tokens],
+            action=every_step.action[:, :max_new_tokens],
             prompt=torch.arange(len(prompts)).repeat_interleave(len(every)),
             score=score,
             state=state,
@@ -144,8 +143,8 @@ class Enumeration:
 
     def logp(self, model: ActorCritic, obs: Tensor | None = None) -> Float[Tensor, "R T"]:
         """log π of each token of each response, 0 after the end."""
-        found = model.distribution(self.rows.obs if obs is None else obs).log_prob(self.action)
-        return torch.where(self.mask, found, 0.0)
+        logp = model.distribution(self.rows.obs if obs is None else obs).log_prob(self.action)
+        return torch.where(self.mask, logp, 0.0)
 
     def probability(self, logp: Float[Tensor, "R T"]) -> Float[Tensor, "R"]:
         """P(prompt)·π(response | prompt), which adds up to 1."""

@@ -2,9 +2,9 @@
 
     python -m venv trl
     trl/bin/pip install torch==2.13.0 trl==0.11.4 transformers==4.46.3 'accelerate<1.3' 'datasets<4' rich
-    python benchmarks/language_throughput.py ppo --peer trl/bin/python        # the same PPO iteration
-    python benchmarks/language_throughput.py generate                         # beside model.generate
-    python benchmarks/language_throughput.py trpo --sizes gpt2                # natural gradients beside PPO-clip
+    python benchmarks/speed/language_throughput.py ppo --peer trl/bin/python        # the same PPO iteration
+    python benchmarks/speed/language_throughput.py generate                         # beside model.generate
+    python benchmarks/speed/language_throughput.py trpo --sizes gpt2                # natural gradients beside PPO-clip
 
 With `--device cuda` everything is on a GPU, and memory is that of the GPU.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+RESULTS = HERE.parent / "results"
 MAX_KL = 0.01
 SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"prompts": 16, "prompt_tokens": 16, "new_tokens": 32, "iterations": 2, "config": {}},
@@ -85,7 +85,7 @@ def make_prompts(size: str, path: Path) -> None:
 
 
 def clock(device: str) -> float:
-    """Seconds, once the device has done all that it was given."""
+    """Seconds, once the device has finished its work."""
     import torch
 
     if device != "cpu":
@@ -198,7 +198,7 @@ def ours(what: str, size: str, precision: str, folder: Path, options: argparse.N
 def peer(size: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
     arguments = [size, "--precision", precision, "--threads", str(options.threads), "--device", options.device]
     arguments += ["--iterations", str(options.iterations)] if options.iterations else []
-    return run([options.peer, str(HERE / "peers" / "trl_ppo.py"), *arguments])
+    return run([options.peer, str(HERE.parent / "peers" / "trl_ppo.py"), *arguments])
 
 
 def floor(size: str, precision: str, options: argparse.Namespace) -> float:
@@ -210,12 +210,12 @@ def compare_ppo(options: argparse.Namespace) -> list[str]:
     lines = ["| model | precision | rlzoo tokens/s | TRL tokens/s | ratio | rlzoo GB | TRL GB | ratio | time / floor |"]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for size in options.sizes:
-        with tempfile.TemporaryDirectory() as made:
-            make_model_apart(size, Path(made))
+        with tempfile.TemporaryDirectory() as folder:
+            make_model_apart(size, Path(folder))
             rounds = []
             for _ in range(options.rounds):
                 theirs = peer(size, "fp32", options)
-                measured = {p: ours("ppo-clip", size, p, Path(made), options) for p in options.precisions}
+                measured = {p: ours("ppo-clip", size, p, Path(folder), options) for p in options.precisions}
                 for p in options.precisions:
                     measured[p]["floor_seconds"] = floor(size, p, options)
                 rounds.append((theirs, measured))
@@ -241,10 +241,10 @@ def compare_ppo(options: argparse.Namespace) -> list[str]:
 def compare_generation(options: argparse.Namespace) -> list[str]:
     lines = ["| model | precision | rlzoo, s | model.generate, s | ratio |", "|---|---|---|---|---|"]
     for size in options.sizes:
-        with tempfile.TemporaryDirectory() as made:
-            make_model_apart(size, Path(made))
+        with tempfile.TemporaryDirectory() as folder:
+            make_model_apart(size, Path(folder))
             for precision in options.precisions:
-                result = ours("generate", size, precision, Path(made), options)
+                result = ours("generate", size, precision, Path(folder), options)
                 print(json.dumps({"size": size, "precision": precision, **result}), flush=True)
                 lines.append(
                     f"| {size} | {precision} | {result['ours']:.3f} | {result['generate']:.3f} "
@@ -257,11 +257,11 @@ def compare_natural(options: argparse.Namespace) -> list[str]:
     lines = ["| model | algorithm | seconds an iteration | price | peak GB | KL | accepted | backtracks |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for size in options.sizes:
-        with tempfile.TemporaryDirectory() as made:
-            make_model_apart(size, Path(made))
+        with tempfile.TemporaryDirectory() as folder:
+            make_model_apart(size, Path(folder))
             rounds = []
             for _ in range(options.rounds):
-                rounds.append({name: ours(name, size, "fp32", Path(made), options) for name in SETTINGS})
+                rounds.append({name: ours(name, size, "fp32", Path(folder), options) for name in SETTINGS})
                 print(json.dumps({"size": size, "round": rounds[-1]}), flush=True)
         for name in SETTINGS:
             results = [r[name] for r in rounds]
@@ -306,7 +306,7 @@ def main() -> None:
         return
     compare = {"ppo": compare_ppo, "generate": compare_generation, "trpo": compare_natural}[options.what]
     table = compare(options)
-    shown = " ".join(["python benchmarks/language_throughput.py", *sys.argv[1:]]).replace(
+    shown = " ".join(["python benchmarks/speed/language_throughput.py", *sys.argv[1:]]).replace(
         options.peer, "trl/bin/python"
     )
     RESULTS.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""The floor of a PPO iteration on GPT-2: its matrix products and its attention alone, in the same precision.
+"""Lower bound of the time of a PPO iteration on GPT-2: its matrix products and attention alone, in the same precision.
 
-    python benchmarks/language_floor.py gpt2 --precision bf16
-    python benchmarks/language_floor.py gpt2 --precision bf16 --device cuda
+    python benchmarks/speed/language_floor.py gpt2 --precision bf16
+    python benchmarks/speed/language_floor.py gpt2 --precision bf16 --device cuda
 
 Weights are already in the precision of the products, and results are written into memory that is there. Generation has
 the layout of weights that is fastest for few rows, attention the faster one of the fused kernel and plain products.

@@ -1,10 +1,10 @@
 """rlzoo beside Stable-Baselines3 and sb3-contrib: environment steps per second, and seconds to a solved CartPole.
 
     pip install -e '.[peers]'
-    python benchmarks/throughput.py speed        # same settings, one after the other, several rounds
-    python benchmarks/throughput.py recurrent    # the same for policies with an LSTM
-    python benchmarks/throughput.py threshold    # from command to first evaluation of at least 475
-    python benchmarks/throughput.py environments # steps per second of the vectorised environments
+    python benchmarks/speed/throughput.py speed        # same settings, one after the other, several rounds
+    python benchmarks/speed/throughput.py recurrent    # the same for policies with an LSTM
+    python benchmarks/speed/throughput.py threshold    # from command to first evaluation of at least 475
+    python benchmarks/speed/throughput.py environments # steps per second of the vectorised environments
 
 Contestants take turns, each in a process of its own, so that a slow minute of the machine hits all alike.
 Settings are those of rl-baselines3-zoo for CartPole-v1 and CartPoleNoVel-v1. Both libraries run with `--threads`
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 TRAINING_CONTESTANTS = {
     "speed": {
         "PPO, rlzoo": ("rlzoo", "ppo-clip", False),
@@ -261,7 +261,7 @@ def main() -> None:
         text = threshold(options.seeds, options.threads)
     else:
         text = environments(options.rounds)
-    command = " ".join(["python benchmarks/throughput.py", *sys.argv[1:]])
+    command = " ".join(["python benchmarks/speed/throughput.py", *sys.argv[1:]])
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"throughput-{options.table}.md").write_text(f"{text}\n`{command}`\n")
     print("\n" + text)

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rlzoo.benchmark.estimators.exact import Enumeration, weighted
-from rlzoo.benchmark.estimators.tabular import Table
-from rlzoo.benchmark.estimators.variants import Variant
+from benchmarks.studies.estimators.tabular import Table
+from benchmarks.studies.estimators.task import Enumeration, weighted
+from benchmarks.studies.estimators.variants import Variant
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GroupMean, LeaveOneOut
 from rlzoo.lm.reward.shaping import shaped_reward
@@ -24,7 +24,7 @@ GROUP = 4
 GROUPS = 4
 """Groups of each prompt in a batch."""
 BLOCKS = 50
-"""Parts of the batches, whose means are compared for the size of a bias."""
+"""Equal numbers of batches, whose means are compared for the size of a bias."""
 _FLIPS = 9_999
 """Random signs of the blocks, against which the size of a bias is tested."""
 _SIGNIFICANT, _ROUNDING = 0.001, 1e-9
@@ -32,9 +32,9 @@ _SIGNIFICANT, _ROUNDING = 0.001, 1e-9
 
 @dataclass(frozen=True)
 class Estimate:
-    """What was measured of an estimator ĝ of the gradient g. Lengths are in units of ‖g‖.
+    """Bias and noise of an estimator ĝ of the gradient g, in units of ‖g‖.
 
-    Where ĝ is divided by the lengths of responses, it is multiplied by the mean length, which is known.
+    An estimator that divides by lengths of responses is multiplied by their mean length.
     """
 
     scale: float
@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """By enumeration where there is one, else by the probabilities."""
+        """From the enumeration if there is one, else from the probabilities."""
         if self.exact_bias is None or self.exact_cosine is None:
             if self.bias_p > _SIGNIFICANT:
                 return "no bias found"
@@ -106,7 +106,7 @@ class Judge:
         return float(self.probability @ self.task.length.double())
 
     def draw(self, batches: int, rng: np.random.Generator) -> Int[Tensor, "B N"]:
-        """Rows of responses: in each batch `GROUPS` groups of `GROUP` responses of π_old to each prompt."""
+        """Indices of responses of π_old: `GROUPS` groups of `GROUP` responses to each prompt in a batch."""
         drawn = []
         for prompt in range(self.task.num_prompts):
             rows = (self.task.prompt == prompt).nonzero().squeeze(1).numpy()
@@ -134,12 +134,12 @@ class Judge:
     def estimates(self, variant: Variant, rows: Int[Tensor, "B N"], rng: np.random.Generator) -> Float[Tensor, "B S V"]:
         """The estimate of each batch, with respect to the table."""
         model, reference, whole = self.new.model(), self.reference.model(), self.experience(variant)
-        found = torch.empty(len(rows), *model.logits.shape, dtype=torch.float64)
-        for i, chosen in enumerate(rows):
-            batch = variant.weighted(variant.estimator(take(whole, chosen)))
+        estimates = torch.empty(len(rows), *model.logits.shape, dtype=torch.float64)
+        for i, responses in enumerate(rows):
+            batch = variant.weighted(variant.estimator(take(whole, responses)))
             loss = variant.loss(model, reference, batch, self.beta, rng)
-            found[i] = -torch.autograd.grad(loss, model.logits)[0]
-        return found
+            estimates[i] = -torch.autograd.grad(loss, model.logits)[0]
+        return estimates
 
     def expected(self, variant: Variant) -> Float[Tensor, "P"]:
         """E[ĝ] of an enumerable variant, a sum over all responses.
@@ -162,7 +162,7 @@ class Judge:
         return self.new.gradient(-torch.autograd.grad(loss, model.logits)[0])
 
     def constant(self, variant: Variant) -> float:
-        """What ĝ is multiplied by: where a sum over tokens is divided by lengths, the mean length."""
+        """The factor of ĝ: the mean length if it divides by lengths, else 1."""
         return 1.0 if variant.length == "constant" else self.mean_length
 
     def measure(self, variant: Variant, rows: Int[Tensor, "B N"], rng: np.random.Generator) -> Estimate:

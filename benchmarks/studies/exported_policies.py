@@ -1,7 +1,7 @@
 """Exported policies beside the policy itself: largest difference, same actions, and steps per second.
 
     pip install -e '.[onnx]'
-    python benchmarks/exported_policies.py
+    python benchmarks/studies/exported_policies.py
 
 Each form of the policy acts on the same 10,000 observations, one after another as in an environment, in one thread.
 The forms take turns, so that a slow minute of the machine hits all alike. The C header is compiled with `cc -O3`; the
@@ -29,7 +29,7 @@ import torch
 from rlzoo import Network
 from rlzoo.control.deploy import ControlPolicy
 
-RESULT = Path(__file__).parent / "results" / "exported-policies.md"
+RESULT = Path(__file__).parents[1] / "results" / "exported-policies.md"
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
 HEADER_LOOP = """
 #include "policy.h"
@@ -67,8 +67,6 @@ def forms(policy: ControlPolicy, folder: Path) -> dict[str, Play]:
     low, high = getattr(policy.action_space, "low", None), getattr(policy.action_space, "high", None)
     clip = (lambda action: action) if low is None else (lambda action: np.clip(action, low, high))
 
-    (folder / "policy.pt").write_bytes(policy.export("torchscript", {}))
-    module: Any = torch.jit.load(folder / "policy.pt")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(policy.export("onnx", {}), options)
@@ -76,7 +74,6 @@ def forms(policy: ControlPolicy, folder: Path) -> dict[str, Play]:
     return {
         "PyTorch module": one_by_one(lambda x: clip(in_torch(x))),
         "`load_policy`": one_by_one(policy),
-        "TorchScript": one_by_one(lambda x: module(torch.from_numpy(x[None])).numpy()[0]),
         "ONNX Runtime": one_by_one(lambda x: session.run(None, {"obs": x[None]})[0][0]),
         "C header": in_c(policy, folder),
     }
@@ -136,7 +133,7 @@ def main() -> None:
         "64 × 64 tanh network with a normaliser. The difference is that of the actions to those of the PyTorch module."
     )
     columns = ["| environment | form | steps/s | largest difference | same actions |", "|---|---|---|---|---|"]
-    command = " ".join(["python benchmarks/exported_policies.py", *sys.argv[1:]])
+    command = " ".join(["python benchmarks/studies/exported_policies.py", *sys.argv[1:]])
     RESULT.write_text("\n".join([title, "", *columns, *rows, "", f"`{command}`", ""]))
 
 

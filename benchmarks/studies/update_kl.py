@@ -1,13 +1,13 @@
 """How an update's KL is spread over the tokens, and what the update costs: clip, penalty and trust region.
 
-    python benchmarks/update_kl.py run      # five seeds -> results/update-kl.jsonl
-    python benchmarks/update_kl.py report   # -> results/update-kl.md
+    python benchmarks/studies/update_kl.py run      # five seeds -> results/update-kl.jsonl
+    python benchmarks/studies/update_kl.py report   # -> results/update-kl.md
 
 PPO-clip with its preset trains the SFT checkpoint for some iterations. Then each algorithm updates that policy once,
 with the same responses. One setting of each is solved for, so that the mean of KL(π_old ‖ π) over the tokens is the
 same; the others are those of the preset. With the learning rate at which PPO has this KL with neither clip nor penalty,
-the penalty would be zero; so PPO-penalty has twice that learning rate. The KL is exact at each token. Both PPOs go on
-with Adam's moments. Seconds are those of the processor, on one thread, for the update alone. What is finished is not
+the penalty would be zero; so PPO-penalty has twice that learning rate. The KL is exact at each token. Both PPOs
+continue with Adam's moments. Seconds are processor time of the update alone, on one thread. Finished updates are not
 repeated.
 """
 
@@ -24,13 +24,12 @@ import numpy as np
 import torch
 
 from rlzoo import Trainer, make_config
-from rlzoo.benchmark.formatting import estimate
 from rlzoo.benchmark.statistics import median_interval
+from rlzoo.benchmark.tables import estimate
 from rlzoo.core.collector import evaluate
 from rlzoo.runs.configuration.defaults import with_preset
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "update-kl.jsonl"
+RESULTS = Path(__file__).parents[1] / "results" / "update-kl.jsonl"
 SEEDS = range(10, 15)
 WARM_UP = {"RandomWalks": 10, "Reviews": 5}
 MEAN_KL = 0.01
@@ -68,9 +67,9 @@ class Start:
         self.adam = {key: torch.as_tensor(x).clone() for key, x in trainer.state.optimizers["all"].state_dict().items()}
         trainer.task.close()
 
-    def update(self, algorithm: str, **given: Any) -> dict[str, float]:
+    def update(self, algorithm: str, **settings: Any) -> dict[str, float]:
         """The KL of the tokens after one update, and its seconds."""
-        config = make_config(algorithm, self.task, **with_preset(algorithm, self.task, given)[0])
+        config = make_config(algorithm, self.task, **with_preset(algorithm, self.task, settings)[0])
         self.model.load_state_dict(self.theta)
         state = config.algorithm.init(self.model, np.random.default_rng(self.seed))
         if "all" in state.optimizers:
@@ -93,11 +92,11 @@ class Start:
 
     def at_equal_kl(self, label: str, **more: Any) -> dict[str, Any]:
         """The update whose mean KL is nearest to `MEAN_KL`, by a secant search on logarithms."""
-        algorithm, setting, value, given = LABELS[label]
+        algorithm, setting, value, settings = LABELS[label]
         tried: list[tuple[float, dict[str, float]]] = []
         power = {"learning_rate": 2.0, "kl_coef": -1.0, "max_kl": 1.0}[setting]
         for _ in range(12):
-            tried.append((value, self.update(algorithm, **given, **more, **{setting: value})))
+            tried.append((value, self.update(algorithm, **settings, **more, **{setting: value})))
             miss = MEAN_KL / tried[-1][1]["mean"]
             if abs(miss - 1) <= TOLERANCE:
                 break
@@ -106,8 +105,8 @@ class Start:
                 slope = math.log(y["mean"] / x["mean"]) / math.log(b / a)
                 power = slope if slope * power > 0 and abs(slope) > 0.2 else power
             value *= min(max(miss ** (1 / power), 0.1), 10)
-        value, found = min(tried, key=lambda item: abs(math.log(item[1]["mean"] / MEAN_KL)))
-        return {"task": self.task, "seed": self.seed, "label": label, setting: value, **found}
+        value, result = min(tried, key=lambda item: abs(math.log(item[1]["mean"] / MEAN_KL)))
+        return {"task": self.task, "seed": self.seed, "label": label, setting: value, **result}
 
 
 def read() -> list[dict[str, Any]]:
@@ -118,16 +117,16 @@ def run() -> None:
     torch.set_num_threads(1)
     for seed in SEEDS:
         for task in WARM_UP:
-            found = {x["label"]: x for x in read() if (x["task"], x["seed"]) == (task, seed)}
-            todo = [label for label in LABELS if label not in found]
-            start = Start(task, seed) if todo else None
-            for label in todo:
+            results = {x["label"]: x for x in read() if (x["task"], x["seed"]) == (task, seed)}
+            remaining = [label for label in LABELS if label not in results]
+            start = Start(task, seed) if remaining else None
+            for label in remaining:
                 assert start is not None
-                more = {"learning_rate": 2 * found["ppo, neither"]["learning_rate"]} if label == "ppo-penalty" else {}
-                found[label] = start.at_equal_kl(label, **more)
-                print(found[label], flush=True)
+                more = {"learning_rate": 2 * results["ppo, neither"]["learning_rate"]} if label == "ppo-penalty" else {}
+                results[label] = start.at_equal_kl(label, **more)
+                print(results[label], flush=True)
                 with RESULTS.open("a") as file:
-                    file.write(json.dumps(found[label]) + "\n")
+                    file.write(json.dumps(results[label]) + "\n")
 
 
 def report() -> None:

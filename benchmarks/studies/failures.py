@@ -1,8 +1,8 @@
-"""What goes wrong, and how it looks: runs with one wrong setting beside the same runs without it.
+"""Failures in pictures: runs with one wrong setting beside the same runs without it.
 
-    python benchmarks/failures.py               # all runs -> results/failures.jsonl and docs/assets/failures/*.svg
-    python benchmarks/failures.py too-few-cg    # those of one picture
-    python benchmarks/failures.py draw          # only the pictures, from the results
+    python benchmarks/studies/failures.py               # all runs -> results/failures.jsonl, docs/assets/failures/
+    python benchmarks/studies/failures.py too-few-cg    # those of one picture
+    python benchmarks/studies/failures.py draw          # only the pictures, from the results
 
 Each run is a call of `rlzoo.train` with one thread. Control runs have three seeds, and their return is the mean of the
 last 100 episodes. Language runs have one seed, and their curves are those of the evaluations. The pictures are read in
@@ -29,7 +29,7 @@ from rlzoo.benchmark import figures
 from rlzoo.lm.tasks import reviews
 from rlzoo.lm.tasks.random_walks import WalkGraph
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PICTURES = HERE.parent / "docs" / "assets" / "failures"
 DATA = HERE / "results" / "failures.jsonl"
 STYLES: list[dict[str, Any]] = [{"color": "#009E73"}, {"color": "#D55E00", "linestyle": "dashed"}]
@@ -139,14 +139,14 @@ def main(names: list[str]) -> None:
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             curves = measured(FAILURES[name])
-        known = {**read(), name: curves}
-        lines = [json.dumps({"picture": x, "curves": known[x]}, ensure_ascii=False) for x in FAILURES if x in known]
+        data = {**read(), name: curves}
+        lines = [json.dumps({"picture": x, "curves": data[x]}, ensure_ascii=False) for x in FAILURES if x in data]
         DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
         last = {label: {metric: [y[-1] for _, y in c] for metric, c in x.items()} for label, x in curves.items()}
         print(name, last, flush=True)
-    known = read()
-    for name in chosen or known:
-        (PICTURES / f"{name}.svg").write_text(drawn(FAILURES[name], known[name]), encoding="utf-8")
+    data = read()
+    for name in chosen or data:
+        (PICTURES / f"{name}.svg").write_text(drawn(FAILURES[name], data[name]), encoding="utf-8")
 
 
 def read() -> dict[str, dict[str, dict[str, list[Curve]]]]:
@@ -158,19 +158,19 @@ def read() -> dict[str, dict[str, dict[str, list[Curve]]]]:
 def measured(failure: Failure) -> dict[str, dict[str, list[Curve]]]:
     """Curves of the seeds, by label and metric."""
     failure.prepare()
-    found: dict[str, dict[str, list[Curve]]] = {}
+    curves: dict[str, dict[str, list[Curve]]] = {}
     for label, settings in failure.settings.items():
-        found[label] = {panel.metric: [] for panel in failure.panels}
+        curves[label] = {panel.metric: [] for panel in failure.panels}
         for seed in failure.seeds:
-            given = {**failure.shared, **settings}
-            run = rlzoo.train(failure.algorithm, failure.env, seed=seed, out=f"{seed} {label}", **given)
+            settings = {**failure.shared, **settings}
+            run = rlzoo.train(failure.algorithm, failure.env, seed=seed, out=f"{seed} {label}", **settings)
             evaluations = [x for x in run.evaluations() if not x["deterministic"] and not x["final"]]
             for panel in failure.panels:
                 lines = evaluations if panel.evaluated else run.metrics()
                 points = [(x["step"], value(x, panel.metric)) for x in lines]
-                known = [(step, float(f"{y:.4g}")) for step, y in points if y is not None]
-                found[label][panel.metric].append(([x for x, _ in known], [y for _, y in known]))
-    return found
+                points = [(step, float(f"{y:.4g}")) for step, y in points if y is not None]
+                curves[label][panel.metric].append(([x for x, _ in points], [y for _, y in points]))
+    return curves
 
 
 def value(line: dict[str, Any], metric: str) -> float | None:

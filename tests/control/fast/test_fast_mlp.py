@@ -1,0 +1,56 @@
+"""MLPs in fewer operations, and their written-out backward pass, against autograd on the plain ones."""
+
+import pytest
+import torch
+from builders import SPACES, accelerated, make_buffer, make_model
+
+from rlzoo.control.fast.mlp import FastMLP
+from rlzoo.control.networks import MLP
+from rlzoo.optim.fast.tape import Tape
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize("space", SPACES)
+def test_tape_gives_the_gradients_of_autograd(space, shared_trunk, activation):
+    settings = {"hidden": (6, 5), "shared_trunk": shared_trunk, "activation": activation}
+    plain, fast = make_model(SPACES[space], **settings), accelerated(make_model(SPACES[space], **settings))
+    batch = make_buffer(plain).rows(1)
+
+    def loss(model):
+        policy, value = model(batch.obs)
+        again = model.distribution(batch.obs.flip(0)).entropy()
+        return batch.mean(policy.log_prob(batch.action) * value.sin() + again)
+
+    expected = torch.autograd.grad(loss(plain), list(plain.parameters()))
+    by_autograd = torch.autograd.grad(loss(fast), list(fast.parameters()))
+    with Tape() as tape:
+        by_tape = tape.gradients(loss(fast), list(fast.parameters()))
+    assert tape.used
+    for theirs, one, two in zip(expected, by_autograd, by_tape, strict=True):
+        torch.testing.assert_close(one, theirs)
+        torch.testing.assert_close(two, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_are_those_of_the_plain_network_to_rounding(dtype):
+    net = MLP(1, (1,)).to(dtype)
+    x = torch.linspace(-30, 30, 2001, dtype=dtype)[:, None]
+    expected = net(x)
+    net.__class__ = FastMLP
+    torch.testing.assert_close(net(x), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+def test_tape_gives_zeros_for_parameters_that_the_loss_does_not_touch():
+    model = accelerated(make_model())
+    obs = torch.ones(2, 1, 4, dtype=torch.float64)
+    with Tape() as tape:
+        grads = tape.gradients(model.value(obs).sum(), model.policy_parameters())
+    assert all(not g.any() for g in grads)
+
+
+def test_tape_ends_with_its_block():
+    net, x = FastMLP(4, (3,), outputs=1), torch.ones(1, 4)
+    with pytest.raises(ZeroDivisionError), Tape():
+        1 / 0  # noqa: B018
+    assert net(x).grad_fn is not None
