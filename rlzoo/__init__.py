@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from rlzoo.runs.configuration.config import Config, make_config
     from rlzoo.runs.evaluate import evaluate, load_model, play
     from rlzoo.runs.finetune import sft, train_reward_model
+    from rlzoo.runs.hooks import Hooks
     from rlzoo.runs.loop import Iteration, Trainer
     from rlzoo.runs.publish.policies import export, load_policy, push
     from rlzoo.runs.run import Run
@@ -77,6 +78,7 @@ __all__ = [
     "Experience",
     "GroupMean",
     "GroupNorm",
+    "Hooks",
     "Interrupted",
     "Iteration",
     "LMEnv",
@@ -145,6 +147,7 @@ _MODULES = {
     "runs.configuration.config": "Config make_config",
     "runs.evaluate": "evaluate load_model play",
     "runs.finetune": "sft train_reward_model",
+    "runs.hooks": "Hooks",
     "runs.loop": "Iteration Trainer",
     "runs.publish.policies": "export load_policy push",
     "runs.run": "Run",

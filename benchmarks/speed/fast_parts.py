@@ -89,7 +89,10 @@ def table(kinds: list[str], rounds: int) -> str:
         for part, algorithm, env, settings in ROWS[kind]:
             ratios = []
             for _ in range(rounds):
-                without, complete = in_a_process(part, algorithm, env, settings), in_a_process(None, algorithm, env, settings)
+                without, complete = (
+                    in_a_process(part, algorithm, env, settings),
+                    in_a_process(None, algorithm, env, settings),
+                )
                 ratios.append(complete / without if part == "compiled step" else without / complete)
             spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})"
             network = settings.get("network", "")

@@ -93,7 +93,7 @@ FAILURES = {
         (RETURN, Panel("entropy", "entropy, nats")),
     ),
     "npg-step": Failure(
-        "npg", "CartPole-v1", {"preset": {}, "max_kl 0.5": {"max_kl": 0.5}},
+        "npg", "CartPole-v1", {"preset": {}, "step_kl 0.5": {"step_kl": 0.5}},
         (RETURN, Panel("kl", "KL of an update, nats", log=True)),
     ),
     "too-few-cg": Failure(

@@ -27,7 +27,7 @@ from rlzoo import Trainer, make_config
 from rlzoo.benchmark.statistics import median_interval
 from rlzoo.benchmark.tables import estimate
 from rlzoo.core.collector import evaluate
-from rlzoo.runs.configuration.defaults import with_preset
+from rlzoo.runs.configuration.defaults import starting_from
 
 RESULTS = Path(__file__).parents[1] / "results" / "update-kl.jsonl"
 SEEDS = range(10, 15)
@@ -38,8 +38,8 @@ LABELS: dict[str, tuple[str, str, float, dict[str, Any]]] = {
     "ppo, neither": ("ppo-clip", "learning_rate", 3e-5, {"clip_coef": 1e6}),
     "ppo-clip": ("ppo-clip", "learning_rate", 3e-5, {}),
     "ppo-penalty": ("ppo-penalty", "kl_coef", 1.0, {"kl_coef_min": 1e-9, "kl_coef_max": 1e9}),
-    "npg": ("npg", "max_kl", 0.01, {}),
-    "npg, Fisher of all rows": ("npg", "max_kl", 0.01, {"fisher_fraction": 1.0}),
+    "npg": ("npg", "step_kl", 0.01, {}),
+    "npg, Fisher of all rows": ("npg", "step_kl", 0.01, {"fisher_fraction": 1.0}),
     "trpo": ("trpo", "max_kl", 0.01, {}),
     "trpo, Fisher of all rows": ("trpo", "max_kl", 0.01, {"fisher_fraction": 1.0}),
 }
@@ -54,7 +54,7 @@ class Start:
     def __init__(self, task: str, seed: int) -> None:
         self.task, self.seed = task, seed
         settings = {"seed": seed, "attention": "eager"}  # fused attention has no forward-mode derivatives
-        trainer = Trainer(make_config("ppo-clip", task, **with_preset("ppo-clip", task, settings)[0]))
+        trainer = Trainer(make_config("ppo-clip", task, **starting_from("ppo-clip", task, settings)[0]))
         for _ in range(WARM_UP[task]):
             trainer.iterate()
         self.model = trainer.model
@@ -69,7 +69,7 @@ class Start:
 
     def update(self, algorithm: str, **settings: Any) -> dict[str, float]:
         """The KL of the tokens after one update, and its seconds."""
-        config = make_config(algorithm, self.task, **with_preset(algorithm, self.task, settings)[0])
+        config = make_config(algorithm, self.task, **starting_from(algorithm, self.task, settings)[0])
         self.model.load_state_dict(self.theta)
         state = config.algorithm.init(self.model, np.random.default_rng(self.seed))
         if "all" in state.optimizers:

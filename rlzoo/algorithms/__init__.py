@@ -7,10 +7,7 @@ from rlzoo.algorithms.ppo_penalty import PPOPenalty
 from rlzoo.algorithms.reinforce import Reinforce
 from rlzoo.algorithms.trpo import TRPO
 
-ALGORITHMS: dict[str, type[Algorithm]] = {cls.name: cls for cls in (Reinforce, NPG, TRPO, PPOPenalty, PPOClip)}
-
 __all__ = [
-    "ALGORITHMS",
     "NPG",
     "TRPO",
     "Algorithm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -63,6 +64,8 @@ class Algorithm(abc.ABC):
     """
 
     name: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Settings that had another name once: old -> present name. The old names are accepted too."""
     second_order: ClassVar[bool] = False
     """Whether the algorithm needs Fisher products, which take forward-mode derivatives."""
     estimator: Estimator

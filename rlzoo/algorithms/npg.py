@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, Fraction, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
+from rlzoo.core.fields import Advanced, Count, Fraction, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
@@ -27,25 +28,25 @@ class NPG(Algorithm):
     """
 
     name: ClassVar[str] = "npg"
+    renamed: ClassVar[Mapping[str, str]] = {"max_kl": "step_kl"}
     second_order: ClassVar[bool] = True
-    advanced: ClassVar[tuple[str, ...]] = ("fisher_fraction", "normalize_advantage", "vf_epochs", "vf_minibatch_size")
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
-    max_kl: PositiveSchedule = 0.01
-    """δ, the value of ½sᵀFs for the step s, in nats."""
+    step_kl: PositiveSchedule = 0.01
+    """δ, the length ½sᵀFs of the step s, in nats."""
     cg_iters: Count = 10
     """Conjugate-gradient iterations; each needs one Fisher-vector product."""
     cg_damping: NonNegative = 0.01
     """Multiple of the identity added to F when solving for x."""
-    fisher_fraction: Fraction = 1.0
+    fisher_fraction: Advanced[Fraction] = 1.0
     """Share of the rows that Fisher products average over, drawn for each update."""
-    normalize_advantage: bool = True
+    normalize_advantage: Advanced[bool] = True
     """Whiten the advantages over the buffer."""
     vf_learning_rate: PositiveSchedule = 1e-3
     """Adam's step size for the value."""
-    vf_epochs: NonNegativeInt = 10
+    vf_epochs: Advanced[NonNegativeInt] = 10
     """Passes over the buffer to fit the value."""
-    vf_minibatch_size: MinibatchSize = 128
+    vf_minibatch_size: Advanced[MinibatchSize] = 128
     """Steps in a minibatch when fitting the value."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
@@ -64,7 +65,7 @@ class NPG(Algorithm):
         some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
         fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
         x, residual = conjugate_gradient(fisher, g, self.cg_iters)
-        step, scale = trust_region_step(x, fisher_curvature(policy, theta, batch, x), state.at(self.max_kl))
+        step, scale = trust_region_step(x, fisher_curvature(policy, theta, batch, x), state.at(self.step_kl))
         policy.assign(theta + step)
 
         fit_value(

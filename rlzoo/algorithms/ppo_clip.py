@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,15 @@ from torch import Tensor
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
+from rlzoo.core.fields import (
+    Advanced,
+    Count,
+    MinibatchSize,
+    NonNegative,
+    NonNegativeSchedule,
+    Positive,
+    PositiveSchedule,
+)
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import approximate_kl, value_error
@@ -23,7 +32,7 @@ class PPOClip(Algorithm):
     """Maximise E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)] (eq. 7), r = π_θ/π_old, by epochs of minibatch Adam."""
 
     name: ClassVar[str] = "ppo-clip"
-    advanced: ClassVar[tuple[str, ...]] = ("vf_coef", "clip_value", "max_grad_norm", "normalize_advantage")
+    renamed: ClassVar[Mapping[str, str]] = {"target_kl": "stop_kl"}
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     clip_coef: PositiveSchedule = 0.2
@@ -34,17 +43,17 @@ class PPOClip(Algorithm):
     """Passes over each buffer."""
     minibatch_size: MinibatchSize = 64
     """Steps in a minibatch."""
-    vf_coef: NonNegative = 1.0
+    vf_coef: Advanced[NonNegative] = 1.0
     """Weight of the value loss ½(V − G)²."""
-    clip_value: bool = False
+    clip_value: Advanced[bool] = False
     """Clip the value to ±ε around its old value, and use the larger loss."""
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
-    max_grad_norm: Positive | None = 0.5
+    max_grad_norm: Advanced[Positive | None] = 0.5
     """Maximum norm of the gradient; none for no maximum."""
-    normalize_advantage: bool = True
+    normalize_advantage: Advanced[bool] = True
     """Whiten the advantages in each minibatch."""
-    target_kl: Positive | None = None
+    stop_kl: Positive | None = None
     """Stop the update before a step where the minibatch's KL (k3) exceeds 1.5 times this."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
@@ -69,7 +78,7 @@ class PPOClip(Algorithm):
 
         steps, grad_norm = 0, 0.0
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
-            if self.target_kl is not None and approximate_kl(model, minibatch) > 1.5 * self.target_kl:
+            if self.stop_kl is not None and approximate_kl(model, minibatch) > 1.5 * self.stop_kl:
                 break
             if self.normalize_advantage:
                 minibatch = minibatch.whitened

@@ -13,7 +13,15 @@ from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.errors import require
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Count, MinibatchSize, NonNegative, NonNegativeSchedule, Positive, PositiveSchedule
+from rlzoo.core.fields import (
+    Advanced,
+    Count,
+    MinibatchSize,
+    NonNegative,
+    NonNegativeSchedule,
+    Positive,
+    PositiveSchedule,
+)
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import evaluate_policy, value_error, with_old
@@ -28,19 +36,15 @@ class PPOPenalty(Algorithm):
     """
 
     name: ClassVar[str] = "ppo-penalty"
-    advanced: ClassVar[tuple[str, ...]] = (
-        *("kl_coef_min", "kl_coef_max"),
-        *("vf_coef", "max_grad_norm", "normalize_advantage"),
-    )
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.95)
     target_kl: Positive = 0.01
     """d_targ, the KL of an update that β aims at, in nats."""
     kl_coef: Positive = 1.0
     """β of the first update."""
-    kl_coef_min: Positive = 1e-4
+    kl_coef_min: Advanced[Positive] = 1e-4
     """Lower bound of β."""
-    kl_coef_max: Positive = 1e4
+    kl_coef_max: Advanced[Positive] = 1e4
     """Upper bound of β."""
     learning_rate: PositiveSchedule = 3e-4
     """Adam's step size."""
@@ -48,13 +52,13 @@ class PPOPenalty(Algorithm):
     """Passes over each buffer."""
     minibatch_size: MinibatchSize = 64
     """Steps in a minibatch."""
-    vf_coef: NonNegative = 1.0
+    vf_coef: Advanced[NonNegative] = 1.0
     """Weight of the value loss ½(V − G)²."""
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
-    max_grad_norm: Positive | None = 0.5
+    max_grad_norm: Advanced[Positive | None] = 0.5
     """Maximum norm of the gradient; none for no maximum."""
-    normalize_advantage: bool = True
+    normalize_advantage: Advanced[bool] = True
     """Whiten the advantages in each minibatch."""
 
     def __post_init__(self) -> None:

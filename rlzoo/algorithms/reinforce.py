@@ -12,7 +12,7 @@ from torch import Tensor
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import Estimator, MonteCarlo
-from rlzoo.core.fields import MinibatchSize, NonNegativeInt, NonNegativeSchedule, Positive, PositiveSchedule
+from rlzoo.core.fields import Advanced, MinibatchSize, NonNegativeInt, NonNegativeSchedule, Positive, PositiveSchedule
 from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 
@@ -27,24 +27,23 @@ class Reinforce(Algorithm):
     """
 
     name: ClassVar[str] = "reinforce"
-    advanced: ClassVar[tuple[str, ...]] = ("normalize_advantage", "max_grad_norm", "vf_epochs", "vf_minibatch_size")
 
     estimator: Estimator = MonteCarlo(gamma=0.99)
     learning_rate: PositiveSchedule = 3e-3
     """Adam's step size for the policy."""
     baseline: bool = True
     """Subtract the learned value from the return."""
-    normalize_advantage: bool = True
+    normalize_advantage: Advanced[bool] = True
     """Whiten G − b over the buffer."""
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
-    max_grad_norm: Positive | None = 0.5
+    max_grad_norm: Advanced[Positive | None] = 0.5
     """Maximum norm of the gradient; none for no maximum."""
     vf_learning_rate: PositiveSchedule = 3e-3
     """Adam's step size for the baseline."""
-    vf_epochs: NonNegativeInt = 10
+    vf_epochs: Advanced[NonNegativeInt] = 10
     """Passes over the buffer to fit the baseline."""
-    vf_minibatch_size: MinibatchSize = 256
+    vf_minibatch_size: Advanced[MinibatchSize] = 256
     """Steps in a minibatch when fitting the baseline."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:

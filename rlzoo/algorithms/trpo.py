@@ -12,6 +12,7 @@ from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.fields import (
+    Advanced,
     Count,
     Fraction,
     MinibatchSize,
@@ -37,10 +38,6 @@ class TRPO(Algorithm):
 
     name: ClassVar[str] = "trpo"
     second_order: ClassVar[bool] = True
-    advanced: ClassVar[tuple[str, ...]] = (
-        *("backtrack_coef", "backtrack_iters", "fisher_fraction"),
-        *("normalize_advantage", "vf_epochs", "vf_minibatch_size"),
-    )
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: PositiveSchedule = 0.01
@@ -49,19 +46,19 @@ class TRPO(Algorithm):
     """Conjugate-gradient iterations; each needs one Fisher-vector product."""
     cg_damping: NonNegative = 0.01
     """Multiple of the identity added to F when solving for x."""
-    backtrack_coef: OpenUnitInterval = 0.8
+    backtrack_coef: Advanced[OpenUnitInterval] = 0.8
     """Factor by which the line search shortens the step, in (0, 1)."""
-    backtrack_iters: Count = 10
+    backtrack_iters: Advanced[Count] = 10
     """Step lengths that the line search tries."""
-    fisher_fraction: Fraction = 1.0
+    fisher_fraction: Advanced[Fraction] = 1.0
     """Share of the rows that Fisher products average over, drawn for each update."""
-    normalize_advantage: bool = True
+    normalize_advantage: Advanced[bool] = True
     """Whiten the advantages over the buffer."""
     vf_learning_rate: PositiveSchedule = 1e-3
     """Adam's step size for the value."""
-    vf_epochs: NonNegativeInt = 10
+    vf_epochs: Advanced[NonNegativeInt] = 10
     """Passes over the buffer to fit the value."""
-    vf_minibatch_size: MinibatchSize = 128
+    vf_minibatch_size: Advanced[MinibatchSize] = 128
     """Steps in a minibatch when fitting the value."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:

@@ -8,7 +8,13 @@ from typing import Any
 
 from rlzoo.core.errors import require
 from rlzoo.core.schedules import linear_ends
-from rlzoo.runs.configuration.upgrade import SCHEDULED, upgrade
+
+SCHEDULED = {
+    "anneal_lr": ("learning_rate", "vf_learning_rate"),
+    "anneal_clip": ("clip_coef",),
+    "anneal_kl": ("max_kl", "step_kl"),
+}
+"""Switches of a search, and the settings that they reduce linearly to 0."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ _LANGUAGE: dict[str, Space] = {
     "minibatch_responses": (8, 16, 32, 64),
     "vf_minibatch_responses": (8, 16, 32, 64),
 }
-_TRUST_REGION = {**_ROLLOUT, **_GAE, **_CRITIC, **_LANGUAGE, "max_kl": Between(0.005, 0.1), "anneal_kl": (False, True)}
+_TRUST_REGION = {**_ROLLOUT, **_GAE, **_CRITIC, **_LANGUAGE, "anneal_kl": (False, True)}
 _PPO = {
     **_ROLLOUT,
     **_GAE,
@@ -58,8 +64,8 @@ SPACES: dict[str, dict[str, Space]] = {
         "learning_rate": Between(1e-3, 3e-2),
         "anneal_lr": (False, True),
     },
-    "npg": _TRUST_REGION,
-    "trpo": _TRUST_REGION,
+    "npg": {**_TRUST_REGION, "step_kl": Between(0.005, 0.1)},
+    "trpo": {**_TRUST_REGION, "max_kl": Between(0.005, 0.1)},
     "ppo-penalty": {**_PPO, "target_kl": Between(0.003, 0.05)},
     "ppo-clip": {**_PPO, "clip_coef": (0.1, 0.2, 0.3), "anneal_clip": (False, True)},
 }
@@ -96,8 +102,13 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
 
 def as_settings(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """A trial's parameters as settings."""
-    settings = upgrade({"algorithm": algorithm, **parameters})
-    del settings["algorithm"]
+    settings = dict(parameters)
+    for switch, names in SCHEDULED.items():
+        if settings.pop(switch, False):
+            for name in names:
+                # Only REINFORCE annealed the value's learning rate too.
+                if name in settings and (name != "vf_learning_rate" or algorithm == "reinforce"):
+                    settings[name] = f"linear:{float(settings[name])!r}:0"
     return settings
 
 

@@ -13,15 +13,14 @@ from typing import Any
 
 import yaml
 
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.job import Job, load_peer
 from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
 from rlzoo.core.fields import Count, NonNegativeInt, check_fields
 from rlzoo.core.files import read_bytes
-from rlzoo.runs.configuration.config import ALIASES, make_config
-from rlzoo.runs.configuration.defaults import with_preset
-from rlzoo.runs.registry import reward_threshold, task_class
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.defaults import starting_from
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, reward_threshold, task_class
 
 _MOST_SEEDS = 100_000
 Place = tuple[str, ...]
@@ -207,8 +206,8 @@ def _settings(document: _Document, label: str, entry: Entry, env: str, overrides
     else:
         algorithm = entry.algorithm or label
         if entry.preset:
-            preset = entry.preset if isinstance(entry.preset, str) else None
-            overrides = with_preset(algorithm, env, overrides, preset)[0]
+            of = entry.preset if isinstance(entry.preset, str) else None
+            overrides = starting_from(algorithm, env, overrides, of=of)[0]
         config = make_config(algorithm, env, **overrides)
         objects = [f"{name} is {what}" for name, what in config.objects.items()]
         require(not objects, f"a suite needs settings that config.json can hold, but {', '.join(objects)}")

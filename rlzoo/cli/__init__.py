@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
 from rlzoo.cli.options import HELP_ALL
-from rlzoo.cli.runs import ALGORITHMS as ALGORITHMS
 from rlzoo.core.errors import (
     ConfigError,
     EnvError,
@@ -97,7 +96,7 @@ commands:
   resume RUN            continue a run from its last checkpoint
   eval RUN              play episodes and print their mean return
   play RUN              watch episodes or record a video; for a language model, read responses
-  export RUN            write the policy to a file: ONNX, TorchScript or a C header
+  export RUN            write the policy to a file: ONNX or a C header
   push RUN REPO         upload the policy to the Hugging Face hub, with a model card
   benchmark SUITE       run a suite of algorithms, environments and seeds
   report PATH ...       write tables and figures of runs and of the results of suites

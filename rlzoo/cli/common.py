@@ -62,11 +62,11 @@ def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
 
     Reads `config.json` before PyTorch is imported.
     """
-    given = chosen.from_environment()
+    from_environment = chosen.from_environment()
     if options.threads is not None:
         return chosen.Threads(options.threads, "--threads")
-    if given is not None:
-        return chosen.Threads(given, "OMP_NUM_THREADS")
+    if from_environment is not None:
+        return chosen.Threads(from_environment, "OMP_NUM_THREADS")
     recorded = None
     if run is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):

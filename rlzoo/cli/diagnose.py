@@ -28,14 +28,14 @@ def diagnose_command(arguments: list[str]) -> int:
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
-    found = diagnose(run)
+    findings = diagnose(run)
     last = run.last_metrics() or {}
     if options.json:
-        findings = [dataclasses.asdict(x) for x in found]
-        show(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": findings}))
+        records = [dataclasses.asdict(x) for x in findings]
+        show(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": records}))
         return 0
-    show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(found))}")
-    for x in found:
+    show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(findings))}")
+    for x in findings:
         show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}\n  page: {x.page}")
     return 0
 

@@ -62,7 +62,7 @@ def parse(
     try:
         # A default of another kind than its field's, from a damaged file, is refused when the settings are checked.
         with contextlib.redirect_stderr(box), warnings.catch_warnings(action="ignore", category=UserWarning):
-            made, left = tyro.cli(
+            options, left = tyro.cli(
                 cls,
                 args=arguments,
                 return_unknown_args=True,
@@ -78,9 +78,9 @@ def parse(
     if left and not partly:
         name = next((x.split("=")[0].replace("_", "-") for x in left if x.startswith("-")), None)
         parser: Any = tyro.extras.get_parser(cls, config=_STYLE, registry=_REGISTRY)
-        known = re.findall(r"--[\w-]+", parser.format_help())
-        raise ConfigError(unknown_name("option", name, known) if name else f"unexpected argument {left[0]!r}")
-    return made
+        options_of_help = re.findall(r"--[\w-]+", parser.format_help())
+        raise ConfigError(unknown_name("option", name, options_of_help) if name else f"unexpected argument {left[0]!r}")
+    return options
 
 
 HELP_ALL = "--help-all"
@@ -91,7 +91,7 @@ _LAST = ("Evaluation and files", "Memory and speed")
 def parse_settings(
     command: type, settings: Mapping[str, Setting], arguments: Sequence[str], prog: str, description: str
 ) -> tuple[Any, dict[str, Any]]:
-    """The options of a command, and the settings that were given another value than they have.
+    """The options of a command, and the settings whose value the arguments change.
 
     The help page has a group for each group of settings. It leaves out the advanced ones, which `--help-all` shows too.
 
@@ -118,14 +118,14 @@ def parse_settings(
     for number, (title, fields) in enumerate(groups.items()):
         if fields:
             part: Any = dataclasses.make_dataclass("Part", fields, namespace={"__doc__": ""})
-            own = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
-            about = "".join(x.__doc__ or "" for x in own)
+            untitled = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
+            about = "".join(x.__doc__ or "" for x in untitled)
             parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help=about)]))
     parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Run", help="")]))
-    given: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
-    made = given.pop("command")
-    values: dict[str, Any] = {name: x for part in given.values() for name, x in vars(part).items()}
-    return made, {name: x for name, x in values.items() if x != settings[name].value}
+    options: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
+    own = options.pop("command")
+    values: dict[str, Any] = {name: x for part in options.values() for name, x in vars(part).items()}
+    return own, {name: x for name, x in values.items() if x != settings[name].value}
 
 
 def _identity(value: T) -> T:

@@ -21,10 +21,10 @@ class _Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class _Export(_Saved):
-    format: Literal["onnx", "torchscript", "c"] = "onnx"
-    """onnx, torchscript, or c for a header without dependencies."""
+    format: Literal["onnx", "c"] = "onnx"
+    """onnx, or c for a header without dependencies."""
     out: str | None = None
-    """File to write; none for policy.onnx, policy.pt or policy.h."""
+    """File to write; none for policy.onnx or policy.h."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,20 +13,12 @@ from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, par
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.screen import show
-from rlzoo.runs.registry import TASKS
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, TASKS
 
 if TYPE_CHECKING:
+    from rlzoo.algorithms import Algorithm
     from rlzoo.runs.run import Run
 
-
-ALGORITHMS = {
-    "reinforce": "REINFORCE (Williams 1992)",
-    "npg": "natural policy gradient (Kakade 2001)",
-    "trpo": "trust region policy optimisation (Schulman et al. 2015)",
-    "ppo-penalty": "proximal policy optimisation, KL penalty (Schulman et al. 2017)",
-    "ppo-clip": "proximal policy optimisation, clipped ratio (Schulman et al. 2017); also: ppo",
-}
-"""The registered algorithms with descriptions, which need no import of PyTorch."""
 
 _EXAMPLE = "CartPole-v1"
 """The environment whose options `rlzoo train --help` shows."""
@@ -136,20 +129,17 @@ def train_command(arguments: list[str]) -> int:
 def _train(names: list[str], rest: list[str], command: _Train) -> int:
     """`rlzoo train` with the names that come first, and the other arguments."""
     from rlzoo.core import processes
-    from rlzoo.runs.configuration.config import assemble
-    from rlzoo.runs.configuration.defaults import from_config, starting_from
-    from rlzoo.runs.train import configured, train
+    from rlzoo.runs.configuration.config import check
+    from rlzoo.runs.configuration.defaults import configured
+    from rlzoo.runs.train import train
 
-    known = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
-    algorithm, env = (*names, *known[len(names) :])
+    pair = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
+    algorithm, env = (*names, *pair[len(names) :])
     preset = command.preset or not command.no_preset
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
     settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
-    if command.config is None:
-        base = starting_from(algorithm, env, settings, preset)[0]
-    else:
-        algorithm, env, base = from_config(command.config, algorithm, env, settings)
-    table = assemble(algorithm, env, base).table
+    defaults = configured(algorithm, env, command.config, preset, settings)[0]
+    table, rest = defaults.table, _present_options(rest, defaults.algorithm)
     for name in ("env", "seed", "wrappers"):
         table.pop(name, None)
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
@@ -160,10 +150,11 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
             f" {', '.join(TASKS)}.\n\nBelow are the options of {algorithm} on {env}.\n\n"
             "rlzoo train ALGORITHM ENV --help shows those of another pair, with the values of its preset."
         )
-    _, given = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
-    settings |= given
+    _, options = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
+    settings |= options
     if len(command.seed) > 1:
         config, lines = configured(algorithm, env, command.config, preset, settings)
+        check(config)
         return train_seeds_command(config, lines, command)
     if command.seed:
         settings["seed"] = command.seed[0]
@@ -181,17 +172,29 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
     return _report(run, command) if processes.rank() == 0 else 0
 
 
+def _present_options(arguments: list[str], algorithm: Algorithm) -> list[str]:
+    """The arguments with the present names of the algorithm's settings, and a line for each that had another one."""
+    from rlzoo.runs.configuration.config import complain_once
+
+    for old, new in algorithm.renamed.items():
+        option = re.compile(f"--{old}".replace("_", "[-_]") + "(?==|$)")
+        if any(map(option.match, arguments)):
+            complain_once(f"{old} of {algorithm.name} is called {new}")
+        arguments = [option.sub(f"--{new}", x) for x in arguments]
+    return arguments
+
+
 def _check_names(names: list[str]) -> None:
     """Raises `ConfigError` if the first name is not an algorithm."""
-    known = (*ALGORITHMS, "ppo")
-    if names and names[0] not in known and ":" not in names[0]:
-        if len(names) == 2 and names[1] in known:
+    algorithms = (*ALGORITHMS, *ALIASES)
+    if names and names[0] not in algorithms and ":" not in names[0]:
+        if len(names) == 2 and names[1] in algorithms:
             raise ConfigError(f"the algorithm comes before the environment: rlzoo train {names[1]} {names[0]}")
-        raise ConfigError(f"{no_such('algorithm', names[0], known)} (known: {', '.join(known)})")
+        raise ConfigError(f"{no_such('algorithm', names[0], algorithms)} (known: {', '.join(algorithms)})")
 
 
 def _algorithms() -> str:
-    return "\n".join(f"  {name:12} {what}" for name, what in ALGORITHMS.items())
+    return "\n".join(f"  {name:12} {entry.description}" for name, entry in ALGORITHMS.items())
 
 
 def resume_command(arguments: list[str]) -> int:
@@ -216,7 +219,7 @@ def eval_command(arguments: list[str]) -> int:
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    found = evaluate(
+    evaluation = evaluate(
         run,
         options.episodes,
         deterministic=options.deterministic,
@@ -224,7 +227,7 @@ def eval_command(arguments: list[str]) -> int:
         checkpoint=step,
         pass_k=options.pass_k,
     )
-    summary = found.summary()
+    summary = evaluation.summary()
     show(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
     return 0
 
@@ -238,11 +241,11 @@ def play_command(arguments: list[str]) -> int:
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    shown = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
+    result = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
     if options.json:
-        show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **shown.summary}))
+        show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
         return 0
-    show(shown.transcript)
+    show(result.transcript)
     if options.video is not None:
         show(options.video)
     return 0
@@ -254,37 +257,42 @@ def list_command(arguments: list[str]) -> int:
     )
 
     from rlzoo.benchmark import known_suites
-    from rlzoo.control.envs import builtin_ids
+    from rlzoo.control.classic import BUILTIN
+    from rlzoo.control.no_velocity import HIDDEN
     from rlzoo.runs.configuration.presets import environments, recipes
 
-    known, builtin = environments(), builtin_ids()
-    presets = {env: algorithms for env, algorithms in known.items() if env not in TASKS}
+    presets, builtin, suites = environments(), [*BUILTIN, *HIDDEN], list(known_suites())
+    tuned = {env: algorithms for env, algorithms in presets.items() if env not in TASKS}
     if options.json:
-        listed = [
-            {"id": env, "presets": presets.get(env, []), "vectorized": env in builtin}
-            for env in sorted({*presets, *builtin})
-        ]
-        tasks = [{"id": env, "description": x.description, "presets": known.get(env, [])} for env, x in TASKS.items()]
-        found = {"algorithms": ALGORITHMS, "environments": listed, "language_tasks": tasks, "recipes": recipes()}
-        found["suites"] = list(known_suites())
-        show(json.dumps(found))
+        ids = sorted({*tuned, *builtin})
+        lists = {
+            "algorithms": {name: x.description for name, x in ALGORITHMS.items()},
+            "environments": [{"id": x, "presets": tuned.get(x, []), "vectorized": x in builtin} for x in ids],
+            "language_tasks": [
+                {"id": env, "description": x.description, "presets": presets.get(env, [])} for env, x in TASKS.items()
+            ],
+            "recipes": recipes(),
+            "suites": suites,
+        }
+        show(json.dumps(lists))
         return 0
-    show("algorithms")
-    show(_algorithms())
-    show("\nenvironments with presets")
-    show("\n".join(f"  {env:30} {' '.join(algorithms)}" for env, algorithms in presets.items()))
-    show("\nenvironments with a built-in vectorised version")
-    show("  " + " ".join(builtin))
-    show("\nEvery other Gymnasium environment works too: give its id, or module:Id.")
-    show("\nlanguage tasks")
-    for env, entry in TASKS.items():
-        show(f"  {env:12} {entry.description}")
-        if env in known:
-            show(f"  {'':12} presets: {' '.join(known[env])}")
-    show("\nrecipes for language tasks (--preset NAME)")
-    show("  " + " ".join(recipes()))
-    show("\nsuites for rlzoo benchmark")
-    show("  " + " ".join(known_suites()))
+    tasks = [
+        f"{env:12} {entry.description}" + (f"\n{'':14} presets: {' '.join(presets[env])}" if env in presets else "")
+        for env, entry in TASKS.items()
+    ]
+    sections = {
+        "environments with presets": [f"{env:30} {' '.join(algorithms)}" for env, algorithms in tuned.items()],
+        "environments with a built-in vectorised version": [
+            " ".join(builtin),
+            "Every other Gymnasium environment works too: give its id, or module:Id.",
+        ],
+        "language tasks": tasks,
+        "recipes for language tasks (--preset NAME)": [" ".join(recipes())],
+        "suites for rlzoo benchmark": [" ".join(suites)],
+    }
+    show(f"algorithms\n{_algorithms()}")
+    for title, lines in sections.items():
+        show("\n" + "\n  ".join([title, *lines]))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Policies as files for other programs: ONNX, TorchScript, and a C header without dependencies."""
+"""Policies as files for other programs: ONNX, and a C header without dependencies."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def export_model(
     """The deterministic policy as the contents of a file, with the normaliser of the observations inside.
 
     The file's input is `obs` (N, D) float32, flat observations. Its output is `action` (N, *A), as `env.step` takes
-    it: float32 for a Box, else integers. An ONNX or TorchScript file is loaded again, and compared with the policy.
+    it: float32 for a Box, else integers. An ONNX file is loaded again, and compared with the policy.
 
     Args:
         model: on the CPU.
         obs: some observations (N, D), which the policies are compared on.
-        format: onnx, torchscript or c.
+        format: onnx or c.
         about: texts to write into the file, by name.
 
     Raises:
         ConfigError: the format is unknown, a package is missing, or a part of the policy cannot be exported to it.
     """
-    require(format in FORMATS, f"format must be {', '.join(FORMATS)}, got {format!r}")
+    require(format in FORMATS, f"format must be {' or '.join(FORMATS)}, got {format!r}")
     named = " or ".join(_own_parts(model)) or "this policy"
     require(not is_product(action_space), f"actions of several parts, {action_space}, have no export: use load_policy")
     module = PolicyModule(model, action_space).eval()
@@ -67,11 +67,11 @@ def _own_parts(model: ActorCritic) -> list[str]:
     return [type(part[0] if isinstance(part, nn.Sequential) else part).__name__ for part in others]
 
 
-def _same(wanted: Tensor, found: Tensor) -> bool:
+def _same(expected: Tensor, actual: Tensor) -> bool:
     """Whether two batches of actions are equal up to rounding, which may decide between equally probable actions."""
-    if wanted.shape != found.shape:
+    if expected.shape != actual.shape:
         return False
-    same = torch.isclose(found.double(), wanted.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
+    same = torch.isclose(actual.double(), expected.double(), rtol=1e-4, atol=1e-5, equal_nan=True)
     return same.double().mean().item() > 0.95
 
 
@@ -106,14 +106,6 @@ def _start(space: gymnasium.Space[Any]) -> Array:
 
 Loaded = Callable[[Tensor], Tensor]
 """The policy of an exported file."""
-
-
-def _torchscript(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) -> tuple[bytes, Loaded]:
-    trace: Any = torch.jit.trace
-    load: Any = torch.jit.load
-    file = io.BytesIO()
-    torch.jit.save(torch.jit.freeze(trace(module, obs)), file, _extra_files=dict(about))
-    return file.getvalue(), load(io.BytesIO(file.getvalue()))
 
 
 def _onnx(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) -> tuple[bytes, Loaded]:
@@ -193,7 +185,6 @@ def _literal(x: float) -> str:
 
 FORMATS: dict[str, Callable[[PolicyModule, Tensor, Mapping[str, str]], tuple[bytes, Loaded | None]]] = {
     "onnx": _onnx,
-    "torchscript": _torchscript,
     "c": _c,
 }
 """Formats, and the functions that make the contents of a file and the policy in it."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlzoo.control.spaces import action_columns, box_units, categories, is_product, leaves
 from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
 from rlzoo.core.errors import ConfigError
-from rlzoo.core.fields import check_fields
+from rlzoo.core.fields import Advanced, check_fields
 from rlzoo.core.models import ActorCritic, Normalizer, Policy, Value
 
 
@@ -186,19 +186,17 @@ class NetworkSettings(abc.ABC):
 class Network(NetworkSettings):
     """How to build an MLP `ActorCritic`."""
 
-    advanced: ClassVar[tuple[str, ...]] = ("shared_trunk", "log_std_init", "state_dependent_std")
-
     hidden: tuple[int, ...] = (64, 64)
     """Hidden layer sizes of the policy and of the value."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation of the hidden layers."""
-    shared_trunk: bool = False
+    shared_trunk: Advanced[bool] = False
     """Policy and value share the hidden layers."""
     normalize_obs: bool = False
     """Normalise observations by running mean and variance, saved with the model."""
-    log_std_init: float = 0.0
+    log_std_init: Advanced[float] = 0.0
     """Initial log standard deviation for Box actions, in half-widths of the action's bounds."""
-    state_dependent_std: bool = False
+    state_dependent_std: Advanced[bool] = False
     """Standard deviation as an output of the policy network, instead of one parameter for each action."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlzoo.control.networks import MLP, Network
-from rlzoo.core.fields import Count
+from rlzoo.core.fields import Advanced, Count
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
@@ -36,13 +36,12 @@ class GRU(Network):
     """How to build a recurrent `ActorCritic`. Policy and value each have a memory, unless they share the trunk."""
 
     cell: ClassVar[Callable[..., Cell]] = GRUCell
-    advanced: ClassVar[tuple[str, ...]] = (*Network.advanced, "unroll")
 
     hidden: tuple[int, ...] = (64,)
     """Sizes of the layers above the memory."""
     cell_size: Count = 64
     """Outputs of the recurrent cell."""
-    unroll: Count = 32
+    unroll: Advanced[Count] = 32
     """Steps of a training row, through which gradients flow. A row starts with the memory that acting had there."""
 
     def build(

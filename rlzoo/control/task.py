@@ -27,7 +27,7 @@ from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, Played
-from rlzoo.core.fields import Range
+from rlzoo.core.fields import Advanced, Range
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings
@@ -41,21 +41,20 @@ class Control(RolloutSettings):
     """Settings of a control task."""
 
     title: ClassVar[str] = "Environment"
-    advanced: ClassVar[tuple[str, ...]] = ("noise_correlation", "vectorized", "action_masks")
 
     named_parts: ClassVar[Mapping[str, Kind]] = {"network": Kind(NetworkSettings, NETWORKS)}
     network: NetworkSettings = Network()
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of their discounted sum, for training only."""
-    noise_correlation: Annotated[float, Range(0, 1, below=True)] = 0.0
+    noise_correlation: Advanced[Annotated[float, Range(0, 1, below=True)]] = 0.0
     """Correlation of successive action noise: 0 is independent, 0.9 explores in one direction for about 10 steps."""
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment."""
-    vectorized: bool = True
+    vectorized: Advanced[bool] = True
     """Use the vectorised NumPy version of the environment, if there is one."""
     async_envs: bool = False
     """Run each copy of the environment in its own process."""
-    action_masks: bool = True
+    action_masks: Advanced[bool] = True
     """Never take the actions that the environment calls illegal, in info["action_mask"] or by action_masks()."""
     wrappers: tuple[Any, ...] = ()
     """Wrappers of each copy: classes, functions, `module:Class` or `module:Class(key=value)`, the innermost first."""
@@ -101,8 +100,7 @@ class ControlTask(EnvTask):
         super().check(settings, setup)
         source_of(settings, setup).check(settings.num_envs)
         unroll = getattr(settings.network, "unroll", 1)
-        for name in ("minibatch_size", "vf_minibatch_size"):
-            size = setup.values.get(name, "all")
+        for name, size in setup.minibatch_sizes.items():
             fits = size == "all" or size >= min(unroll, settings.num_steps)
             require(fits, f"{name} must be at least unroll = {unroll}, the steps of a row, got {size}")
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.schedules import Schedule, linear_ends
@@ -42,6 +42,11 @@ class ScheduleRange(Range):
 class OrObject:
     """In a field's type: anything else is valid too. Only Python can give objects, and who uses them checks them."""
 
+
+T = TypeVar("T")
+ADVANCED = "advanced"
+Advanced = Annotated[T, ADVANCED]
+"""A setting that only `--help-all` shows: `backtrack_coef: Advanced[OpenUnitInterval] = 0.8`."""
 
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]

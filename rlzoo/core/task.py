@@ -6,7 +6,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -69,6 +69,8 @@ class Setup:
 
     env: Any
     """The task or environment, as the user gave it."""
+    algorithm: str = ""
+    """Name of the algorithm."""
     seed: int = 0
     device: str = "cpu"
     gamma: float = 0.99
@@ -79,10 +81,14 @@ class Setup:
     """Whether the estimator compares rows of one group."""
     second_order: bool = False
     """Whether the algorithm needs Fisher products, which take forward-mode derivatives."""
+    fisher_fraction: float = 1.0
+    """Share of the rows that Fisher products average over."""
+    minibatch_sizes: Mapping[str, int | Literal["all"]] = field(default_factory=dict)
+    """Sizes of the algorithm's minibatches, by the names that they have in the task's units."""
     fast: bool = True
     """Whether to use the faster implementations."""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    """Every setting of the run by its name."""
+    compile: bool = False
+    """Whether to compile the training step."""
     folder: Path | None = None
     """The run directory, if there is one already."""
     progress: Progress = SILENT
@@ -123,7 +129,7 @@ class DeployedPolicy(abc.ABC):
         """The deterministic policy as the contents of a file for other programs.
 
         Args:
-            format: onnx, torchscript or c.
+            format: onnx or c.
             about: texts that the file should hold, by name.
 
         Raises:
@@ -243,7 +249,7 @@ class Task(abc.ABC):
 
 def check_fisher_fraction(setup: Setup, rows: int, named: str) -> None:
     """Raises `ConfigError` if Fisher products would average over no row."""
-    fraction = setup.values.get("fisher_fraction", 1.0)
+    fraction = setup.fisher_fraction
     require(fraction * rows >= 1, f"fisher_fraction = {fraction:g} of {named} = {rows} leaves no row")
 
 
@@ -266,12 +272,9 @@ class EnvTask(Task):
     @classmethod
     def check(cls, settings: Any, setup: Setup) -> None:
         steps = settings.num_envs * settings.num_steps
-        for name in ("minibatch_size", "vf_minibatch_size"):
-            size = setup.values.get(name, 0)
-            require(
-                setup.whole_episodes or size == "all" or size <= steps,
-                f"{name} must be at most num_envs * num_steps = {steps}, got {size}",
-            )
+        for name, size in setup.minibatch_sizes.items():
+            fits = setup.whole_episodes or size == "all" or size <= steps
+            require(fits, f"{name} must be at most num_envs * num_steps = {steps}, got {size}")
         check_fisher_fraction(setup, steps, "num_envs * num_steps")
 
     @property

@@ -16,8 +16,6 @@ from torch import Tensor
 
 FORMAT = 3
 """Version of the files in a run directory."""
-READABLE = (2, FORMAT)
-"""Versions that can be evaluated and played."""
 
 FILES = ("model.safetensors", "state.safetensors", "state.json", "manifest.json")
 
@@ -52,8 +50,8 @@ def unpack(files: dict[str, bytes]) -> Checkpoint:
         if hashlib.sha256(files[name]).hexdigest() != manifest[name]:
             raise ValueError(f"{name} is damaged")
     record = json.loads(files["state.json"])
-    if record["format"] not in READABLE:
-        raise ValueError(f"format {record['format']}; this rlzoo reads {' and '.join(map(str, READABLE))}")
+    if record["format"] != FORMAT:
+        raise ValueError(f"format {record['format']}; this rlzoo reads {FORMAT}")
     state = _join(record["state"], load(files["state.safetensors"]))
     return Checkpoint(load(files["model.safetensors"]), state)
 

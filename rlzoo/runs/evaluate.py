@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,12 +29,9 @@ def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, 
 
     kind = "deterministic " if summary["deterministic"] else ""
     line = f"step {step:,}: {kind}mean return {spread(summary)} over {summary['episodes']} episodes"
-    if "success_rate" in summary:
-        line += f", success rate {summary['success_rate']:.3g}"
-    if "kl_reference" in summary:
-        line += f", KL to the reference {summary['kl_reference']:.3g}"
-    for name in (name for name in summary if name.startswith("pass@")):
-        line += f", {name} {summary[name]:.3g}"
+    labels = {"success_rate": "success rate", "kl_reference": "KL to the reference"}
+    labels |= {name: name for name in summary if name.startswith("pass@")}
+    line += "".join(f", {label} {summary[name]:.3g}" for name, label in labels.items() if name in summary)
     if "cut_episodes" in summary:
         line += f", {summary['cut_episodes']} of them cut after {ENDLESS:,} steps"
     return line if deterministic is None else f"{line}; deterministic {spread(deterministic)}"
@@ -67,13 +65,10 @@ def evaluate(
     _check(episodes, seed)
     contradiction = "pass_k and deterministic contradict each other: all responses to a prompt would be the same"
     require(pass_k is None or not deterministic, contradiction)
-    task = load_task(run, checkpoint, model, **objects)
-    try:
+    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
         if pass_k is not None:
             return task.evaluate_passes(episodes, pass_k, seed=seed)
         return task.evaluate(episodes, seed=seed, deterministic=deterministic)
-    finally:
-        task.close()
 
 
 def play(
@@ -117,12 +112,9 @@ def played(
 ) -> Played:
     """`play`, which also returns a transcript and a summary."""
     _check(episodes, seed)
-    task = load_task(run, checkpoint, model, **objects)
-    try:
+    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
         path = None if video is None else Path(video)
         return task.play(episodes, seed=seed, deterministic=deterministic, video=path)
-    finally:
-        task.close()
 
 
 def load_model(
@@ -131,26 +123,22 @@ def load_model(
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> ActorCritic:
-    """The model of a run's checkpoint, on the CPU. The arguments are those of `evaluate`.
-
-    Raises:
-        RunError: there is no such run or checkpoint, or it is damaged.
-    """
-    task = load_task(run, checkpoint, model, **objects)
-    task.close()
-    return task.model
+    """The model of a run's checkpoint, on the CPU. Arguments and errors are those of `evaluate`."""
+    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
+        return task.model
 
 
 def load_task(
     run: Run | Path | str,
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
+    plain: bool = False,
     **objects: Any,
 ) -> Task:
-    """The task of a run on the CPU, with the model of a checkpoint. The arguments are those of `evaluate`.
+    """The task of a run on the CPU, with the model of a checkpoint. Arguments and errors are those of `evaluate`.
 
-    Raises:
-        RunError: there is no such run or checkpoint, or it is damaged.
+    Args:
+        plain: leave out the faster implementations.
     """
     run = Run.open(run)
     config = replace(run.read_config(model=model, **objects), device="cpu")
@@ -159,7 +147,7 @@ def load_task(
     try:
         run.check_spaces(task.described_spaces())
         task.model.load_state_dict(weights)
-        if config.fast:
+        if config.fast and not plain:
             accelerate(task)
     except RunError:
         task.close()

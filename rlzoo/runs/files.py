@@ -41,7 +41,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Deletes a file or a directory, as far as it is possible. What a symbolic link leads to is kept."""
+    """Deletes a file, a directory with what can be deleted of it, or a symbolic link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -73,19 +73,16 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
     with file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            yield line, record if line.endswith("\n") and isinstance(record, dict) else None
+            yield line, parse_line(line)
 
 
-def is_at(file: IO[Any], path: Path) -> bool:
-    """Whether an open file is still the one at a path."""
+def parse_line(line: str) -> dict[str, Any] | None:
+    """The object in a line of a JSON-lines file; None if the line is not a complete object."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
-    except OSError:
-        return False
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if line.endswith("\n") and isinstance(record, dict) else None
 
 
 @contextlib.contextmanager

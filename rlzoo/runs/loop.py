@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +31,20 @@ class Iteration:
     step: int
     """Environment steps so far."""
     metrics: Metrics
-    """Metrics of the environment and of the algorithm."""
+    """Metrics of the environment and of the algorithm. A hook may add some."""
     episodes: list[Episode]
     """Episodes that ended in this iteration."""
     environment_metrics: frozenset[str] = frozenset()
     """Names of the metrics that come from the environment."""
+    seconds: float = field(default=0.0, compare=False)
+    """Time that it took."""
 
 
 class Trainer:
-    """Model, task and algorithm state of a run, and the iteration that trains them.
+    """Model, task and algorithm state of a run. Iterating over it trains the model.
+
+        for iteration in Trainer(config):
+            print(iteration.step, iteration.metrics["entropy"])
 
     Args:
         model: train this model instead of a new one.
@@ -72,7 +79,7 @@ class Trainer:
             processes.broadcast_(x)
 
     def follow(self) -> None:
-        """In a process that is not the first: takes part in what the first does, until it ends."""
+        """In a process that is not the first: takes part in the iterations and checkpoints of the first."""
         while name := processes.next_name():
             {"iterate": self.iterate, "checkpoint": self.checkpoint}[name]()
 
@@ -81,10 +88,15 @@ class Trainer:
         """Whether the run has reached its number of steps."""
         return self.step >= self.config.total_steps
 
+    def __iter__(self) -> Iterator[Iteration]:
+        """Trains to the end of the run."""
+        while not self.done:
+            yield self.iterate()
+
     @processes.together("iterate")
     def iterate(self) -> Iteration:
         """One iteration: a buffer of experience, and the algorithm's update on it."""
-        model = self.model
+        model, start = self.model, time.perf_counter()
         experience = self.task.collect()
         buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
         buffer, episodes, environment = score(self.task.env, experience._replace(buffer=buffer))
@@ -95,7 +107,8 @@ class Trainer:
         if model.normalizer is not None:
             model.normalizer.update(Seen.of(buffer.obs).obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
-        return Iteration(self.step, metrics, episodes, frozenset(environment))
+        seconds = time.perf_counter() - start
+        return Iteration(self.step, metrics, episodes, frozenset(environment), seconds)
 
     @processes.together("checkpoint")
     def checkpoint(self) -> Checkpoint:

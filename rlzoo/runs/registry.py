@@ -1,4 +1,4 @@
-"""The registry of tasks: names and classes, which are imported when they are used."""
+"""The tables of algorithms and tasks: names and classes, which are imported when they are used."""
 
 from __future__ import annotations
 
@@ -9,16 +9,34 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlzoo.core.errors import ConfigError, UnknownEnv, no_such
 
 if TYPE_CHECKING:
+    from rlzoo.algorithms import Algorithm
     from rlzoo.core.task import Task
 
 
 class Entry(NamedTuple):
-    """A registered task."""
+    """A registered algorithm or task."""
 
-    task: str
-    """`module:Class` of the task."""
+    path: str
+    """`module:Class`."""
     description: str
 
+
+ALGORITHMS = {
+    "reinforce": Entry("rlzoo.algorithms.reinforce:Reinforce", "REINFORCE (Williams 1992)"),
+    "npg": Entry("rlzoo.algorithms.npg:NPG", "natural policy gradient (Kakade 2001)"),
+    "trpo": Entry("rlzoo.algorithms.trpo:TRPO", "trust region policy optimisation (Schulman et al. 2015)"),
+    "ppo-penalty": Entry(
+        "rlzoo.algorithms.ppo_penalty:PPOPenalty",
+        "proximal policy optimisation, KL penalty (Schulman et al. 2017)",
+    ),
+    "ppo-clip": Entry(
+        "rlzoo.algorithms.ppo_clip:PPOClip",
+        "proximal policy optimisation, clipped ratio (Schulman et al. 2017); also: ppo",
+    ),
+}
+"""The registered algorithms. Any other name is `module:Class`."""
+ALIASES = {"ppo": "ppo-clip"}
+"""Other names of algorithms."""
 
 TASKS = {
     "RandomWalks": Entry(
@@ -53,6 +71,11 @@ _REGISTERS = "rlzoo.control.no_velocity"
 """Module that registers environments of ours with Gymnasium."""
 
 
+def algorithm_class(name: str) -> type[Algorithm]:
+    """The class of a registered algorithm."""
+    return resolve_name(ALGORITHMS[name].path)
+
+
 def task_class(name: Any) -> type[Task]:
     """The class of the task `name`.
 
@@ -72,17 +95,16 @@ def task_class(name: Any) -> type[Task]:
     if not isinstance(name, str):
         return resolve_name(CONTROL)
     if name in TASKS:
-        return resolve_name(TASKS[name].task)
-    found = _user_task(name)
-    return resolve_name(CONTROL) if found is None else found
+        return resolve_name(TASKS[name].path)
+    return _user_task(name) or resolve_name(CONTROL)
 
 
 def reward_threshold(env: str) -> float | None:
     """Mean return at which an environment counts as solved, by the registry of Gymnasium."""
     import gymnasium
 
-    known = gymnasium.registry.get(env)
-    return None if known is None or known.reward_threshold is None else float(known.reward_threshold)
+    spec = gymnasium.registry.get(env)
+    return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
 
 
 def _user_task(name: str) -> type[Task] | None:
@@ -98,12 +120,12 @@ def _user_task(name: str) -> type[Task] | None:
             raise UnknownEnv(no_such("environment", name, (*gymnasium.registry, *TASKS)))
         return None
     try:
-        found = getattr(importlib.import_module(module), attribute, None)
+        target = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
         raise UnknownEnv(f"environment {name!r}: cannot import module {module!r}: {error}") from error
-    if isinstance(found, type) and issubclass(found, Task):
-        return found
-    makes = issubclass(found, gymnasium.Env) if isinstance(found, type) else callable(found)
+    if isinstance(target, type) and issubclass(target, Task):
+        return target
+    makes = issubclass(target, gymnasium.Env) if isinstance(target, type) else callable(target)
     if attribute not in gymnasium.registry and not makes:
         raise ConfigError(
             f"{name!r}: module {module!r} has no Task or function of this name and registers no such environment"

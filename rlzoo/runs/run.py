@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +33,7 @@ from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
 from rlzoo.runs.configuration.record import git_commit, read_record, read_settings, reason, versions
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.files import is_at, lock, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
 
 _TAIL = 16_384
@@ -43,19 +42,15 @@ _TAIL = 16_384
 _MODELS = ("start", "actor")
 """Directories that a task may write its models in."""
 
-
-_NUMBER = (int, float)
-_RECORDS: Mapping[str, Mapping[str, Any]] = {
-    "metrics.jsonl": {},
-    "evaluations.jsonl": {
-        "mean_return": _NUMBER,
-        "std_return": _NUMBER,
-        "episodes": int,
-        "deterministic": bool,
-        "final": bool,
-    },
+_EVALUATION = {
+    "mean_return": float | int,
+    "std_return": float | int,
+    "episodes": int,
+    "deterministic": bool,
+    "final": bool,
 }
-"""Files of records, and what each record of them has beside its step."""
+_RECORDS: Mapping[str, Mapping[str, Any]] = {"metrics.jsonl": {}, "evaluations.jsonl": _EVALUATION}
+"""Files of records, and what each record has beside its step."""
 
 
 class Run:
@@ -65,25 +60,9 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(
-        cls,
-        path: Path | str,
-        config: Config,
-        overwrite: bool = False,
-        model: ActorCritic | None = None,
-        spaces: Mapping[str, str] | None = None,
-    ) -> Run:
-        """Makes a new run directory.
-
-        Args:
-            overwrite: replace an existing run.
-            model: the model, if `config` does not describe it.
-            spaces: of the task (see `Task.described_spaces`).
-
-        Raises:
-            RunError: the directory holds a run and `overwrite` is False, or it holds other files.
-        """
-        with cls.creating(path, config, overwrite, model, spaces) as run:
+    def create(cls, path: Path | str, config: Config, overwrite: bool = False) -> Run:
+        """Makes a new run directory, as `creating` does, without a lock on it."""
+        with cls.creating(path, config, overwrite) as run:
             return run
 
     @classmethod
@@ -96,7 +75,16 @@ class Run:
         model: ActorCritic | None = None,
         spaces: Mapping[str, str] | None = None,
     ) -> Iterator[Run]:
-        """`create` with the lock of the run held: no other process can come between it and the training."""
+        """Context that makes a new run directory, and holds its lock.
+
+        Args:
+            overwrite: replace an existing run.
+            model: the model, if `config` does not describe it.
+            spaces: of the task (see `Task.described_spaces`).
+
+        Raises:
+            RunError: the directory holds a run and `overwrite` is False, or it holds other files.
+        """
         run = cls(path)
         run._check_free(overwrite)  # before a lock is left among files of something else
         with run.lock():
@@ -141,14 +129,8 @@ class Run:
         for folder in (self.checkpoints, *(self.path / name for name in _MODELS)):
             if folder.is_symlink():
                 raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
-        with contextlib.ExitStack() as self._locks:
-            self._lock = self._locks.enter_context(lock(self.path))
+        with lock(self.path):
             yield
-
-    def keep_lock(self) -> None:
-        """Locks the run again if another program deleted the file of the lock. Raises `RunError` as `lock` does."""
-        if not is_at(self._lock, self.path / ".lock"):
-            self._lock = self._locks.enter_context(lock(self.path))
 
     def _check_free(self, overwrite: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -184,7 +166,7 @@ class Run:
         """Writes `config.json`.
 
         Args:
-            model, spaces: as for `create`.
+            model, spaces: as for `creating`.
             extended_at: the step where the run had finished before its number of steps was raised.
         """
         objects = config.objects | ({} if model is None else {"model": describe(model)})
@@ -215,8 +197,8 @@ class Run:
         objects = {name: x for name, x in objects.items() if x is not None}
         missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
         if missing:
-            made = f"{self.path} was made from objects that config.json cannot hold"
-            raise RunError(f"{made}: pass {', '.join(missing)}")
+            origin = f"{self.path} was made from objects that config.json cannot hold"
+            raise RunError(f"{origin}: pass {', '.join(missing)}")
         objects.pop("model", None)
         for name, x in objects.items():
             if name not in settings:
@@ -237,30 +219,22 @@ class Run:
     @property
     def objects(self) -> dict[str, str]:
         """What `config.json` cannot hold and a loaded run needs: `{"env": "pass env=... (<description>)"}`."""
-        record = read_record(self._config)
-        if older := record.get("model_class"):  # an earlier form of `objects`
-            return {"model": f"pass model=... ({older})"}
-        objects = record.get("objects")
+        objects = self.record.get("objects")
         return {str(name): str(text) for name, text in objects.items()} if isinstance(objects, dict) else {}
 
     def check_spaces(self, spaces: Mapping[str, str]) -> None:
         """Raises `RunError` if a task has other spaces than the run was trained with (see `Task.described_spaces`)."""
-        trained = read_record(self._config).get("spaces") or {}
+        trained = self.record.get("spaces") or {}
         for kind, space in spaces.items():
             if trained.get(kind, space) != space:
-                was = f"but the run was trained with {trained[kind]}"
-                raise RunError(f"{self.path}: the {kind} space is now {space}, {was}")
+                change = f"the {kind} space is now {space}, but the run was trained with {trained[kind]}"
+                raise RunError(f"{self.path}: {change}")
 
     @property
     def extended_at(self) -> int | None:
         """The step where the run had finished before its number of steps was raised."""
-        step = read_record(self._config).get("extended_at")
+        step = self.record.get("extended_at")
         return step if isinstance(step, int) else None
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the run has the present format. A run with an older one can only be evaluated and played."""
-        return bool(read_record(self._config)["format"] == FORMAT)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, one for each iteration, oldest first."""
@@ -268,16 +242,16 @@ class Run:
 
     def last_metrics(self) -> dict[str, Any] | None:
         """The last line of `metrics.jsonl`, read from the end of the file; None if there is none."""
-        path, last = self.path / "metrics.jsonl", None
-        with contextlib.suppress(OSError):
+        path = self.path / "metrics.jsonl"
+        try:
             check_regular(path, LARGE)
             with path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-                for line in file.read().splitlines(keepends=True):
-                    with contextlib.suppress(ValueError, RecursionError):
-                        record = json.loads(line)
-                        last = record if line.endswith(b"\n") and _is_record(record, {}) else last
-        return last
+                lines = file.read().decode(errors="replace").splitlines(keepends=True)
+        except OSError:
+            return None
+        records = map(parse_line, reversed(lines))
+        return next((record for record in records if record is not None and _is_record(record, {})), None)
 
     def evaluations(self) -> list[dict[str, Any]]:
         """The lines of `evaluations.jsonl`, oldest first."""
@@ -291,20 +265,17 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has finished, and its number of steps was not raised since."""
-        steps = self.steps()
-        return bool(steps) and self._ended_at(steps[-1]) and self.extended_at != steps[-1]
-
-    def _ended_at(self, step: int) -> bool:
-        """Whether both final evaluations were made at `step`."""
-        return any(e["step"] == step and e["final"] and e["deterministic"] for e in self.evaluations())
+        """Whether both final evaluations were made, and the number of steps was not raised since."""
+        final = [e["step"] for e in self.evaluations() if e["final"] and e["deterministic"]]
+        last = self.steps()[-1:]
+        return {*last} <= {*final} and bool(last) and self.extended_at != last[0]
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
 
     def save(self, step: int, files: Mapping[str, bytes]) -> None:
-        """Writes a checkpoint, which is packed already, then deletes all but the last two and the best.
+        """Writes the files of a checkpoint, then deletes all checkpoints but the last two and the best.
 
         Raises:
             OSError: it could not be written, for example because the disk is full. Older checkpoints are intact.
@@ -314,7 +285,8 @@ class Run:
             return
         temporary = self.checkpoints / f".{step}.tmp"
         remove(temporary)
-        temporary.mkdir(parents=True)
+        self.checkpoints.mkdir(exist_ok=True)  # not with parents: an error if the run directory was deleted
+        temporary.mkdir()
         try:
             for name, data in files.items():
                 write_and_sync(temporary / name, data)
@@ -322,7 +294,7 @@ class Run:
             temporary.rename(target)
             sync_directory(self.checkpoints)
         except OSError:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
             raise
         self._prune()
 
@@ -364,8 +336,8 @@ class Run:
             raise RunError(f"{self.path} has no checkpoint yet")
         step = self.best_step() if checkpoint == "best" else steps[-1] if checkpoint is None else checkpoint
         if step not in steps:
-            wanted = "best checkpoint" if checkpoint == "best" else f"checkpoint {checkpoint}"
-            raise RunError(f"{self.path} has no {wanted}; it has {', '.join(map(str, steps))}")
+            name = "best checkpoint" if checkpoint == "best" else f"checkpoint {checkpoint}"
+            raise RunError(f"{self.path} has no {name}; it has {', '.join(map(str, steps))}")
         return step
 
     def best_step(self) -> int | None:

@@ -1,11 +1,11 @@
-"""A training session of a run: iterations, with evaluations, checkpoints and signals between them."""
+"""A training session of a run: iterations, with evaluations, checkpoints, hooks and signals between them."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -16,15 +16,11 @@ from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, ProcessErro
 from rlzoo.core.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
-from rlzoo.runs.files import remove
-from rlzoo.runs.guard import Guard
+from rlzoo.runs.hooks import Hooks
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import Signals
-
-OnIteration = Callable[[Trainer, Iteration], bool | None]
-"""Called after every iteration; returning True ends the run."""
 
 
 class Session:
@@ -33,23 +29,20 @@ class Session:
     Evaluations and checkpoints depend on step counts alone. So an interruption does not change the result.
 
     Args:
-        stopped: the callback has ended the run before.
+        stopped: a hook has ended the run before.
     """
 
-    def __init__(
-        self, trainer: Trainer, run: Run, logger: Logger, on_iteration: OnIteration | None, stopped: bool = False
-    ) -> None:
+    def __init__(self, trainer: Trainer, run: Run, logger: Logger, hooks: Hooks, stopped: bool = False) -> None:
         self.trainer = trainer
         self.config = trainer.config
         self.run = run
         self.logger = logger
-        self.on_iteration = on_iteration
+        self.hooks = hooks
         self.stopped = stopped
         tenth = max(1, self.config.total_steps // 10)
         self.eval_interval = self.config.eval_interval or tenth
         self.checkpoint_interval = self.config.checkpoint_interval or tenth
         self.best_return = -math.inf
-        self.guard = Guard(run, trainer.task.begin, logger.display.say)
         self.signals = Signals()
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[None] | None = None
@@ -61,51 +54,64 @@ class Session:
             TrainingError: training failed.
             Interrupted: a signal stopped training.
         """
-        ended = self._read_evaluations() or self.stopped
-        ended = ended and self.run.extended_at != self.trainer.step
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         try:
-            if self.trainer.task.starts_from is not None and not self.run.steps():
-                self._save(None)  # so that the run no longer depends on the one that it started from
-                self._wait()
             with self._failures_named(), self.signals:
-                if self.trainer.step == 0 and self.trainer.task.evaluates_start and not self.run.evaluations():
-                    self._evaluate(self.config.eval_episodes)
-                before = self._interrupted_after()
-                if before is not None:
-                    ended = self._evaluate_and_save(before, ended)
-                while not (self.trainer.done or ended):
-                    ended = self._iterate()
+                self.hooks.on_start(self.trainer)
+                if not self._ended_before():
+                    self._train()
                 self._finish()
+                self.hooks.on_end(self.trainer)
         finally:
             self.writer.shutdown()
             self.logger.close()
             self.logger.display.close()
             self.trainer.task.close()
 
+    def _ended_before(self) -> bool:
+        """Makes up for what an interruption left out. Returns whether the run ended at the present step."""
+        trainer = self.trainer
+        enough = self._read_evaluations()
+        if trainer.task.starts_from is not None and not self.run.steps():
+            self._save(None)  # so that the run no longer depends on the one that it started from
+            self._wait()
+        if trainer.step == 0 and trainer.task.evaluates_start and not self.run.evaluations():
+            self._evaluate(self.config.eval_episodes)
+        ended = (enough or self.stopped) and self.run.extended_at != trainer.step
+        before = self._interrupted_after()
+        return ended if before is None else self._evaluate_and_save(before, ended)
+
+    def _train(self) -> None:
+        before = self.trainer.step
+        for iteration in self.trainer:
+            self.stopped = self._call_hooks(iteration)
+            self.logger.iteration(iteration)
+            if self._evaluate_and_save(before, self.stopped):
+                break
+            before = iteration.step
+
+    def _call_hooks(self, iteration: Iteration) -> bool:
+        """Calls the hooks of an iteration, and adds their metrics to its own. Returns whether they end the run."""
+        for episode in iteration.episodes:
+            self.hooks.on_episode(self.trainer, episode)
+        answer = self.hooks.on_iteration(self.trainer, iteration)
+        if isinstance(answer, Mapping):
+            iteration.metrics.update(answer)
+            return False
+        return bool(answer)
+
     def _read_evaluations(self) -> bool:
-        """Finds the best evaluation so far. Returns whether the last one ended the run."""
-        stopped, best_step = False, None
+        """Reads the best return so far from the evaluations. Returns whether the last one ended the run."""
+        enough, best_step = False, None
         for evaluation in self.run.evaluations():
             step, mean_return = evaluation["step"], evaluation["mean_return"]
             if not evaluation["deterministic"] and step > 0:
-                stopped = step == self.trainer.step and self._is_enough(mean_return)
+                enough = step == self.trainer.step and self._is_enough(mean_return)
                 if mean_return > self.best_return:
                     self.best_return, best_step = mean_return, step
         if best_step in self.run.steps() and best_step != self.run.best_step():
-            self._mark_best(best_step, self.best_return)
-        return stopped
-
-    def _iterate(self) -> bool:
-        """One iteration, and the evaluation and checkpoint that are due after it. Returns whether the run ends here."""
-        trainer, before, start = self.trainer, self.trainer.step, time.perf_counter()
-        iteration = trainer.iterate()
-        seconds = time.perf_counter() - start
-        self.logger.iteration(
-            iteration.step, seconds, iteration.metrics, iteration.episodes, iteration.environment_metrics
-        )
-        self.stopped = self.on_iteration is not None and bool(self.on_iteration(trainer, iteration))
-        return self._evaluate_and_save(before, self.stopped)
+            self.run.mark_best(best_step, self.best_return)
+        return enough
 
     def _evaluate_and_save(self, before: int, stop: bool) -> bool:
         """What is due after an iteration that began at the step `before`. Returns whether the run ends here."""
@@ -122,29 +128,8 @@ class Session:
                 self.best_return = new_best = mean_return
         if due(self.checkpoint_interval) or new_best is not None or stop or trainer.done or self.signals.received:
             self._save(new_best)
-        elif self.guard.due and (self.writing is None or self.writing.done()):
-            self._complete_files()
         self._heed_signals(stop or trainer.done)
         return stop
-
-    def _complete_files(self) -> None:
-        """Restores files that another program deleted or changed; writes another checkpoint if it was the last one."""
-        if self._restore_files():
-            self._save(None)
-            self._wait()
-
-    def _restore_files(self) -> bool:
-        """Writes the logs, and restores other files. Returns whether the last checkpoint was deleted or changed."""
-        self._wait()
-        self.logger.flush()
-        lost = self.guard.restore()
-        if lost is None:
-            return False
-        folder = self.run.checkpoints / str(lost)
-        self.logger.display.say(f"another program deleted or changed {folder}: another checkpoint is written")
-        if lost == self.trainer.step:
-            remove(folder)
-        return True
 
     def _interrupted_after(self) -> int | None:
         """The step before the last iteration, if a signal stopped the evaluation that was due after it; else None."""
@@ -155,23 +140,22 @@ class Session:
         return before if step // self.eval_interval > before // self.eval_interval else None
 
     def _finish(self) -> None:
-        """The final evaluations, stochastic and deterministic, as far as they were not made before."""
-        self._complete_files()
-        made = [x for x in self.run.evaluations() if x["final"] and x["step"] == self.trainer.step]
-        episodes = self.config.final_eval_episodes
-        for deterministic in (False, True)[len(made) :]:
-            made.append(self._evaluate(episodes, final=True, deterministic=deterministic))
-            self._wait()
-            if not deterministic and made[0]["mean_return"] > self.best_return:
-                self._mark_best(self.trainer.step, made[0]["mean_return"])
+        """Makes the final evaluations, stochastic and deterministic, that an earlier session has not made."""
+        step = self.trainer.step
+        self._wait()
+        final = [x for x in self.run.evaluations() if x["final"] and x["step"] == step]
+        for deterministic in (False, True)[len(final) :]:
+            final.append(self._evaluate(self.config.final_eval_episodes, final=True, deterministic=deterministic))
+            if not deterministic and final[0]["mean_return"] > self.best_return:
+                self.run.mark_best(step, final[0]["mean_return"])
         self.trainer.task.end(self.run.path)
-        self._complete_files()
+        self.logger.flush()
         self.logger.display.close()
-        self.logger.display.say(describe(self.trainer.step, *made[-2:]))
+        self.logger.display.say(describe(step, *final[-2:]))
 
     def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> dict[str, Any]:
-        config, step, start = self.config, self.trainer.step, time.perf_counter()
-        seed = number(stream(config.seed, "evaluation", step, final))
+        step, start = self.trainer.step, time.perf_counter()
+        seed = number(stream(self.config.seed, "evaluation", step, final))
         name = "final evaluation" if final else "evaluation"
         name = f"{name}, deterministic" if deterministic else name
 
@@ -186,16 +170,19 @@ class Session:
         evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
         cut = evaluation.further.get("cut_episodes")
         if cut:
-            found = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"
-            self.logger.display.say(f"{name}: {found}; --env-kwargs max_episode_steps=N limits them")
-        return self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
+            text = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"
+            self.logger.display.say(f"{name}: {text}; --env-kwargs max_episode_steps=N limits them")
+        record = self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
+        self.hooks.on_evaluation(self.trainer, record)
+        return record
 
     def _is_enough(self, mean_return: float) -> bool:
         return self.config.stop_return is not None and mean_return >= self.config.stop_return
 
     def _save(self, new_best: float | None) -> None:
-        """Writes a checkpoint in the background."""
-        self._restore_files()
+        """Writes the logs, and then a checkpoint in the background."""
+        self._wait()
+        self.logger.flush()
         step, checkpoint = self.trainer.step, self.trainer.checkpoint()
         checkpoint.state["logger"] = self.logger.state_dict()
         if self.stopped:
@@ -204,13 +191,8 @@ class Session:
 
     def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
         self.run.save(step, files)
-        self.guard.saved(step)
         if new_best is not None:
-            self._mark_best(step, new_best)
-
-    def _mark_best(self, step: int, mean_return: float) -> None:
-        self.run.mark_best(step, mean_return)
-        self.guard.keep(self.run.checkpoints / "best.json")
+            self.run.mark_best(step, new_best)
 
     def _wait(self) -> None:
         """Waits until the last checkpoint is written. Raises the error of writing it, if there is one."""
@@ -237,21 +219,21 @@ class Session:
             expected = isinstance(error, EnvError | ProcessError) or out_of_memory(error)
             if isinstance(error, RuntimeError) and not expected:
                 raise
-            what = " ".join(str(error).split())
+            cause = " ".join(str(error).split())
             if isinstance(error, OSError) and error.filename is not None:
-                what = f"cannot write {error.filename}: {error.strerror}"
+                cause = f"cannot write {error.filename}: {error.strerror}"
             with contextlib.suppress(OSError):
                 self._wait()
             steps = self.run.steps()
-            left = (
-                f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {self.run.path}"
-                if steps
-                else "there is no checkpoint yet"
-            )
-            raise TrainingError(f"step {self.trainer.step:,}: {what}; {left}") from error
+            remedy = "there is no checkpoint yet"
+            if steps:
+                remedy = f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {self.run.path}"
+            elif not self.run.path.exists():
+                remedy = "the run directory was deleted"
+            raise TrainingError(f"step {self.trainer.step:,}: {cause}; {remedy}") from error
 
 
 def out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed. PyTorch has no class for this error on the CPU."""
-    known = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in known)
+    texts = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in texts)

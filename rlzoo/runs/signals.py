@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 class Signals:
-    """Records the first Ctrl-C or SIGTERM, so that training stops after the iteration. A second one acts at once."""
+    """Records the first Ctrl-C or SIGTERM, which ends training after the iteration. A second one ends it at once."""
 
     received: int = 0
     """Number of the signal; 0 before it arrives."""

@@ -18,15 +18,16 @@ from rlzoo.core import processes
 from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, RunError, described, require
 from rlzoo.core.models import ActorCritic
-from rlzoo.runs.configuration.config import ANY_INTEGER, Config, make_config
-from rlzoo.runs.configuration.defaults import from_config, starting_from
+from rlzoo.runs.configuration.config import ANY_INTEGER, Config
+from rlzoo.runs.configuration.defaults import configured
+from rlzoo.runs.hooks import Hooks, OnIteration
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.trackers import check_tracker, continue_tracker, start_tracker
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.publish import hub
 from rlzoo.runs.run import Run
-from rlzoo.runs.session import OnIteration, Session, out_of_memory
+from rlzoo.runs.session import Session, out_of_memory
 from rlzoo.runs.signals import Signals
 
 
@@ -42,6 +43,7 @@ def train(
     model: Any = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    hooks: Hooks | None = None,
     track: str | None = None,
     **settings: Any,
 ) -> Run:
@@ -50,8 +52,8 @@ def train(
     Args:
         algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a `Config`.
         env: Gymnasium id, name of a task, `module:Id` of an environment, or `module:Class` of a task.
-        config: run again what a `config.json` says, given as the file or its run directory, with `settings` as changes.
-            Algorithm and env need not be given then. Or a `Config`, as for `algorithm`.
+        config: a `config.json` or the run directory that holds it: start from its algorithm, env and settings, with
+            `settings` as changes. Or a `Config`, as for `algorithm`.
         out: the run directory; `runs/<algorithm>-<env>-s<seed>-<time>` by default.
         overwrite: replace an existing run.
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
@@ -59,7 +61,9 @@ def train(
         model: train this model instead of a new one. `resume` and `evaluate` then need it again. Anything else than an
             `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
-        on_iteration: callback after each iteration. It must not change anything. Returning True ends the run.
+        on_iteration: called after each iteration with the `Trainer` and the `Iteration`. Returning True ends the run.
+            Numbers that it returns by name are logged. It must not change anything.
+        hooks: functions to call at the start, after episodes, iterations and evaluations, and at the end.
         track: also log to this tracker, wandb or mlflow.
         settings: fields of `Config` and of its parts, by name.
 
@@ -75,6 +79,7 @@ def train(
     if not isinstance(model, ActorCritic | None):
         settings["model"], model = str(model) if isinstance(model, Path) else model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
+    hooks = Hooks.of(hooks, on_iteration)
     check_device(config.device)
     if track is not None:
         check_tracker(track)
@@ -95,7 +100,7 @@ def train(
         flat = config.to_dict()
         trackers = [] if track is None else start_tracker(track, run.path, flat)
         logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
-        Session(trainer, run, logger, on_iteration).go()
+        Session(trainer, run, logger, hooks).go()
     return run
 
 
@@ -108,6 +113,7 @@ def resume(
     model: ActorCritic | None = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
+    hooks: Hooks | None = None,
     **objects: Any,
 ) -> Run:
     """Continues a run from its last checkpoint. The result is the same as without the interruption.
@@ -118,23 +124,18 @@ def resume(
     Args:
         total_steps: a new number of steps for the run.
         checkpoint: step of an earlier checkpoint to continue from. Everything later is deleted.
-        model, progress, on_iteration: as for `train`.
+        model, progress, on_iteration, hooks: as for `train`.
         objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
     Raises:
-        RunError: there is no such run or checkpoint, or it is damaged, in use, or of an older format.
+        RunError: there is no such run or checkpoint, or it is damaged, in use, or of another format.
         TrainingError, Interrupted: as for `train`.
     """
     if hub.is_name(run):
         raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
-    run = Run.open(run)
+    run, hooks = Run.open(run), Hooks.of(hooks, on_iteration)
     display = _display(progress)
     with run.lock() if processes.rank() == 0 else contextlib.nullcontext():
-        if not run.resumable:
-            raise RunError(
-                f"{run.path} has an older format and cannot be resumed; continue its policy in a new run: "
-                f"rlzoo train --config {run.path} --model {run.path} --out NEW"
-            )
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
@@ -172,7 +173,7 @@ def resume(
             )
         trainer.task.begin(run.path)
         stopped = saved is not None and saved.state.get("stopped", False)
-        Session(trainer, run, logger, on_iteration, stopped).go()
+        Session(trainer, run, logger, hooks, stopped).go()
     return run
 
 
@@ -198,46 +199,20 @@ def _warm_start(trainer: Trainer) -> None:
     source, model = trainer.task.starts_from, trainer.model
     if source is None:
         return
-    found, own = Run.open(source).load().model, model.state_dict()
-    kept = {name: x for name, x in own.items() if name.startswith("reward_scale.")}  # of this run's own environments
-    found = {name: x for name, x in found.items() if not name.startswith("reward_scale.")}
+
+    def without_scale(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Weights without the scale of rewards, which belongs to a run's own environments."""
+        return {name: x for name, x in weights.items() if not name.startswith("reward_scale.")}
+
+    weights, own = without_scale(Run.open(source).load().model), without_scale(model.state_dict())
     remedy = f"give the network and environment of {source}"
-    for name in sorted((own.keys() - kept.keys()) ^ found.keys()):
+    for name in sorted(own.keys() ^ weights.keys()):
         has, lacks = ("this model", source) if name in own else (source, "this model")
         raise ConfigError(f"model: {has} has {name}, {lacks} has not; {remedy}")
-    for name, x in found.items():
+    for name, x in weights.items():
         shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
         require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
-    model.load_state_dict(found | kept)
-
-
-def configured(
-    algorithm: str | Algorithm | Config | None,
-    env: Any,
-    config: Config | Path | str | None,
-    preset: bool | str,
-    settings: dict[str, Any],
-) -> tuple[Config, list[str]]:
-    """The configuration that the arguments of `train` describe, and lines that say what it started from."""
-    if isinstance(algorithm, Config):
-        require(config is None, "give a Config once")
-        algorithm, config = None, algorithm
-    if isinstance(config, Config):
-        fixed = algorithm is None and env is None and not settings and isinstance(preset, bool)
-        require(fixed, "give either a Config or settings, not both")
-        return config, []
-    if config is not None:
-        require(isinstance(preset, bool), "give either config or preset, not both")
-        if isinstance(algorithm, Algorithm):
-            raise ConfigError("config has an algorithm already: give its settings by name")
-        algorithm, env, settings = from_config(config, algorithm, env, settings)
-        return make_config(algorithm, env, **settings), [f"settings of {config}"]
-    if algorithm is None:
-        raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
-    if env is None:
-        raise ConfigError("env is missing")
-    settings, started_from = starting_from(algorithm, env, settings, preset)
-    return make_config(algorithm, env, **settings), started_from
+    model.load_state_dict(model.state_dict() | weights)
 
 
 def default_directory(config: Config, seeds: bool = False) -> Path:
@@ -254,14 +229,14 @@ def default_directory(config: Config, seeds: bool = False) -> Path:
 def check_device(device: str) -> None:
     """Raises `ConfigError` if PyTorch cannot compute in double precision on the device, or processes would share it."""
     try:
-        known = torch.device(device)
+        place = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device must be cpu, cuda, cuda:N or the like, got {device!r}") from error
     try:
-        torch.zeros((), dtype=torch.float64, device=known).item()
+        torch.zeros((), dtype=torch.float64, device=place).item()
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
-    processes.check_gpu(known)
+    processes.check_gpu(place)
 
 
 @contextlib.contextmanager
@@ -272,11 +247,9 @@ def _memory_checked(config: Config) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        values = {name: x.value if isinstance(x.value, tuple) else (x.value,) for name, x in config.table.items()}
-        sizes = [
-            (x, name) for name, items in values.items() for x in items if type(x) is int and name not in ANY_INTEGER
-        ]
-        size, name = max(sizes)
+        values = {name: x.value for name, x in config.table.items() if name not in ANY_INTEGER}
+        items = ((x, name) for name, y in values.items() for x in (y if isinstance(y, tuple) else (y,)))
+        size, name = max(item for item in items if type(item[0]) is int)
         raise ConfigError(f"there is not enough memory; the largest setting is {name} = {size}") from error
 
 

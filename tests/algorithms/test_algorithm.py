@@ -9,19 +9,20 @@ import pytest
 import torch
 from builders import SPACES, Imitation, make_buffer, make_model, parameters, with_junk
 
-from rlzoo.algorithms import ALGORITHMS, NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
+from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.optim import adam
+from rlzoo.runs.registry import ALGORITHMS
 
 SMALL = {
     "reinforce": Reinforce(vf_minibatch_size=8),
     "npg": NPG(vf_minibatch_size=8),
     "trpo": TRPO(vf_minibatch_size=8),
     "ppo-penalty": PPOPenalty(epochs=3, minibatch_size=8, ent_coef=0.01),
-    "ppo-clip": PPOClip(epochs=3, minibatch_size=8, ent_coef=0.01, clip_value=True, target_kl=0.5),
+    "ppo-clip": PPOClip(epochs=3, minibatch_size=8, ent_coef=0.01, clip_value=True, stop_kl=0.5),
 }
 ALL = pytest.mark.parametrize("algorithm", SMALL.values(), ids=SMALL)
 
@@ -65,7 +66,7 @@ def updated(algorithm, buffer, updates=2, **model):
 
 def test_every_algorithm_is_registered_by_its_name():
     assert list(ALGORITHMS) == list(SMALL)
-    assert all(ALGORITHMS[name] is type(algorithm) for name, algorithm in SMALL.items())
+    assert all(algorithm_class(name) is type(algorithm) for name, algorithm in SMALL.items())
 
 
 @pytest.mark.parametrize("shared_trunk", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -41,11 +41,11 @@ def test_step_goes_along_the_inverse_fisher_times_the_gradient(space):
 
 
 @pytest.mark.parametrize("damping", [0.0, 0.3])
-@pytest.mark.parametrize("max_kl", [1e-4, 0.01])
+@pytest.mark.parametrize("step_kl", [1e-4, 0.01])
 @pytest.mark.parametrize("space", ["discrete", "box"])
-def test_quadratic_kl_of_the_step_is_the_one_asked_for(space, max_kl, damping):
-    step, _, fisher, metrics = step_of(NPG(max_kl=max_kl, cg_iters=100, cg_damping=damping), space)
-    assert float(0.5 * step @ fisher @ step) == pytest.approx(max_kl, rel=1e-6)
+def test_quadratic_kl_of_the_step_is_the_one_asked_for(space, step_kl, damping):
+    step, _, fisher, metrics = step_of(NPG(step_kl=step_kl, cg_iters=100, cg_damping=damping), space)
+    assert float(0.5 * step @ fisher @ step) == pytest.approx(step_kl, rel=1e-6)
     assert metrics["step_norm"] == pytest.approx(float(step.norm()))
 
 
@@ -55,6 +55,6 @@ def test_damped_direction_solves_the_damped_system():
     torch.testing.assert_close(step / step.norm(), x / x.norm(), rtol=0, atol=1e-4)
 
 
-def test_max_kl_follows_its_schedule():
-    step, _, fisher, _ = step_of(dataclasses.replace(EXACT, max_kl="linear:0.01:0"), progress=0.75)
+def test_step_kl_follows_its_schedule():
+    step, _, fisher, _ = step_of(dataclasses.replace(EXACT, step_kl="linear:0.01:0"), progress=0.75)
     assert float(0.5 * step @ fisher @ step) == pytest.approx(0.01 / 4, rel=1e-6)

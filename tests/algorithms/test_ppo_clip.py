@@ -134,15 +134,15 @@ def test_every_epoch_takes_every_minibatch():
     assert metrics["gradient_steps"] == 3 * 4
 
 
-def test_target_kl_stops_before_the_step_that_would_go_on():
+def test_stop_kl_stops_before_the_step_that_would_go_on():
     one_step, _ = update(epochs=1, minibatch_size=32)
-    stopped, metrics = update(epochs=5, minibatch_size=32, target_kl=1e-9)
+    stopped, metrics = update(epochs=5, minibatch_size=32, stop_kl=1e-9)
     assert metrics["gradient_steps"] == 1
     assert torch.equal(stopped, one_step)
 
 
-def test_target_kl_ends_all_epochs_once_it_is_passed():
+def test_stop_kl_ends_all_epochs_once_it_is_passed():
     _, free = update(epochs=30, minibatch_size=8)
-    _, held = update(epochs=30, minibatch_size=8, target_kl=0.01)
+    _, held = update(epochs=30, minibatch_size=8, stop_kl=0.01)
     assert held["gradient_steps"] < free["gradient_steps"] == 120
     assert held["kl_k3"] < free["kl_k3"]

@@ -114,8 +114,11 @@ def test_an_algorithm_under_a_label_of_its_own(suite_of):
         """)
     searching, full_step, plain = (job.settings for job in suite.jobs)
     assert (searching["algorithm"], full_step["algorithm"]) == ("trpo", "npg")
-    assert full_step == {name: x for name, x in searching.items() if name in full_step} | {"algorithm": "npg"}
-    assert full_step["max_kl"] != make_config("npg", "Acrobot-v1").algorithm.max_kl
+    assert full_step == {name: x for name, x in searching.items() if name in full_step} | {
+        "algorithm": "npg",
+        "step_kl": searching["max_kl"],
+    }
+    assert full_step["step_kl"] != make_config("npg", "Acrobot-v1").algorithm.step_kl
     plain_settings = make_config("npg", "Acrobot-v1").to_dict()
     assert plain["vf_learning_rate"] == plain_settings["vf_learning_rate"]
 

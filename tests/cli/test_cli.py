@@ -76,7 +76,7 @@ def test_json_of_train_is_alone_on_standard_output(tmp_path, capsys):
 
 def test_every_kind_of_option(tmp_path):
     options = [
-        *("--hidden", "4", "5", "--activation=relu", "--normalize_obs", "--no-shared-trunk", "--target-kl", "none"),
+        *("--hidden", "4", "5", "--activation=relu", "--normalize_obs", "--no-shared-trunk", "--stop-kl", "none"),
         *("--stop-return", "-1e9", "--total-steps", "1_000", "--env-kwargs", "sutton_barto_reward=true"),
         *("--minibatch-size", "5e1", "--noise-correlation", ".5", "--no-vectorized", "--threads", "1"),
     ]
@@ -86,7 +86,7 @@ def test_every_kind_of_option(tmp_path):
     assert config.task.network.hidden == (4, 5)
     assert config.task.network.activation == "relu"
     assert config.task.network.normalize_obs
-    assert config.algorithm.target_kl is None
+    assert config.algorithm.stop_kl is None
     assert config.algorithm.minibatch_size == 50
     assert (config.stop_return, config.total_steps) == (-1e9, 1000)
     assert config.task.env_kwargs == {"sutton_barto_reward": True}
@@ -367,7 +367,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo nowhere:X", "environment 'nowhere:X': cannot import module 'nowhere': No module named 'nowhere'"),
         ("train ppo CartPole-v1 --gama 1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --gama=1", "no option '--gama'; did you mean '--gamma'?"),
-        ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--target-kl'?"),
+        ("train ppo CartPole-v1 --max-kl 1", "no option '--max-kl'; did you mean '--stop-kl'?"),
         ("train ppo CartPole-v1 --lr 1", "no option '--lr'; did you mean '--learning-rate'?"),
         (
             "train ppo RandomWalks --minibatch-size 8",

@@ -14,14 +14,13 @@ import pytest
 import rlzoo
 import rlzoo.control.no_velocity
 from rlzoo import cli
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import options
 from rlzoo.lm.finetune.data import read_examples, read_pairs
 from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.presets import recipes
-from rlzoo.runs.registry import TASKS
+from rlzoo.runs.registry import ALGORITHMS, TASKS, algorithm_class
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import Session
 
@@ -169,7 +168,7 @@ def settings_of(part, leave_out=()):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_table_of_settings_is_the_algorithms(algorithm):
     (table,) = settings_tables(ROOT / f"docs/algorithms/{algorithm}.md")
-    instance = ALGORITHMS[algorithm]()
+    instance = algorithm_class(algorithm)()
     assert table == settings_of(instance.estimator) + settings_of(instance, leave_out=("estimator",))
 
 

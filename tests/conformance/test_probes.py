@@ -59,7 +59,7 @@ PROBES = {
 CRITIC = {"vf_learning_rate": 0.03, "vf_epochs": 10, "vf_minibatch_size": 128}
 FAST = {
     "reinforce": {"learning_rate": 0.05, "num_envs": 16, **CRITIC},
-    "npg": {"max_kl": 0.02, **CRITIC},
+    "npg": {"step_kl": 0.02, **CRITIC},
     "trpo": {"max_kl": 0.05, **CRITIC},
     "ppo-penalty": {"target_kl": 0.05, "learning_rate": 0.03, "max_grad_norm": 5.0, "minibatch_size": 128},
     "ppo-clip": {"learning_rate": 0.03, "max_grad_norm": 5.0, "minibatch_size": 128},

@@ -47,7 +47,7 @@ def test_report_of_runs(run, tmp_path, capsys):
     assert len(list((tmp_path / "figures").glob("*.svg"))) >= 1
 
 
-@pytest.mark.parametrize("format", ["torchscript", "c", "onnx"])
+@pytest.mark.parametrize("format", ["c", "onnx"])
 def test_export(run, format, tmp_path):
     if format == "onnx":
         pytest.importorskip("onnxruntime")

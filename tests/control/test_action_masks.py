@@ -146,7 +146,7 @@ def test_wrong_mask_for_a_deployed_policy_is_one_line(mask, said, tmp_path):
 
 
 @pytest.mark.parametrize("env", [Forbidding, lambda: Nested()], ids=["masks", "parts"])
-@pytest.mark.parametrize("format", ["c", "torchscript"])
+@pytest.mark.parametrize("format", ["c", "onnx"])
 def test_what_no_export_holds_is_said(env, format, tmp_path):
     run = train("ppo-clip", env, out=tmp_path / "run", **SMALL)
     with pytest.raises(ConfigError, match="use load_policy"):

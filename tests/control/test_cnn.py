@@ -7,12 +7,12 @@ import torch
 from builders import SPACES
 from gymnasium import spaces
 
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.control.cnn import CNN, ConvNet, image_axes, is_image
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.progress import Progress
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.registry import ALGORITHMS
 
 SMALL = {"channels": (4, 8, 8), "hidden": (16,)}
 

@@ -1,7 +1,6 @@
 """Exported policies act as the policy does: 10,000 observations of each kind of space, network and format."""
 
 import ctypes
-import io
 import re
 import shutil
 import subprocess
@@ -60,11 +59,6 @@ def onnx(data, folder):
     return lambda obs: session.run(None, {"obs": obs})[0]
 
 
-def torchscript(data, folder):
-    module = torch.jit.load(io.BytesIO(data))
-    return lambda obs: module(torch.from_numpy(obs)).numpy()
-
-
 LOOP = """
 #include "policy.h"
 void act(const float *obs, {kind} *action, int n) {{
@@ -93,18 +87,18 @@ def c(data, folder):
     return act
 
 
-LOADERS = {"onnx": onnx, "torchscript": torchscript, "c": c}
+LOADERS = {"onnx": onnx, "c": c}
 
 
 def check_parity(policy, format, folder, obs):
     """Integers are the same, and other actions differ by less than 1e-5."""
-    wanted = policy(obs)
-    found = LOADERS[format](policy.export(format, ABOUT), folder)(policy.flatten(obs))
+    expected = policy(obs)
+    actions = LOADERS[format](policy.export(format, ABOUT), folder)(policy.flatten(obs))
     if format != "c":
-        assert found.shape == wanted.shape
-    assert len(np.unique(wanted, axis=0)) > 1
-    difference = np.abs(found.reshape(wanted.shape).astype(np.float64) - wanted)
-    assert difference.max() < (1e-5 if wanted.dtype.kind == "f" else 1)
+        assert actions.shape == expected.shape
+    assert len(np.unique(expected, axis=0)) > 1
+    difference = np.abs(actions.reshape(expected.shape).astype(np.float64) - expected)
+    assert difference.max() < (1e-5 if expected.dtype.kind == "f" else 1)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -135,10 +129,9 @@ def test_program_of_the_documentation(tmp_path):
     assert int(printed) == policy(np.float32([0.02, -0.01, 0.03, 0.04]))
 
 
-@pytest.mark.parametrize("format", ["onnx", "torchscript"])
-def test_any_number_of_observations_at_once(format, tmp_path):
+def test_any_number_of_observations_at_once(tmp_path):
     policy = make_policy(ACTIONS["box"])
-    act = LOADERS[format](policy.export(format, ABOUT), tmp_path)
+    act = onnx(policy.export("onnx", ABOUT), tmp_path)
     for rows in (1, 2, 3, 64):
         obs = np.random.default_rng(rows).normal(size=(rows, 4)).astype(np.float32)
         assert np.allclose(act(obs), policy(obs), atol=1e-5)
@@ -148,9 +141,6 @@ def test_files_say_where_they_come_from():
     policy = make_policy(ACTIONS["box"])
     model = pytest.importorskip("onnx").load_from_string(policy.export("onnx", ABOUT))
     assert {entry.key: entry.value for entry in model.metadata_props} == ABOUT
-    extra = dict.fromkeys(ABOUT, "")
-    torch.jit.load(io.BytesIO(policy.export("torchscript", ABOUT)), _extra_files=extra)
-    assert {name: text.decode() for name, text in extra.items()} == ABOUT
     header = policy.export("c", ABOUT).decode()
     assert "   algorithm: trpo\n" in header
     assert header.index("int x;") < header.index("*/"), "a name does not end the comment"
@@ -188,9 +178,8 @@ def own(cls):
     return policy
 
 
-@pytest.mark.parametrize("format", ["onnx", "torchscript"])
-def test_model_of_the_users_own_is_traced(format, tmp_path):
-    check_parity(own(Doubled), format, tmp_path, np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32))
+def test_model_of_the_users_own_is_traced(tmp_path):
+    check_parity(own(Doubled), "onnx", tmp_path, np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32))
 
 
 def make_cnn_policy(shared):
@@ -204,10 +193,9 @@ def make_cnn_policy(shared):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("format", ["onnx", "torchscript"])
-def test_convolutional_network_takes_flat_images(format, shared, tmp_path):
+def test_convolutional_network_takes_flat_images(shared, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (10_000, 12, 12, 3), np.uint8)
-    check_parity(make_cnn_policy(shared), format, tmp_path, images)
+    check_parity(make_cnn_policy(shared), "onnx", tmp_path, images)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -222,10 +210,9 @@ def test_convolutional_network_has_no_c_header(shared):
     [
         (Doubled, "c", "the C header holds MLPs only, and a part of this policy is a Doubled: export it as onnx"),
         (Branching, "onnx", "Branching cannot be exported to onnx: its forward pass branches on its input"),
-        (Branching, "torchscript", "Branching cannot be exported to torchscript: its forward pass branches"),
         (Recurrent, "onnx", "Recurrent has a memory, which no export format holds: use load_policy"),
         (Recurrent, "c", "Recurrent has a memory, which no export format holds: use load_policy"),
-        (Doubled, "pickle", "format must be onnx, torchscript, c, got 'pickle'"),
+        (Doubled, "pickle", "format must be onnx or c, got 'pickle'"),
     ],
 )
 def test_part_that_cannot_be_exported_is_named(cls, format, message):
@@ -261,12 +248,10 @@ def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch)
         make_policy(ACTIONS["box"]).export("onnx", ABOUT)
 
 
-def test_torchscript_and_c_need_no_further_package(monkeypatch):
+def test_c_needs_no_further_package(monkeypatch):
     for name in ("onnx", "onnxruntime", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
-    policy = make_policy(ACTIONS["box"])
-    assert policy.export("torchscript", ABOUT)
-    assert policy.export("c", ABOUT)
+    assert make_policy(ACTIONS["box"]).export("c", ABOUT)
 
 
 def test_onnx_does_not_need_onnxscript(monkeypatch):

@@ -6,7 +6,7 @@ The bounds lie 0.1 or more below what seed 1 reached at those steps; the test's 
 import pytest
 
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.configuration.defaults import with_preset
+from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.loop import Trainer
 
 
@@ -20,7 +20,7 @@ from rlzoo.runs.loop import Trainer
     ],
 )
 def test_accuracy_rises(algorithm, task, steps, start, bound):
-    settings, _ = with_preset(algorithm, task, {"seed": 100})
+    settings, _ = starting_from(algorithm, task, {"seed": 100})
     trainer = Trainer(make_config(algorithm, task, **settings))
     assert trainer.task.evaluate(250, seed=0).mean_return == pytest.approx(start, abs=0.12)
     while trainer.step < steps:

@@ -36,7 +36,7 @@ class Gate(NamedTuple):
 
 GATES = [
     Gate("reinforce", "CartPole-v1", 432, 350, REINFORCE),
-    Gate("npg", "CartPole-v1", 500, 475, NATURAL | {"max_kl": "linear:0.012:0"}),
+    Gate("npg", "CartPole-v1", 500, 475, NATURAL | {"step_kl": "linear:0.012:0"}),
     Gate("trpo", "CartPole-v1", 500, 475, NATURAL | {"max_kl": "linear:0.02:0"}),
     Gate("ppo-penalty", "CartPole-v1", 500, 475, PROXIMAL),
     Gate("ppo-clip", "CartPole-v1", 500, 475, PROXIMAL | {"clip_coef": "linear:0.2:0"}),

@@ -7,7 +7,7 @@ is another one. The short ones are of seeds 10, 11 and 100.
 import pytest
 
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.configuration.defaults import with_preset
+from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.loop import Trainer
 
 START = 0.34
@@ -30,7 +30,7 @@ START = 0.34
     ],
 )
 def test_optimality_rises(algorithm, steps, bound):
-    settings, _ = with_preset(algorithm, "RandomWalks", {"seed": 100})
+    settings, _ = starting_from(algorithm, "RandomWalks", {"seed": 100})
     trainer = Trainer(make_config(algorithm, "RandomWalks", **settings))
     assert trainer.task.evaluate(1, seed=0).mean_return == pytest.approx(START, abs=0.06)
     while trainer.step < steps:

@@ -7,14 +7,14 @@ and 11 of the suite `memory` had 40 to 57.
 import pytest
 
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.configuration.defaults import with_preset
+from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.loop import Trainer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("network", "low", "high"), [("gru", 250, 500), ("mlp", 20, 90)])
 def test_memory_is_needed_and_learned(network, low, high):
-    settings, _ = with_preset("ppo-clip", "CartPoleNoVel-v1", {"seed": 100, "network": network})
+    settings, _ = starting_from("ppo-clip", "CartPoleNoVel-v1", {"seed": 100, "network": network})
     trainer = Trainer(make_config("ppo-clip", "CartPoleNoVel-v1", **settings))
     while trainer.step < 20_000:
         trainer.iterate()

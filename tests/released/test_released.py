@@ -15,8 +15,6 @@ from rlzoo.runs.checkpoint import FORMAT
 
 HERE = Path(__file__).parent
 RELEASES = sorted(path for path in HERE.iterdir() if (path / "expected.json").exists())
-OLDER = HERE / "format2"
-"""A run directory of a format from before the first release."""
 
 each_release = pytest.mark.parametrize("release", RELEASES, indirect=True, ids=lambda path: path.name)
 
@@ -107,19 +105,6 @@ def test_models_need_only_transformers(release):
 # What cannot be used says what can be done
 
 
-def test_an_older_run_goes_on_as_a_new_one(tmp_path, capsys):
-    old, new = shutil.copytree(OLDER, tmp_path / "old"), tmp_path / "new"
-    assert main(["resume", str(old)]) == 2
-    command = capsys.readouterr().err.rpartition(": rlzoo ")[2].split()
-    command[command.index("NEW")] = str(new)
-    assert command[0] == "train"
-    assert main([*command, "--total-steps", "300", "--quiet"]) == 0
-    capsys.readouterr()
-    assert rlzoo.Run.open(new).read_config().task.model == str(old)
-    assert rlzoo.Run.open(new).finished
-    assert rlzoo.Run.open(new).resumable
-
-
 @pytest.mark.parametrize(
     ("version", "entries", "written_by"),
     [
@@ -131,12 +116,12 @@ def test_an_older_run_goes_on_as_a_new_one(tmp_path, capsys):
     ],
 )  # fmt: skip
 def test_another_format_says_which_rlzoo_reads_it(version, entries, written_by, tmp_path):
-    run = rlzoo.Run(shutil.copytree(OLDER, tmp_path / "run"))
+    run = rlzoo.Run(shutil.copytree(RELEASES[0] / "control", tmp_path / "run"))
     record = json.loads((run.path / "config.json").read_text())
     for name in ("versions", "git_commit"):
         record.pop(name, None)
     (run.path / "config.json").write_text(json.dumps(record | {"format": version} | entries))
     with pytest.raises(RunError) as error:
         run.read_config()
-    expected = f"config.json has format {version}; this rlzoo reads 2 and {FORMAT}: use {written_by}"
+    expected = f"config.json has format {version}; this rlzoo reads {FORMAT}: use {written_by}"
     assert str(error.value).endswith(expected)

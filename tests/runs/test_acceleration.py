@@ -17,7 +17,7 @@ SIZES = {
     "npg": {"vf_minibatch_size": 32, "vf_epochs": 2, "cg_damping": 0.1},
     "trpo": {"vf_minibatch_size": 32, "vf_epochs": 2, "cg_damping": 0.1},
     "ppo-penalty": {"minibatch_size": 32, "epochs": 2},
-    "ppo-clip": {"minibatch_size": 32, "epochs": 2, "clip_value": True, "target_kl": 1.0, "ent_coef": 0.01},
+    "ppo-clip": {"minibatch_size": 32, "epochs": 2, "clip_value": True, "stop_kl": 1.0, "ent_coef": 0.01},
 }
 NETWORKS = {
     "mlp": {"env": "CartPole-v1"},

@@ -50,7 +50,7 @@ ALGORITHMS = {
         "ended": ramp(0.6, 1),
     },
 }
-SETTINGS = {"max_kl": "linear:0.02:0", "target_kl": None, "kl_coef_max": 1e4, "max_grad_norm": 0.5, "cg_iters": 10}
+SETTINGS = {"max_kl": "linear:0.02:0", "stop_kl": None, "kl_coef_max": 1e4, "max_grad_norm": 0.5, "cg_iters": 10}
 STEADY = {"mean_return": np.array([-1200.0, -400, -150]), "std_return": np.array([300.0, 250, 120])}
 
 
@@ -78,7 +78,7 @@ SICK = {
     "clipping-too-often": record("ppo-clip", clip_fraction=constant(0.5)),
     "never-clipping": record("ppo-clip", clip_fraction=constant(0)),
     "penalty-at-its-bound": record("ppo-penalty", kl_coef=np.minimum(2.0 ** np.arange(N), 1e4)),
-    "updates-cut-short": record("ppo-clip", gradient_steps=np.where(T < 0.1, 40, 2), settings={"target_kl": 0.01}),
+    "updates-cut-short": record("ppo-clip", gradient_steps=np.where(T < 0.1, 40, 2), settings={"stop_kl": 0.01}),
     "entropy-collapses": record(entropy=np.exp(-30 * T)),
     "value-lags": record(explained_variance=constant(-0.2)),
     "gradient-grows": record(grad_norm=10 ** (3 * T)),
@@ -130,7 +130,7 @@ def test_command(tmp_path, capsys):
     run = short_runs.quick_run(tmp_path / "run")
     assert main(["diagnose", str(run.path)]) == 0
     assert capsys.readouterr().out.startswith(f"{run.path}, up to step ")
-    lines = [{**line, "kl": 0.5} for line in run.metrics()]
+    lines = [{**line, "kl_k3": 0.5} for line in run.metrics()]
     (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["diagnose", str(run.path), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)

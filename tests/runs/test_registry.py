@@ -17,7 +17,7 @@ class OwnTask(ControlTask):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_registered_names_are_tasks(name):
-    module, _, cls = TASKS[name].task.partition(":")
+    module, _, cls = TASKS[name].path.partition(":")
     found = task_class(name)
     assert (found.__module__, found.__qualname__) == (module, cls)
     assert issubclass(found, Task)

@@ -24,6 +24,7 @@ from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.evaluate import describe, load_task
+from rlzoo.runs.hooks import Hooks
 from rlzoo.runs.logs.display import LineDisplay
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
@@ -142,6 +143,39 @@ def test_interrupted_between_the_callbacks_stop_and_the_end(tmp_path):
     with pytest.raises(Interrupted, match=r"training has finished at step 3\d\d, its evaluation has not; complete it"):
         short_runs.quick_run(tmp_path / "run", on_iteration=stop_at_300)
     assert short_runs.outcome(resume(tmp_path / "run")) == short_runs.outcome(reference)
+
+
+def test_hooks_are_called_in_order_and_their_metrics_are_logged(tmp_path):
+    calls, lengths = [], []
+
+    def on_iteration(trainer, iteration):
+        calls.append("iteration")
+        iteration.metrics["weight"] = 2.0
+        return {"halves": iteration.step / 2}
+
+    hooks = Hooks(
+        on_start=lambda trainer: calls.append(("start", trainer.step)),
+        on_episode=lambda trainer, episode: lengths.append(episode.length),
+        on_iteration=on_iteration,
+        on_evaluation=lambda trainer, record: calls.append((record["final"], record["deterministic"])),
+        on_end=lambda trainer: calls.append("end"),
+    )
+    run = short_runs.quick_run(tmp_path, hooks=hooks, eval_interval=10_000)
+    iterations = ["iteration"] * len(run.metrics())
+    assert calls == [("start", 0), *iterations, (True, False), (True, True), "end"]
+    assert [(record["halves"], record["weight"]) for record in run.metrics()] == [
+        (record["step"] / 2, 2.0) for record in run.metrics()
+    ]
+    assert np.mean(lengths[-100:]) == pytest.approx(run.metrics()[-1]["mean_length"], rel=1e-5)
+    with pytest.raises(ConfigError, match="give on_iteration either in hooks or beside them"):
+        resume(run, 900, hooks=hooks, on_iteration=on_iteration)
+
+
+def test_trainer_is_an_iterable_of_iterations():
+    trainer = Trainer(make_config(**{**short_runs.PPO, "total_steps": 200}))
+    steps = [iteration.step for iteration in trainer]
+    assert steps[-2] < 200 <= steps[-1]
+    assert trainer.done
 
 
 def test_exception_of_a_callback_comes_through(tmp_path):
@@ -306,16 +340,6 @@ def test_model_of_ones_own(tmp_path):
     resume(run, total_steps=800, model=own_model(seed=1))
     assert rlzoo.evaluate(run, 3, model=own_model(seed=2)).returns.size == 3
     assert run.objects == {"model": "pass model=... (an instance of OwnModel of test_train)"}
-
-
-def test_model_of_an_earlier_config_is_needed_too(tmp_path):
-    run = short_runs.quick_run(tmp_path, model=own_model())
-    record = json.loads((tmp_path / "config.json").read_text())
-    del record["objects"]
-    (tmp_path / "config.json").write_text(json.dumps({**record, "model_class": "somewhere:OwnModel"}))
-    with pytest.raises(RunError, match=r"pass model=... \(somewhere:OwnModel\)$"):
-        rlzoo.evaluate(run)
-    assert rlzoo.evaluate(run, 3, model=own_model()).returns.size == 3
 
 
 # Settings that are objects

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlzoo.core.errors import NonFiniteError, require
-from rlzoo.core.fields import Count, NonNegative, Positive, Range, UnitInterval, check_fields
+from rlzoo.core.fields import Advanced, Count, NonNegative, Positive, Range, UnitInterval, check_fields
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.lm.finetune.chat import Row
 from rlzoo.lm.finetune.data import Example, read_examples, split
@@ -37,7 +37,6 @@ class FitSettings:
 
     title: ClassVar[str] = "Training"
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"Memory and speed": ("device", "micro_batch_tokens")}
-    advanced: ClassVar[tuple[str, ...]] = ("warmup", "weight_decay", "max_grad_norm", "micro_batch_tokens")
 
     epochs: Count = 3
     """Passes over the training rows."""
@@ -45,15 +44,15 @@ class FitSettings:
     """Rows of a gradient step."""
     learning_rate: Positive = 5e-5
     """Peak learning rate. 1e-3 suits small models with random weights."""
-    warmup: UnitInterval = 0.05
+    warmup: Advanced[UnitInterval] = 0.05
     """Share of the steps over which the learning rate rises to its peak."""
-    weight_decay: NonNegative = 0.01
+    weight_decay: Advanced[NonNegative] = 0.01
     """Weight decay of AdamW for weight matrices. Biases and normalisation layers are not decayed."""
-    max_grad_norm: Positive | None = 1.0
+    max_grad_norm: Advanced[Positive | None] = 1.0
     """Bound on the global norm of the gradient."""
     max_tokens: Annotated[int, Range(2)] | None = None
     """Largest number of tokens in a row, longer ones are cut; none for the model's context."""
-    micro_batch_tokens: Count = 2048
+    micro_batch_tokens: Advanced[Count] = 2048
     """Tokens of a micro-batch, which changes speed and memory but not results."""
     held_out: Annotated[float, Range(0, 1, below=True)] = 0.1
     """Share of the data that is held out to measure the loss."""

@@ -112,7 +112,7 @@ class LanguageTask(Task):
 
     @classmethod
     def check(cls, settings: Language, setup: Setup) -> None:
-        algorithm = setup.values["algorithm"]
+        algorithm = setup.algorithm
         rows, each = settings.responses_per_batch, settings.responses_per_prompt
         require(not setup.grouped or each > 1, "responses_per_prompt must be at least 2 for group advantages, got 1")
         require(
@@ -134,7 +134,7 @@ class LanguageTask(Task):
             f"beta_horizon must be above a fifth of responses_per_batch = {rows}, got {settings.beta_horizon:g}",
         )
         require(settings.beta_target is None or settings.beta > 0, "beta must be above 0 to adapt to beta_target")
-        require(not setup.values["compile"], "compile is not available for language models")
+        require(not setup.compile, "compile is not available for language models")
         require(
             settings.critic != "reward-model" or settings.reward_model is not None,
             "critic: to start from the reward model, reward must be the directory of one",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from rlzoo.core.errors import require
-from rlzoo.core.fields import Count, NonNegative, NonNegativeInt, OrObject, Positive
+from rlzoo.core.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive
 from rlzoo.core.task import TaskSettings
 
 Text = Annotated[str, OrObject()]
@@ -43,11 +43,6 @@ class Language(TaskSettings):
         "Evaluation and files": ("eval_prompts", "log_samples"),
         "Memory and speed": ("lora_rank", "precision", "attention", "micro_batch_tokens", "gradient_checkpointing"),
     }
-    advanced: ClassVar[tuple[str, ...]] = (
-        *("beta_horizon", "kl_estimator", "score_clip", "score_normalization", "max_prompt_tokens", "critic"),
-        "allowed_tokens",
-        *("ptx", "ptx_coef", "ptx_rows", "attention", "gradient_checkpointing", "log_samples"),
-    )
 
     responses_per_batch: Count = 64
     """Responses in a buffer."""
@@ -66,19 +61,19 @@ class Language(TaskSettings):
     """β, the weight of the KL to the reference in the reward of each token."""
     beta_target: Positive | None = None
     """KL of a whole response, in nats, that β adapts to; none keeps β fixed."""
-    beta_horizon: Positive = 10_000.0
+    beta_horizon: Advanced[Positive] = 10_000.0
     """Responses over which an adaptive β changes by at most a fifth."""
-    kl_estimator: Literal["k1", "k2", "k3", "full"] = "k1"
+    kl_estimator: Advanced[Literal["k1", "k2", "k3", "full"]] = "k1"
     """Estimator of a token's KL: k1 = log π − log π_ref, k2 = ½·k1², k3 = e^(−k1) − 1 + k1, or full (exact)."""
-    score_clip: Positive | None = None
+    score_clip: Advanced[Positive | None] = None
     """Bound on the absolute value of a score."""
-    score_normalization: Literal["none", "running", "reference"] = "none"
+    score_normalization: Advanced[Literal["none", "running", "reference"]] = "none"
     """Shift and scale scores by their running mean and std, or so that those of the reference have mean 0 and std 1."""
     missing_eos_penalty: NonNegative = 0.0
     """Subtracted from the score of a response that reaches the token limit without a stop token."""
     max_new_tokens: Count = 32
     """Largest number of tokens in a response, replies included; reaching it ends the response."""
-    max_prompt_tokens: Count | None = None
+    max_prompt_tokens: Advanced[Count | None] = None
     """Largest number of tokens in a prompt; a longer one is an error. none for what fits into the model's context."""
     responses_per_prompt: Count = 1
     """Responses to each prompt in a buffer; responses_per_batch must be a multiple of it."""
@@ -89,31 +84,31 @@ class Language(TaskSettings):
     one turn."""
     max_turns: Count | None = None
     """The model's turns after which a conversation ends; none for any number."""
-    allowed_tokens: Text | None = None
+    allowed_tokens: Advanced[Text | None] = None
     """Function of a row's tokens to the tokens that may come next: module:function; none for all tokens."""
     temperature: Positive = 1.0
     """Divides the logits of policy and reference, in sampling and in log-probabilities alike."""
-    critic: Literal["head", "actor", "reward-model"] = "head"
+    critic: Advanced[Literal["head", "actor", "reward-model"]] = "head"
     """The value: a head on the actor's trunk, or a separate transformer initialised from the actor or reward model."""
     lora_rank: Count | None = None
     """Train a LoRA adapter of this rank, with the model without it as the reference; needs rlzoo[peft]."""
-    ptx: str | None = None
+    ptx: Advanced[str | None] = None
     """File of texts, .txt (one in each line) or .jsonl, for a pretraining loss that is added to the objective."""
-    ptx_coef: NonNegative = 1.0
+    ptx_coef: Advanced[NonNegative] = 1.0
     """Weight of the pretraining loss per token."""
-    ptx_rows: Count | None = None
+    ptx_rows: Advanced[Count | None] = None
     """Texts for each gradient; none for as many as it has responses."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; parameters and optimiser stay in float32."""
-    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    attention: Advanced[Literal["auto", "eager", "sdpa"]] = "auto"
     """Implementation of attention; auto is fused (sdpa) unless the algorithm differentiates twice."""
     micro_batch_tokens: Count | None = None
     """Tokens of a micro-batch, which changes memory but not results; none for a whole minibatch."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Advanced[bool] = False
     """Recompute activations in the backward pass instead of keeping them."""
     eval_prompts: Text | None = None
     """File of prompts for evaluations; none for the task's own, or those of training."""
-    log_samples: NonNegativeInt = 4
+    log_samples: Advanced[NonNegativeInt] = 4
     """Responses to log at each evaluation."""
 
     @property

@@ -1,1 +1,1 @@
-"""What a run is told: settings by name, their defaults, presets, and configurations of older versions."""
+"""The configuration of a run: settings by name, their defaults, and presets."""

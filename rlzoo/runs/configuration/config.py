@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
-from rlzoo.algorithms import ALGORITHMS, Algorithm
+from rlzoo.algorithms import Algorithm
+from rlzoo.core.env import env_name
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
 from rlzoo.core.estimators import ESTIMATORS, Estimator
-from rlzoo.core.fields import Count, NonNegativeInt, Range, ScheduleRange, check_fields
+from rlzoo.core.fields import Advanced, Count, MinibatchSize, NonNegativeInt, Range, ScheduleRange, check_fields
 from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.schedules import linear_ends, load_function
+from rlzoo.core.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
 from rlzoo.runs.configuration.objects import describe, first_description, holds_object, import_name, saved, written
 from rlzoo.runs.configuration.settings import Setting, is_part, settings_of, unknown_name
-from rlzoo.runs.registry import task_class
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
 
-ALIASES = {"ppo": "ppo-clip"}
+_ALGORITHMS = {name: algorithm_class(name) for name in ALGORITHMS}
+_ALIASES = ALIASES | ESTIMATOR_ALIASES
+
+
+class Source(NamedTuple):
+    """Settings from elsewhere than the user: a preset, a recipe, or a file."""
+
+    title: str
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,6 @@ class Config:
         "Memory and speed": ("device", "fast", "compile"),
     }
     """Groups of fields in the help page, by title; the other fields are below `title`."""
-    advanced: ClassVar[tuple[str, ...]] = ("fast", "checkpoint_interval")
-    """Fields that only `--help-all` shows."""
 
     env: Any
     """Name or `module:Class` of a task, Gymnasium id, or `module:Id` of an environment that a module registers."""
@@ -51,7 +61,7 @@ class Config:
     """Environment steps to train for."""
     device: str = "cpu"
     """PyTorch device of the model."""
-    fast: bool = True
+    fast: Advanced[bool] = True
     """Use implementations that are only faster: written-out gradients, acting in NumPy, packed weights."""
     compile: bool = False
     """Compile the training step to native code, which is kept in a cache for later runs."""
@@ -61,7 +71,7 @@ class Config:
     """Episodes of each evaluation."""
     final_eval_episodes: Count = 100
     """Episodes of each of the two final evaluations, stochastic and deterministic."""
-    checkpoint_interval: Count | None = None
+    checkpoint_interval: Advanced[Count | None] = None
     """Steps between checkpoints; none for a tenth of total_steps."""
     stop_return: float | None = None
     """Stop when the mean return of an evaluation reaches this."""
@@ -74,6 +84,12 @@ class Config:
         """Every setting by its name."""
         return settings_of(self, units=self.task.units)
 
+    @property
+    def names(self) -> set[str]:
+        """The settings, and the parts that can be given as a whole."""
+        parts = (f.name for f in dataclasses.fields(self.task) if is_part(getattr(self.task, f.name)))
+        return {*self.table, *parts, "estimator", "task"} - {"env"}
+
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name, as values for JSON. The algorithm, its estimator and the network are names.
 
@@ -83,7 +99,7 @@ class Config:
         flat = {name: (saved if name in kept else written)(x.value) for name, x in self.table.items()}
         return {
             "env": flat.pop("env"),
-            "algorithm": _name_of(self.algorithm, ALGORITHMS),
+            "algorithm": _name_of(self.algorithm, _ALGORITHMS),
             "estimator": _name_of(self.algorithm.estimator, ESTIMATORS),
             **{name: _name_of(getattr(self.task, name), kind.known) for name, kind in self.task.named_parts.items()},
             **flat,
@@ -101,14 +117,17 @@ class Config:
         estimator = self.algorithm.estimator
         return Setup(
             env=self.env,
+            algorithm=self.algorithm.name,
             seed=self.seed,
             device=self.device,
             gamma=estimator.gamma,
             whole_episodes=estimator.whole_episodes,
             grouped=estimator.grouped,
             second_order=self.algorithm.second_order,
+            fisher_fraction=getattr(self.algorithm, "fisher_fraction", 1.0),
+            minibatch_sizes={name: x.value for name, x in self.table.items() if x.hint == MinibatchSize},
             fast=self.fast,
-            values={name: x.value for name, x in self.table.items()} | {"algorithm": self.algorithm.name},
+            compile=self.compile,
             folder=folder,
             progress=progress,
         )
@@ -132,39 +151,93 @@ def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config
 
 def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
     """`make_config` without the final `check`."""
-    settings = dict(settings)
-    task = settings.pop("task", None) or task_class(env).default_settings(env)
+    config, settings, _ = merge(algorithm, env, settings)
+    return fill(config, settings)
+
+
+def merge(
+    algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any], sources: Sequence[Source] = ()
+) -> tuple[Config, dict[str, Any], list[Source]]:
+    """`settings` on top of those of `sources`, of which later ones win.
+
+    If a later source or `settings` name an estimator or a network, a source may have settings that these lack.
+
+    Returns:
+        A configuration with the parts that the settings name and default values, for `fill`; all settings by their
+        present names; and what each source contributes to them.
+
+    Raises:
+        ConfigError: a source sets something that the algorithm or task does not have.
+    """
+    cls = _class_of(algorithm, "algorithm", Algorithm, _ALGORITHMS)
+    settings = present_names(cls, settings)
+    sources = [Source(source.title, present_names(cls, source.settings)) for source in sources]
+    everything = functools.reduce(operator.or_, (source.settings for source in sources), {}) | settings
+    config = _with_parts(algorithm, env, everything)
+    names = config.names
+    contributions: list[Source] = []
+    for title, defaults in reversed(sources):
+        if {"estimator", *config.task.named_parts} & settings.keys():
+            defaults = {name: x for name, x in defaults.items() if name in names}
+        for name in sorted(defaults.keys() - names):
+            raise ConfigError(f"{title} sets {name}, which {cls.name} on {env_name(env)} does not have")
+        defaults = {name: x for name, x in defaults.items() if name not in settings}
+        contributions.insert(0, Source(title, defaults))
+        settings = defaults | settings
+    return config, settings, contributions
+
+
+def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool = True) -> dict[str, Any]:
+    """Settings with the names that the algorithm gives them today, and a line for each that had another one."""
+    present = dict(settings)
+    for old, new in cls.renamed.items():
+        if old in present:
+            require(new not in present, f"{old} and {new} are two names of one setting: leave out {old}")
+            present[new] = present.pop(old)
+            if say:
+                complain_once(f"{old} of {cls.name} is called {new}")
+    return present
+
+
+@functools.cache
+def complain_once(line: str) -> None:
+    """`complain`, but once in a process for each line."""
+    complain(line)
+
+
+def _with_parts(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
+    """The configuration with the algorithm, estimator, task and named parts of `settings`, and default values."""
+    task = settings.get("task") or task_class(env).default_settings(env)
     require(isinstance(task, TaskSettings), f"task must be TaskSettings, got {task!r}")
 
-    def instance(part: Any, kind: str, base: type, registry: Mapping[str, type]) -> Any:
+    def instance(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
         """The part itself, or one made from a name or class and the task's defaults."""
-        if isinstance(part, str):
-            part = ESTIMATOR_ALIASES.get(part, part) if base is Estimator else part
-            part = _class_of(part, registry, base, kind)
-        if isinstance(part, type) and issubclass(part, base):
-            part = _replace(part(), task.defaults, task.units)
-        example = f"such as {kind}={next(iter(registry))!r} or {kind}={next(iter(registry.values())).__name__}()"
-        require(isinstance(part, base), f"{kind} must be a name or {_a(base.__name__)}, {example}, got {part!r}")
-        return part
+        cls = _class_of(part, kind, base, classes)
+        return part if isinstance(part, base) else _replace(cls(), task.defaults, task.units)
 
-    if isinstance(algorithm, str):
-        algorithm = ALIASES.get(algorithm, algorithm)
-    chosen = instance(algorithm, "algorithm", Algorithm, ALGORITHMS)
+    whole = instance(algorithm, "algorithm", Algorithm, _ALGORITHMS)
     if "estimator" in settings:
-        estimator = instance(settings.pop("estimator"), "estimator", Estimator, ESTIMATORS)
-        chosen = dataclasses.replace(chosen, estimator=estimator)
+        estimator = instance(settings["estimator"], "estimator", Estimator, ESTIMATORS)
+        whole = dataclasses.replace(whole, estimator=estimator)
     for name, kind in task.named_parts.items():
         if name in settings:
-            task = dataclasses.replace(task, **{name: instance(settings.pop(name), name, kind.base, kind.known)})
-    config = Config(env, chosen, task)
-    nested = (f.name for f in dataclasses.fields(task) if is_part(getattr(task, f.name)))
-    known = {*config.table, *nested, "estimator"} - {"env"}
-    unknown = settings.keys() - known
-    if unknown:
-        raise ConfigError(unknown_name("setting", min(unknown), known))
+            task = dataclasses.replace(task, **{name: instance(settings[name], name, kind.base, kind.known)})
+    return Config(env, whole, task)
+
+
+def fill(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The configuration with these settings, of which those that name parts are in it already.
+
+    Raises:
+        ConfigError: as for `make_config`.
+    """
+    parts = {"task", "estimator", *config.task.named_parts}
+    settings = {name: x for name, x in settings.items() if name not in parts}
+    for name in sorted(settings.keys() - config.names):
+        raise ConfigError(unknown_name("setting", name, config.names))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
     settings = {name: None if x == "none" and name in optional else x for name, x in settings.items()}
-    return _replace(config, settings, task.units)
+    return _replace(config, settings, config.task.units)
 
 
 def _replace(part: Any, settings: Mapping[str, Any], units: Mapping[str, tuple[str, str]]) -> Any:
@@ -173,9 +246,9 @@ def _replace(part: Any, settings: Mapping[str, Any], units: Mapping[str, tuple[s
     for f in dataclasses.fields(part):
         value, name = getattr(part, f.name), units.get(f.name, (f.name,))[0]
         if is_part(value):
-            given, cls = settings.get(f.name, value), type(value)
-            require(isinstance(given, cls), f"{f.name} must be a {cls.__name__}, got {given!r}")
-            changes[f.name] = _replace(given, settings, units)
+            value, cls = settings.get(f.name, value), type(value)
+            require(isinstance(value, cls), f"{f.name} must be a {cls.__name__}, got {value!r}")
+            changes[f.name] = _replace(value, settings, units)
         elif name in settings:
             x = settings[name]
             changes[f.name] = tuple(x) if isinstance(x, list) else x
@@ -256,13 +329,20 @@ def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:
     return next(names, None) or import_name(cls) or {"object": describe(part)}
 
 
-def _class_of(name: str, registry: Mapping[str, type], base: type, kind: str) -> Any:
-    """The class of that name: a registered one, or `module:Class`."""
-    if name in registry:
-        return registry[name]
+def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
+    """The class of a part that is a registered name, `module:Class`, a class, or an instance."""
+    if isinstance(part, base):
+        return type(part)
+    if isinstance(part, type) and issubclass(part, base):
+        return part
+    example = f"such as {kind}={next(iter(classes))!r} or {kind}={next(iter(classes.values())).__name__}()"
+    require(isinstance(part, str), f"{kind} must be a name or {_a(base.__name__)}, {example}, got {part!r}")
+    name = _ALIASES.get(part, part)
+    if name in classes:
+        return classes[name]
     module, _, qualname = name.partition(":")
     if not qualname:
-        raise ConfigError(f"{no_such(kind, name, registry)} (known: {', '.join(registry)})")
+        raise ConfigError(f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
     try:
         cls = getattr(importlib.import_module(module), qualname)
     except (Exception, SystemExit) as error:  # of any kind, from importing any code

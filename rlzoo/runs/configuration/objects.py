@@ -17,10 +17,9 @@ def import_name(x: Any) -> str | None:
     if not (callable(x) and isinstance(module, str) and isinstance(name, str)) or module == "__main__":
         return None
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        return f"{module}:{name}" if getattr(importlib.import_module(module), name, None) is x else None
     except ImportError:
         return None
-    return f"{module}:{name}" if found is x else None
 
 
 def written(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The file `config.json`: what a run was told, and what made it."""
+"""The file `config.json`: the settings of a run, and the versions that made it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ import torch
 from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
 from rlzoo.core.files import read_bytes
 from rlzoo.core.version import __version__
-from rlzoo.runs.checkpoint import FORMAT, READABLE
-from rlzoo.runs.configuration.upgrade import upgrade
+from rlzoo.runs.checkpoint import FORMAT
+from rlzoo.runs.configuration.config import present_names
+from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
-_NOT_SETTINGS = ("objects", "spaces", "model_class", "extended_at", "threads", "versions", "git_commit")
-"""Entries of `config.json` beside its format and the settings."""
+_NOT_SETTINGS = ("format", "objects", "spaces", "extended_at", "threads", "versions", "git_commit")
+"""Entries of `config.json` beside the settings."""
 
 
 def config_file(path: Path | str) -> Path:
@@ -39,18 +40,18 @@ def read_record(file: Path) -> dict[str, Any]:
         version = record["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {reason(error)}") from error
-    if version not in READABLE:
-        raise RunError(other_format(file, record, READABLE))
+    if version != FORMAT:
+        raise RunError(other_format(file, record, [FORMAT]))
     return dict(record)
 
 
 def other_format(file: Path, record: Mapping[str, Any], readable: Sequence[int]) -> str:
     """The message for a file of an unknown format: what can read it."""
-    made, commit = record.get("versions"), record.get("git_commit")
-    by = f", {made['rlzoo']}" if isinstance(made, dict) and "rlzoo" in made else ""
-    by += f" at commit {commit}" if commit else ""
-    known = " and ".join(map(str, readable))
-    return f"{file} has format {record['format']}; this rlzoo reads {known}: use the rlzoo that wrote it{by}"
+    versions, commit = record.get("versions"), record.get("git_commit")
+    writer = f", {versions['rlzoo']}" if isinstance(versions, dict) and "rlzoo" in versions else ""
+    writer += f" at commit {commit}" if commit else ""
+    formats = " and ".join(map(str, readable))
+    return f"{file} has format {record['format']}; this rlzoo reads {formats}: use the rlzoo that wrote it{writer}"
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -59,14 +60,10 @@ def read_settings(file: Path) -> dict[str, Any]:
     Raises:
         RunError: as for `read_record`.
     """
-    record = read_record(file)
-    version = record.pop("format")
-    for name in _NOT_SETTINGS:
-        record.pop(name, None)
-    try:
-        return record if version == FORMAT else upgrade(record)
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise RunError(f"{file} cannot be used: {reason(error)}") from error
+    settings = {name: x for name, x in read_record(file).items() if name not in _NOT_SETTINGS}
+    if settings.get("algorithm") in ALGORITHMS:
+        return present_names(algorithm_class(settings["algorithm"]), settings, say=False)
+    return settings
 
 
 def reason(error: BaseException) -> str:

@@ -10,9 +10,10 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from rlzoo.core.errors import ConfigError, no_such
+from rlzoo.core.fields import ADVANCED
 
 
 class Setting(NamedTuple):
@@ -25,8 +26,11 @@ class Setting(NamedTuple):
     part: type
     """Class of the part."""
     hint: Any
+    """Type of the field, without the mark `Advanced`."""
     value: Any
     help: str
+    advanced: bool = False
+    """Whether only `--help-all` shows it."""
 
     @property
     def group(self) -> str:
@@ -36,11 +40,6 @@ class Setting(NamedTuple):
                 return str(title)
         first, *rest = getattr(self.part, "name", "").split("-")
         return str(getattr(self.part, "title", "-".join([first.upper(), *rest]) or self.part.__name__))
-
-    @property
-    def advanced(self) -> bool:
-        """Whether only `--help-all` shows it."""
-        return self.field in getattr(self.part, "advanced", ())
 
 
 def settings_of(*parts: Any, units: Mapping[str, tuple[str, str]] | None = None) -> dict[str, Setting]:
@@ -91,20 +90,20 @@ PEERS = {
     "eval_episodes": "n_eval_episodes",
     "out": "output_dir tensorboard_log",
 }
-"""Names here, and in Stable-Baselines3, CleanRL and TRL."""
+"""Names here, and their names in Stable-Baselines3, CleanRL and TRL."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """An error message that suggests the nearest known name: that of what peers call so, or one with these initials."""
-    known = sorted(known)
-    plain = {other.strip("-").replace("-", "_"): other for other in known}
+def unknown_name(kind: str, name: str, names: Iterable[str]) -> str:
+    """An error message that suggests the nearest name, also for initials and for the names of other libraries."""
+    names = sorted(names)
+    plain = {other.strip("-").replace("-", "_"): other for other in names}
     asked = name.strip("-").replace("-", "_")
     for ours, theirs in PEERS.items():
         if asked in theirs.split() and ours in plain:
             return f"no {kind} {name!r}; did you mean {plain[ours]!r}?"
-    initials = {"".join(word[0] for word in re.findall(r"[a-z]+", other)): other for other in known}
+    initials = {"".join(word[0] for word in re.findall(r"[a-z]+", other)): other for other in names}
     nearest = initials.get(name.strip("-"))
-    return no_such(kind, name, known) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
+    return no_such(kind, name, names) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
 
 
 @functools.cache
@@ -132,4 +131,14 @@ def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting
             yield from _fields(value, units)
         else:
             name, text = units.get(f.name, (f.name, texts.get(f.name, "")))
-            yield Setting(name, f.name, cls, hints[f.name], value, text)
+            hint, *marks = _split(hints[f.name])
+            yield Setting(name, f.name, cls, hint, value, text, ADVANCED in marks)
+
+
+def _split(hint: Any) -> tuple[Any, *tuple[Any, ...]]:
+    """A type without the mark `Advanced`, and all its marks."""
+    if get_origin(hint) is not Annotated:
+        return (hint,)
+    kind, *marks = get_args(hint)
+    kept = [mark for mark in marks if mark is not ADVANCED]
+    return (Annotated[(kind, *kept)] if kept else kind, *marks)

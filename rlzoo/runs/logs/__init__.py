@@ -1,1 +1,1 @@
-"""What a run tells: metrics, TensorBoard, trackers, and the terminal."""
+"""The records of a run: metrics, TensorBoard, trackers, and the terminal."""

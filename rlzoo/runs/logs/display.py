@@ -145,34 +145,34 @@ class LiveDisplay(Display):
             self._bar = None
 
 
-class _Operation:
-    """The remaining time of an operation, measured since its first call."""
-
-    def __init__(self) -> None:
-        self._share, self._first, self._start = 1.0, 0.0, 0.0
-
-    def left(self, share: float) -> str:
-        """ "  0:12 left" after 1 s; a smaller share than before begins another operation."""
-        now = time.monotonic()
-        if share < self._share:
-            self._first, self._start = share, now
-        self._share = share
-        done, seconds = share - self._first, now - self._start
-        return f"  {duration(seconds / done * (1 - share))} left" if done > 0 and share < 1 and seconds > 1 else ""
-
-
 class _Clock:
-    """Steps per second and remaining time, measured since the session started."""
+    """Speed and remaining time, measured since its start."""
 
-    def __init__(self, step: int, total: int) -> None:
+    def __init__(self, first: float, total: int = 1) -> None:
         self.total = total
-        self._first = step
-        self._start = time.monotonic()
+        self._first, self._start = first, time.monotonic()
+
+    def left(self, done: float) -> str:
+        """The remaining time, such as "  0:12 left"; nothing at the end or before anything is done."""
+        seconds, share = time.monotonic() - self._start, done - self._first
+        return f"  {duration(seconds / share * (self.total - done))} left" if share > 0 and done < self.total else ""
 
     def pace(self, step: int) -> str:
         rate = max(step - self._first, 1) / max(time.monotonic() - self._start, 1e-9)
-        left = max(self.total - step, 0) / rate
-        return f"{rate:>7,.0f} steps/s" + (f"  {duration(left)} left" if left else "")
+        return f"{rate:>7,.0f} steps/s{self.left(step)}"
+
+
+class _Operation:
+    """The clock of a long operation. A smaller share than before begins another operation."""
+
+    def __init__(self) -> None:
+        self._share = math.inf
+
+    def left(self, share: float) -> str:
+        if share < self._share:
+            self._clock = _Clock(share)
+        self._share = share
+        return self._clock.left(share)
 
 
 def _next_tenth(step: int, total: int) -> int:
@@ -183,7 +183,8 @@ def _next_tenth(step: int, total: int) -> int:
 
 def _summary(record: Mapping[str, Any]) -> str:
     """The mean return, the share of successes, and the KL: to the reference, or of the update if there is none."""
-    success, kl, kl_ref = (record.get(name) for name in ("success_rate", "kl", "kl_reference"))
+    success, kl_ref = record.get("success_rate"), record.get("kl_reference")
+    kl = record.get("kl", record.get("kl_k3"))
     text = f"return {_short(record['mean_return']):>8}" + ("" if success is None else f"  success {success:.0%}")
     if kl_ref is not None:
         return f"{text}  kl_ref {kl_ref:.4g}"

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.files import naming
 from rlzoo.core.screen import printable
-from rlzoo.runs.files import is_at, write_atomically
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.sinks import Sink, TensorBoard
+from rlzoo.runs.loop import Iteration
 
 _WINDOW = 100
 """Episodes that mean returns and lengths are over."""
@@ -38,7 +36,7 @@ class Logger:
 
     A line of `metrics.jsonl` holds `step`; `seconds` and `steps_per_second` of training, without evaluations and
     checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); `success_rate` of
-    the last 100 that tell it; and the metrics of environment and algorithm with 6 digits (null if not finite).
+    the last 100 that report it; and the metrics of environment, algorithm and hooks with 6 digits (null if not finite).
     TensorBoard and `trackers` get about 1000 of these lines.
     """
 
@@ -52,8 +50,8 @@ class Logger:
         trackers: Sequence[Sink] = (),
     ) -> None:
         self.display = display
-        self._metrics = _Lines(folder / "metrics.jsonl", display.say)
-        self._evaluations = _Lines(folder / "evaluations.jsonl", display.say)
+        self._metrics = _Lines(folder / "metrics.jsonl")
+        self._evaluations = _Lines(folder / "evaluations.jsonl")
         self._sinks = [TensorBoard(folder, resumed_at), *trackers]
         self._text(resumed_at or 0, "config", _table(["setting", "value"], settings.items()))
         self._stride = max(1, total_steps // _POINTS)
@@ -64,16 +62,10 @@ class Logger:
         self._successes: deque[bool] = deque(maxlen=_WINDOW)
         self._flushed = time.monotonic()
 
-    def iteration(
-        self,
-        step: int,
-        seconds: float,
-        metrics: Mapping[str, float],
-        episodes: Sequence[Episode],
-        environment: Collection[str] = (),
-    ) -> dict[str, Any]:
-        """Records an iteration that took `seconds` and ended at `step`; `environment` names the environment metrics."""
-        before, self._step = self._step, step
+    def iteration(self, iteration: Iteration) -> dict[str, Any]:
+        """Records an iteration. Returns its line of `metrics.jsonl`."""
+        before, self._step = self._step, iteration.step
+        step, seconds, episodes = iteration.step, iteration.seconds, iteration.episodes
         self._seconds += seconds
         self._returns.extend(episode.return_ for episode in episodes)
         self._lengths.extend(episode.length for episode in episodes)
@@ -87,10 +79,10 @@ class Logger:
         }
         if self._successes:
             record["success_rate"] = _mean(self._successes)
-        record |= {name: _six_digits(x) for name, x in metrics.items()}
+        record |= {name: _six_digits(x) for name, x in iteration.metrics.items()}
         self._metrics.add(record)
         if step // self._stride > before // self._stride:
-            groups = {name: f"env/{name}" for name in environment} | _TAGS
+            groups = {name: f"env/{name}" for name in iteration.environment_metrics} | _TAGS
             scalars = {groups.get(name) or f"train/{name}": x for name, x in record.items()}
             del scalars["train/step"]
             self._scalars(step, scalars)
@@ -127,9 +119,7 @@ class Logger:
             sink.flush()
 
     def close(self) -> None:
-        """Closes all files."""
-        self._metrics.close()
-        self._evaluations.close()
+        """Closes the sinks."""
         for sink in self._sinks:
             sink.close()
 
@@ -153,51 +143,23 @@ class Logger:
 
 
 class _Lines:
-    """A JSON-lines file that grows. If another program deletes or replaces it, it is written again.
+    """A JSON-lines file that grows."""
 
-    Args:
-        say: called with a line that says so.
-    """
-
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self._path, self._say = path, say
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._pending: list[dict[str, Any]] = []
-        self._file: IO[bytes] | None = None
-        """Keeps the content of a deleted file."""
-        self._size = 0
 
     def add(self, record: dict[str, Any]) -> None:
         self._pending.append(record)
 
     def flush(self) -> None:
-        if self._file is not None:
-            self._restore(self._file)
-        elif self._path.is_symlink():
+        if not self._pending:
+            return
+        if self._path.is_symlink():
             self._path.unlink()
-        if self._pending:
-            text = "".join([json.dumps(record) + "\n" for record in self._pending])
-            with naming(self._path), self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
-            self._pending.clear()
-            self._file = self._file or self._path.open("rb")
-            self._size = os.fstat(self._file.fileno()).st_size
-
-    def _restore(self, file: IO[bytes]) -> None:
-        """Writes the open file again if it is no longer the one at the path."""
-        if os.fstat(file.fileno()).st_size < self._size:
-            self._say(f"another program cut {self._path}: some of its lines are lost")
-            self._size = 0
-        if not is_at(file, self._path):
-            file.seek(0)
-            write_atomically(self._path, file.read())
-            self.close()
-            self._file = self._path.open("rb")
-            self._say(f"another program deleted or replaced {self._path}: it was written again")
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write("".join([json.dumps(record) + "\n" for record in self._pending]))
+        self._pending.clear()
 
 
 def _mean(values: deque[Any]) -> float | None:

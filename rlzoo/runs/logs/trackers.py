@@ -29,19 +29,19 @@ class WandB(Sink):
         name: the name of the run.
         settings: the settings to show.
         folder: for the files of the tracker.
-        known: the id of the tracker's run, if the run was tracked before.
+        id: the tracker's id of the run, if it was tracked before.
 
     Raises:
         ConfigError: the tracker cannot be reached.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, known: str | None) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, id: str | None) -> None:
         wandb = _package("wandb", "wandb")
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", _PROJECT),
                 name=name,
-                id=known,
+                id=id,
                 resume="allow",
                 config=dict(settings),
                 dir=str(folder),
@@ -56,10 +56,9 @@ class WandB(Sink):
     def check() -> None:
         """Raises `ConfigError` if the package is missing or nobody is logged in."""
         wandb = _package("wandb", "wandb")
-        require(
-            os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or bool(wandb.api.api_key),
-            "track: nobody is logged in to Weights & Biases: run wandb login, or set WANDB_MODE=offline",
-        )
+        offline = os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+        remedy = "run wandb login, or set WANDB_MODE=offline"
+        require(offline or bool(wandb.api.api_key), f"track: nobody is logged in to Weights & Biases: {remedy}")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
@@ -69,22 +68,20 @@ class WandB(Sink):
 
 
 class MLflow(Sink):
-    """A run of MLflow, where MLFLOW_TRACKING_URI says. The experiment is MLFLOW_EXPERIMENT_NAME, or rlzoo.
+    """A run of MLflow, at MLFLOW_TRACKING_URI. The experiment is MLFLOW_EXPERIMENT_NAME, or rlzoo.
 
     The arguments and errors are those of `WandB`.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, known: str | None) -> None:
+    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, id: str | None) -> None:
         mlflow = _package("mlflow", "mlflow-skinny")
+        self._pending: list[Any] = []
         try:
             self._client = mlflow.MlflowClient()
             self._metric = mlflow.entities.Metric
-            self._pending: list[Any] = []
-            self.id = known or self._create(name)
+            self.id = id or self._create(name)
             for setting, x in settings.items():
-                with contextlib.suppress(
-                    mlflow.MlflowException
-                ):  # a parameter cannot change, so total_steps may differ
+                with contextlib.suppress(mlflow.MlflowException):  # a changed parameter, such as total_steps
                     self._client.log_param(self.id, setting, x)
             self._client.update_run(self.id, status="RUNNING")
         except Exception as error:
@@ -126,20 +123,20 @@ def check_tracker(name: str) -> None:
 
 def start_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
     """A new run of a tracker for a run directory, which records its id."""
-    made = TRACKERS[name](folder.name, settings, folder, None)
-    write_atomically(folder / _FILE, json.dumps({"tracker": name, "id": made.id}).encode())
-    return [made]
+    tracker = TRACKERS[name](folder.name, settings, folder, None)
+    write_atomically(folder / _FILE, json.dumps({"tracker": name, "id": tracker.id}).encode())
+    return [tracker]
 
 
 def continue_tracker(folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
     """The tracker's run of a run directory again; none if it has none."""
     try:
         record = json.loads(read_bytes(folder / _FILE))
-        name, known = record["tracker"], str(record["id"])
+        name, id = record["tracker"], str(record["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return []
     check_tracker(name)
-    return [TRACKERS[name](folder.name, settings, folder, known)]
+    return [TRACKERS[name](folder.name, settings, folder, id)]
 
 
 def _package(name: str, distribution: str) -> Any:

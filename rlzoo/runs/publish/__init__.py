@@ -1,1 +1,1 @@
-"""Policies that leave the zoo: loading, exporting, and a repository on the Hub with its model card."""
+"""Policies for other programs: loading, exporting, and a repository on the Hugging Face hub with its model card."""

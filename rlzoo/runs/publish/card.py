@@ -8,14 +8,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from markupsafe import Markup
 
 from rlzoo.core.screen import one_line
 from rlzoo.runs.publish.markup import template
 from rlzoo.runs.run import Run
 
-_NO_SETTINGS = {"format", "env", "algorithm", "objects", "model_class", "extended_at", "versions", "git_commit"}
+_NO_SETTINGS = {"format", "env", "algorithm", "objects", "extended_at", "versions", "git_commit"}
 
 
 def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: bool) -> str:
@@ -64,22 +63,20 @@ def curve(run: Run, step: int) -> bytes | None:
 
 def _metadata(record: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
     """The YAML that the hub reads: tags, and the mean return for its leaderboards."""
-    env, algorithm = _text(record["env"]), _text(record["algorithm"])
-    metadata: dict[str, Any] = {
-        "library_name": "rlzoo",
-        "pipeline_tag": "reinforcement-learning",
-        "tags": [env, algorithm, "reinforcement-learning", "deep-reinforcement-learning", "rlzoo"],
-    }
+    from huggingface_hub import EvalResult, ModelCardData
+
+    env, algorithm, task = _text(record["env"]), _text(record["algorithm"]), "reinforcement-learning"
+    card = ModelCardData(
+        library_name="rlzoo",
+        pipeline_tag=task,
+        tags=[env, algorithm, task, "deep-reinforcement-learning", "rlzoo"],
+    )
     evaluation = kinds.get("deterministic", kinds.get("stochastic"))
     if evaluation is not None:
         value = f"{evaluation['mean_return']:.2f} +/- {evaluation['std_return']:.2f}"
-        result = {
-            "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
-            "dataset": {"name": env, "type": env},
-            "metrics": [{"type": "mean_reward", "value": value, "name": "mean_reward", "verified": False}],
-        }
-        metadata["model-index"] = [{"name": algorithm, "results": [result]}]
-    return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+        result = EvalResult(task, env, env, "mean_reward", value, task_name=task, metric_name="mean_reward")
+        card.model_name, card.eval_results = algorithm, [result]
+    return card.to_yaml() + "\n"
 
 
 def _figures(evaluation: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Policies that leave: loading the policy of a run into a program, and exporting it to a file."""
+"""Policies for other programs: loading, exporting to a file, and uploading."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from rlzoo.runs.publish import card
 from rlzoo.runs.publish.hub import PREFIX, upload
 from rlzoo.runs.run import Run
 
-SUFFIXES = {"onnx": ".onnx", "torchscript": ".pt", "c": ".h"}
+SUFFIXES = {"onnx": ".onnx", "c": ".h"}
 """Formats of `export`, and the names of their files."""
 
 
@@ -44,22 +45,17 @@ def load_policy(
 
     Args:
         run: a run directory, or `hf:user/name` for a policy on the Hugging Face hub.
-        checkpoint: the step of a checkpoint, or "best" for the one with the best evaluation; by default the last one.
         deterministic: take the most probable action instead of a sample.
         seed: seed of the samples.
-        model: a model to load the weights into, if the run was trained with a model of your own.
-        objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
+        checkpoint, model, objects: as for `evaluate`.
 
     Raises:
         ConfigError: the run trains a language model, or a task that has no such policy.
         RunError: there is no such run or checkpoint, it is damaged, or the hub cannot be reached.
     """
     require(seed >= 0, f"seed must be at least 0, got {seed}")
-    task = load_task(run, checkpoint, model, **objects)
-    try:
+    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
         return task.policy(deterministic=deterministic, seed=seed)
-    finally:
-        task.close()
 
 
 def export(
@@ -79,8 +75,8 @@ def export(
 
     Args:
         run, checkpoint, model, objects: as for `load_policy`.
-        format: onnx (checked with onnxruntime), torchscript, or c (a header without dependencies).
-        out: the file; by default `policy.onnx`, `policy.pt` or `policy.h` in the current directory.
+        format: onnx (checked with onnxruntime), or c (a header without dependencies).
+        out: the file; by default `policy.onnx` or `policy.h` in the current directory.
 
     Raises:
         ConfigError: a package is missing, or a part of the policy cannot be exported to the format.
@@ -91,7 +87,8 @@ def export(
     require(not path.is_dir(), f"out must be a file, and {path} is a directory")
     run = Run.open(run)
     step = run.step_of(checkpoint)
-    policy = load_policy(run, step, model=model, **objects)
+    with contextlib.closing(load_task(run, step, model, plain=True, **objects)) as task:
+        policy = task.policy()
     record = run.record
     names = {name: str(record[name]) for name in ("env", "algorithm", "seed")}
     about = {"run": run.path.name, **names, "step": str(step), **record["versions"], **_spaces(policy)}

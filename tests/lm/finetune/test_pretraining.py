@@ -197,7 +197,7 @@ def test_the_pretraining_loss_alone_raises_the_likelihood_of_its_texts(name):
         "reinforce": Reinforce(learning_rate=1e-2),
         "ppo-penalty": PPOPenalty(epochs=20, minibatch_size="all", learning_rate=3e-3),
         "ppo-clip": PPOClip(epochs=20, minibatch_size="all", learning_rate=3e-3, vf_coef=0.0),
-        "npg": NPG(max_kl=0.3),
+        "npg": NPG(step_kl=0.3),
         "trpo": TRPO(max_kl=0.3),
     }[name]
     model = make_model(attention="eager")

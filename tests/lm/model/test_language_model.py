@@ -555,7 +555,7 @@ def test_fisher_products_equal_the_explicit_fisher_matrix(micro_batch_tokens, ra
 def test_the_natural_gradient_step_is_the_solution_of_the_explicit_system(rank):
     """Scaled to the quadratic model of the KL. Of an adapter, nothing else moves, and the reference stays."""
     model, rows = make_small(rank), make_rows([(2, 3), (3, 1), (1, 2)], vocabulary=7, padding=0)
-    algorithm = NPG(max_kl=1e-6, cg_iters=300, cg_damping=0.01, vf_epochs=0)
+    algorithm = NPG(step_kl=1e-6, cg_iters=300, cg_damping=0.01, vf_epochs=0)
     buffer, policy, reference = make_buffer(model, rows), FlatPolicy(model), Reference(model)
     batch = algorithm.estimator(buffer).rows(0)
     advantage = batch.advantage[batch.mask]

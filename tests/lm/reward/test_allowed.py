@@ -11,7 +11,6 @@ from scipy.stats import chi2
 from simulated_gpu import GPU, simulated
 
 import rlzoo
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, EnvError
@@ -23,6 +22,7 @@ from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.registry import ALGORITHMS
 
 V = tiny.PAD + 1
 

@@ -10,7 +10,6 @@ from simulated_gpu import GPU, simulated
 from tiny import PAD
 
 import rlzoo
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.collector import evaluate
 from rlzoo.core.env import Experience
 from rlzoo.core.errors import ConfigError, EnvError
@@ -20,6 +19,7 @@ from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.turns import Answer, Turns, spoken
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.registry import ALGORITHMS
 
 
 def echo(conversations):

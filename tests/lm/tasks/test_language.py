@@ -10,7 +10,6 @@ from lm_builders import collected
 from transformers import AutoModelForCausalLM, pipeline
 
 import rlzoo
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import packed
@@ -18,6 +17,7 @@ from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.optim.objective import surrogate_and_kl
 from rlzoo.runs.configuration.config import check
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.registry import ALGORITHMS
 
 
 def vowels(prompts, responses):

@@ -12,7 +12,7 @@ from rlzoo.lm.model import pretrained, saving
 from rlzoo.lm.tasks import reviews
 from rlzoo.lm.tasks.random_walks import WalkGraph
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.configuration.defaults import with_recipe
+from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.configuration.presets import recipes
 
 NAMES = ("openai-2019", "instructgpt", "deepspeed-chat", "trl", "trlx", "coati")
@@ -43,9 +43,8 @@ def test_these_are_the_recipes():
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_is_a_configuration_of_ppo_clip(name, env):
-    settings, given = with_recipe(name, "ppo-clip", env, {})
-    config = make_config("ppo-clip", env, **settings)
-    assert given == recipes()[name]
+    settings, _ = starting_from("ppo-clip", env, {}, name)
+    config, given = make_config("ppo-clip", env, **settings), recipes()[name]
     found = config.to_dict()
     assert {name: "none" if found[name] is None else found[name] for name in given} == {
         name: "none" if x is None else x for name, x in given.items()
@@ -69,7 +68,7 @@ def test_recipe_starts_at_ratio_1_and_trains(name, env, models, tmp_path):
     score = tmp_path / "score.py"  # a model of random weights gets 0 from the task's own for all it says
     score.write_text("def length(prompts, responses):\n    return [float(len(x)) for x in responses]\n")
     own = {"model": str(models[env]), "reward": f"{score}:length", "responses_per_batch": 4}
-    settings, _ = with_recipe(name, "ppo-clip", env, own)
+    settings, _ = starting_from("ppo-clip", env, own, name)
     trainer = rlzoo.Trainer(make_config("ppo-clip", env, **settings))
     experience = collected(trainer.task)
     assert experience.metrics["beta"] == settings["beta"]
@@ -86,9 +85,9 @@ def test_ptx_of_a_recipe_needs_its_texts_alone(name, models, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(reviews.texts(8, seed=1)))
     own = {"model": str(models["Reviews"]), "responses_per_batch": 4, "ptx": str(texts)}
-    settings, given = with_recipe(name, "ppo-clip", "Reviews", own)
+    settings, _ = starting_from("ppo-clip", "Reviews", own, name)
     task = rlzoo.Trainer(make_config("ppo-clip", "Reviews", **settings)).task
     loss = task.model.auxiliary
-    assert loss.coef == pytest.approx(given["ptx_coef"])
+    assert loss.coef == pytest.approx(recipes()[name]["ptx_coef"])
     assert loss.rows is None  # as many texts as responses
     assert all(math.isfinite(float(term(task.model).detach())) for term in loss.draw(4))

@@ -2,30 +2,62 @@
 
 import pytest
 
-from rlzoo.algorithms import ALGORITHMS, PPOClip
+from rlzoo.algorithms import PPOClip
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import LeaveOneOut
 from rlzoo.runs.configuration import presets
-from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.configuration.defaults import with_preset, with_recipe
-from rlzoo.runs.configuration.presets import environments, find_recipe
+from rlzoo.runs.configuration.config import complain_once, make_config
+from rlzoo.runs.configuration.defaults import configured, starting_from
+from rlzoo.runs.configuration.presets import environments, find_preset, find_recipe
+from rlzoo.runs.registry import ALGORITHMS, ALIASES
+
+
+def use_preset(monkeypatch, preset, pair=None):
+    monkeypatch.setattr(
+        "rlzoo.runs.configuration.defaults.find_preset",
+        lambda algorithm, env: preset if pair in (None, (algorithm, env)) else None,
+    )
 
 
 def test_preset_gives_way_to_settings(monkeypatch):
-    preset = {"gamma": 0.9, "gae_lambda": 0.8, "max_kl": 0.02}
-    monkeypatch.setattr(
-        "rlzoo.runs.configuration.defaults.find_preset", lambda algorithm, env: preset if env == "Acrobot-v1" else None
-    )
-    assert with_preset("trpo", "Acrobot-v1", {"gamma": 0.5}) == (
+    use_preset(monkeypatch, {"gamma": 0.9, "gae_lambda": 0.8, "max_kl": 0.02}, ("trpo", "Acrobot-v1"))
+    assert starting_from("trpo", "Acrobot-v1", {"gamma": 0.5}) == (
         {"gae_lambda": 0.8, "max_kl": 0.02, "gamma": 0.5},
-        {"gae_lambda": 0.8, "max_kl": 0.02},
+        ["preset trpo/Acrobot-v1: gae_lambda=0.8, max_kl=0.02"],
     )
-    assert with_preset("trpo", "CartPole-v1", {"gamma": 0.5}) == ({"gamma": 0.5}, None)
-    assert with_preset("trpo", "Acrobot-v1", {"estimator": "monte-carlo"})[0] == {
+    assert starting_from("trpo", "CartPole-v1", {"gamma": 0.5}) == (
+        {"gamma": 0.5},
+        ["no preset for trpo on CartPole-v1: starting from the defaults"],
+    )
+    assert starting_from("trpo", "Acrobot-v1", {"estimator": "monte-carlo"})[0] == {
         "estimator": "monte-carlo",
         "gamma": 0.9,
         "max_kl": 0.02,
     }
+
+
+def test_preset_of_another_algorithm(monkeypatch, capsys):
+    use_preset(monkeypatch, {"max_kl": 0.02, "backtrack_iters": 3}, ("trpo", "Acrobot-v1"))
+    with pytest.raises(ConfigError, match="preset npg/Acrobot-v1 sets backtrack_iters, which npg on Acrobot-v1 does"):
+        starting_from("npg", "Acrobot-v1", {}, of="trpo")
+    use_preset(monkeypatch, {"max_kl": 0.02}, ("trpo", "Acrobot-v1"))
+    assert starting_from("npg", "Acrobot-v1", {}, of="trpo")[0] == {"step_kl": 0.02}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("algorithm", "old", "new"), [("ppo", "target_kl", "stop_kl"), ("npg", "max_kl", "step_kl")])
+def test_old_name_of_a_setting_is_said_once(algorithm, old, new, monkeypatch, tmp_path, capsys):
+    complain_once.cache_clear()
+    use_preset(monkeypatch, {new: 0.5})
+    preset = tmp_path / "mine.toml"
+    preset.write_text(f"[CartPole-v1]\n{old} = 0.25\n")
+    assert starting_from(algorithm, "CartPole-v1", {old: 0.125})[0] == {new: 0.125}
+    assert starting_from(algorithm, "CartPole-v1", {}, str(preset))[0] == {new: 0.25}
+    assert make_config(algorithm, "CartPole-v1", **{old: 0.125}).to_dict()[new] == 0.125
+    name = ALIASES.get(algorithm, algorithm)
+    assert capsys.readouterr().err == f"rlzoo: {old} of {name} is called {new}\n"
+    with pytest.raises(ConfigError, match=f"^{old} and {new} are two names of one setting: leave out {old}$"):
+        make_config(algorithm, "CartPole-v1", **{old: 0.1, new: 0.1})
 
 
 RECIPES = {
@@ -41,43 +73,35 @@ def recipes(monkeypatch):
 
 
 def test_recipe_gives_way_to_settings_and_comes_on_top_of_the_preset(recipes, monkeypatch):
-    preset = {"beta": 0.1, "responses_per_batch": 16, "epochs": 2, "gae_lambda": 0.9}
-    monkeypatch.setattr("rlzoo.runs.configuration.defaults.find_preset", lambda algorithm, env: preset)
-    settings, given = with_recipe("gentle", "ppo", "Reviews", {"responses_per_batch": 64})
-    assert given == {"beta": 0.5, "learning_rate": 1e-5}
-    assert settings == {"beta": 0.5, "learning_rate": 1e-5, "responses_per_batch": 64}
-    assert with_preset("ppo", "Reviews", settings) == (
-        {"epochs": 2, "gae_lambda": 0.9, "beta": 0.5, "learning_rate": 1e-5, "responses_per_batch": 64},
-        {"epochs": 2, "gae_lambda": 0.9},
-    )
-    config = make_config("ppo", "Reviews", **with_preset("ppo", "Reviews", settings)[0])
-    assert (config.task.responses_per_batch, config.task.beta, config.algorithm.epochs) == (64, 0.5, 2)
+    use_preset(monkeypatch, {"beta": 0.1, "responses_per_batch": 16, "epochs": 2, "gae_lambda": 0.9})
+    settings, lines = starting_from("ppo", "Reviews", {"responses_per_batch": 64}, "gentle")
+    assert lines == [
+        "preset ppo-clip/Reviews: epochs=2, gae_lambda=0.9",
+        "preset gentle: beta=0.5, learning_rate=1e-05",
+    ]
+    expected = {"epochs": 2, "gae_lambda": 0.9, "beta": 0.5, "learning_rate": 1e-5, "responses_per_batch": 64}
+    assert settings == expected
+    config, _ = configured("ppo", "Reviews", None, "gentle", {"responses_per_batch": 64})
+    assert config == make_config("ppo", "Reviews", **expected)
 
 
 def test_estimator_of_a_recipe_leaves_out_the_presets_settings_for_its_own(recipes, monkeypatch):
-    monkeypatch.setattr(
-        "rlzoo.runs.configuration.defaults.find_preset", lambda *pair: {"gae_lambda": 0.9, "gamma": 0.95, "epochs": 2}
-    )
-    settings, _ = with_recipe("grouped", "ppo", "Reviews", {})
-    settings, given = with_preset("ppo", "Reviews", settings)
-    assert given == {"gamma": 0.95, "epochs": 2}
+    use_preset(monkeypatch, {"gae_lambda": 0.9, "gamma": 0.95, "epochs": 2})
+    settings, lines = starting_from("ppo", "Reviews", {}, "grouped")
+    assert lines[0] == "preset ppo-clip/Reviews: gamma=0.95, epochs=2"
     config = make_config("ppo", "Reviews", **settings)
     assert config.algorithm.estimator == LeaveOneOut(gamma=0.95)
     assert config.task.responses_per_prompt == 4
 
 
-def test_estimator_of_ones_own_leaves_out_the_recipes_settings_for_its_own(recipes):
-    settings, given = with_recipe("bootstrapped", "trpo", "RandomWalks", {"estimator": "monte-carlo"})
-    assert given == {"gamma": 1.0}
-    assert settings == {"gamma": 1.0, "estimator": "monte-carlo"}
-
-
-def test_recipe_needs_nothing_that_options_are_about_to_give(recipes):
-    assert with_recipe("grouped", "ppo", "Prompts", {})[1] == RECIPES["grouped"]
+def test_estimator_of_ones_own_leaves_out_the_recipes_settings_for_its_own(recipes, monkeypatch):
+    use_preset(monkeypatch, None)
+    settings = starting_from("trpo", "RandomWalks", {"estimator": "monte-carlo"}, "bootstrapped")
+    assert settings == ({"gamma": 1.0, "estimator": "monte-carlo"}, ["preset bootstrapped: gamma=1.0"])
 
 
 def test_recipe_on_an_instance_of_an_algorithm(recipes):
-    settings, _ = with_recipe("gentle", PPOClip(epochs=3), "RandomWalks", {})
+    settings, _ = starting_from(PPOClip(epochs=3), "RandomWalks", {}, "gentle")
     assert make_config(PPOClip(epochs=3), "RandomWalks", **settings).algorithm == PPOClip(epochs=3, learning_rate=1e-5)
 
 
@@ -87,17 +111,17 @@ def test_recipe_on_an_instance_of_an_algorithm(recipes):
         ("gentel", "ppo", "RandomWalks", "no preset 'gentel'; did you mean 'gentle'? (a file ends in .toml)"),
         (
             *("gentle", "ppo", "CartPole-v1"),
-            "preset 'gentle' sets beta, which ppo on CartPole-v1 does not have",
+            "preset gentle sets beta, which ppo-clip on CartPole-v1 does not have",
         ),
         (
             *("gentle", "trpo", "RandomWalks"),
-            "preset 'gentle' sets learning_rate, which trpo on RandomWalks does not have",
+            "preset gentle sets learning_rate, which trpo on RandomWalks does not have",
         ),
     ],
 )
 def test_recipes_that_cannot_be_used_say_why(recipe, algorithm, env, message, recipes):
     with pytest.raises(ConfigError) as error:
-        with_recipe(recipe, algorithm, env, {})
+        starting_from(algorithm, env, {}, recipe)
     assert str(error.value) == message
 
 
@@ -109,7 +133,7 @@ def test_every_recipe_suits_an_algorithm():
 
 def suits(recipe, algorithm):
     try:
-        make_config(algorithm, "Reviews", **with_recipe(recipe, algorithm, "Reviews", {})[0])
+        make_config(algorithm, "Reviews", **starting_from(algorithm, "Reviews", {}, recipe)[0])
     except ConfigError:
         return False
     return True
@@ -127,9 +151,9 @@ def test_every_preset_is_a_configuration():
     pairs = [(algorithm, env) for env, algorithms in environments().items() for algorithm in algorithms]
     for algorithm, env in pairs:
         assert algorithm in ALGORITHMS
-        settings, preset = with_preset(algorithm, env, {})
+        preset = find_preset(algorithm, env)
         assert (
-            make_config(algorithm, env, **settings).to_dict().items()
+            make_config(algorithm, env, **preset).to_dict().items()
             >= {name: tuple(x) if isinstance(x, list) else x for name, x in preset.items()}.items()
         )
 
@@ -137,9 +161,8 @@ def test_every_preset_is_a_configuration():
 def test_none_of_a_recipe_is_none_where_a_setting_can_be_none(monkeypatch):
     recipe = {"max_grad_norm": "none", "score_normalization": "none", "minibatch_responses": "all"}
     monkeypatch.setattr("rlzoo.runs.configuration.presets.recipes", lambda: {"open": recipe})
-    settings, given = with_recipe("open", "ppo", "Reviews", {})
+    settings, _ = starting_from("ppo", "Reviews", {}, "open")
     config = make_config("ppo", "Reviews", **settings)
-    assert given == recipe
     assert config.algorithm.max_grad_norm is None
     assert config.task.score_normalization == "none"
     assert config.algorithm.minibatch_size == "all"

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlzoo.algorithms import ALGORITHMS
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.finetune.reward_model import RewardModelSettings
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.settings import PEERS, help_texts, settings_of, unknown_name
+from rlzoo.runs.registry import ALGORITHMS
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.runs.logs.display import Display, LineDisplay, LiveDisplay, make_display
 from rlzoo.runs.logs.logger import Logger
+from rlzoo.runs.loop import Iteration
 from rlzoo.runs.train import resume
 
 made = []
@@ -38,6 +39,10 @@ def closed():
         made.pop().close()
 
 
+def record(logger, step, seconds, metrics, episodes, environment=()):
+    return logger.iteration(Iteration(step, metrics, episodes, frozenset(environment), seconds))
+
+
 def read(folder, name="metrics"):
     return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
@@ -50,8 +55,8 @@ def tensorboard(folder):
 
 def test_record_of_an_iteration(tmp_path):
     logger = make_logger(tmp_path)
-    logger.iteration(100, 0.5, {"kl": 0.123456789, "gradient_steps": 160}, [Episode(10.0, 10), Episode(20.0, 12)])
-    logger.iteration(250, 0.25, {"kl": math.nan, "explained_variance": -math.inf}, [])
+    record(logger, 100, 0.5, {"kl": 0.123456789, "gradient_steps": 160}, [Episode(10.0, 10), Episode(20.0, 12)])
+    record(logger, 250, 0.25, {"kl": math.nan, "explained_variance": -math.inf}, [])
     logger.flush()
     assert read(tmp_path) == [
         {
@@ -77,17 +82,17 @@ def test_record_of_an_iteration(tmp_path):
 
 def test_mean_return_is_over_the_last_100_episodes(tmp_path):
     logger = make_logger(tmp_path)
-    assert logger.iteration(10, 1.0, {}, [])["mean_return"] is None
-    assert logger.iteration(20, 1.0, {}, [Episode(float(i), 1) for i in range(150)])["mean_return"] == 99.5
+    assert record(logger, 10, 1.0, {}, [])["mean_return"] is None
+    assert record(logger, 20, 1.0, {}, [Episode(float(i), 1) for i in range(150)])["mean_return"] == 99.5
 
 
 def test_state_goes_on_where_it_was(tmp_path):
     logger = make_logger(tmp_path)
-    logger.iteration(10, 1.5, {}, [Episode(float(i), i) for i in range(120)])
+    record(logger, 10, 1.5, {}, [Episode(float(i), i) for i in range(120)])
     other = make_logger(tmp_path, resumed_at=10)
     other.load_state_dict(json.loads(json.dumps(logger.state_dict())))
     more = 20, 0.5, {}, [Episode(7.0, 3)]
-    assert other.iteration(*more) == logger.iteration(*more)
+    assert record(other, *more) == record(logger, *more)
 
 
 def test_evaluation_is_written(tmp_path):
@@ -95,11 +100,11 @@ def test_evaluation_is_written(tmp_path):
     evaluation = Evaluation(np.array([1.0, 3.0]), np.array([5, 7]), deterministic=True, seed=4)
     logger.evaluation(100, 0.25, evaluation, final=True)
     logger.flush()
-    (record,) = read(tmp_path, "evaluations")
-    assert record["step"] == 100
-    assert record["final"] is True
-    assert (record["mean_return"], record["std_return"], record["seed"]) == (2.0, 1.0, 4)
-    assert record["seconds"] == 0.25
+    (line,) = read(tmp_path, "evaluations")
+    assert line["step"] == 100
+    assert line["final"] is True
+    assert (line["mean_return"], line["std_return"], line["seed"]) == (2.0, 1.0, 4)
+    assert line["seconds"] == 0.25
     assert tensorboard(tmp_path).Scalars("eval/return_deterministic")[0].value == 2.0
 
 
@@ -121,9 +126,9 @@ def test_evaluation_of_a_language_model_is_written(tmp_path):
         evaluation = Evaluation(np.array([0.25]), np.array([5]), deterministic, 4, further)
         logger.evaluation(100, 0.25, evaluation)
     logger.flush()
-    record, _ = read(tmp_path, "evaluations")
-    assert record["samples"] == SAMPLES
-    assert record["kl_reference"] == 1.5
+    line, _ = read(tmp_path, "evaluations")
+    assert line["samples"] == SAMPLES
+    assert line["kl_reference"] == 1.5
     board = tensorboard(tmp_path)
     scalars = {tag: board.Scalars(tag)[0].value for tag in board.Tags()["scalars"]}
     sampled = {"eval/return": 0.25, "eval/length": 5, "eval/kl_reference": 1.5, "eval/score": 2}
@@ -155,7 +160,7 @@ def test_configuration_is_a_table_whatever_it_holds(tmp_path):
 def test_metrics_of_the_environment_have_a_group_of_their_own(tmp_path):
     logger = make_logger(tmp_path, total_steps=1)
     metrics = ("score", "beta")
-    logger.iteration(1, 0.1, dict.fromkeys(metrics, 0.5) | {"kl": 0.1}, [], metrics)
+    record(logger, 1, 0.1, dict.fromkeys(metrics, 0.5) | {"kl": 0.1}, [], metrics)
     logger.flush()
     tags = {tag for tag in tensorboard(tmp_path).Tags()["scalars"] if tag.split("/")[0] in ("env", "train")}
     assert tags == {"train/kl", *(f"env/{name}" for name in metrics)}
@@ -167,7 +172,7 @@ def test_an_iteration_costs_little(tmp_path):
     costs = []
     for i in range(400):
         start = time.perf_counter()
-        logger.iteration(256 * (i + 1), 0.01, metrics, [Episode(1.0, 1)] * 5)
+        record(logger, 256 * (i + 1), 0.01, metrics, [Episode(1.0, 1)] * 5)
         costs.append(time.perf_counter() - start)
     assert np.median(costs) < 300e-6
 
@@ -175,7 +180,7 @@ def test_an_iteration_costs_little(tmp_path):
 def test_tensorboard_groups_and_thins(tmp_path):
     logger = make_logger(tmp_path, total_steps=10_000)
     for step in range(5, 10_001, 5):
-        logger.iteration(step, 0.01, {"kl": 0.5}, [Episode(2.0, 4)])
+        record(logger, step, 0.01, {"kl": 0.5}, [Episode(2.0, 4)])
     logger.flush()
     board = tensorboard(tmp_path)
     tags = ["train/kl", "episode/return", "episode/length", "time/steps_per_second", "time/seconds"]
@@ -189,19 +194,19 @@ def test_tensorboard_groups_and_thins(tmp_path):
 def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
     first = make_logger(tmp_path)
     for step in (100, 200, 300):
-        first.iteration(step, 0.1, {"kl": 1.0}, [])
+        record(first, step, 0.1, {"kl": 1.0}, [])
     first.flush()
     second = make_logger(tmp_path, resumed_at=200)
-    second.iteration(250, 0.1, {"kl": 2.0}, [])
+    record(second, 250, 0.1, {"kl": 2.0}, [])
     second.flush()
     assert [(s.step, s.value) for s in tensorboard(tmp_path).Scalars("train/kl")] == [(100, 1), (200, 1), (250, 2)]
 
 
 def test_tensorboard_takes_any_number(tmp_path):
     logger = make_logger(tmp_path, total_steps=1)
-    logger.iteration(2**40, 0.1, {"ä" * 200: 1e300, "b": -1e300, "c": math.nan, "d": 0.1}, [])
+    record(logger, 2**40, 0.1, {"ä" * 200: 1e300, "b": -1e300, "c": math.nan, "d": 0.1}, [])
     logger.flush()
-    logger.iteration(2**40 + 1, 0.1, {"d": 2}, [])
+    record(logger, 2**40 + 1, 0.1, {"d": 2}, [])
     logger.flush()
     board = tensorboard(tmp_path)
     assert "train/c" not in board.Tags()["scalars"]
@@ -215,8 +220,9 @@ import sys
 from pathlib import Path
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.logger import Logger
+from rlzoo.runs.loop import Iteration
 logger = Logger(Path({str(tmp_path)!r}), 1, {{}}, Display())
-logger.iteration(1, 0.1, {{"kl": 0.5}}, [])
+logger.iteration(Iteration(1, {{"kl": 0.5}}, [], seconds=0.1))
 assert "tensorboard" not in sys.modules
 logger.flush()
 """
@@ -245,7 +251,7 @@ def test_records_of_a_run(tmp_path):
     resume(run, total_steps=800)
     assert [r["step"] for r in run.metrics()[: len(metrics)]] == [r["step"] for r in metrics]
     tags = tensorboard(tmp_path).Tags()["scalars"]
-    assert {"train/kl", "episode/return", "eval/return", "eval/return_deterministic", "time/seconds"} <= set(tags)
+    assert {"train/kl_k3", "episode/return", "eval/return", "eval/return_deterministic", "time/seconds"} <= set(tags)
 
 
 # Displays

@@ -27,10 +27,10 @@ def find_recipe(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such recipe; the nearest name is suggested.
     """
-    known = recipes()
-    if name not in known:
-        raise ConfigError(f"{no_such('preset', name, known)} (a file ends in .toml)")
-    return known[name]
+    names = recipes()
+    if name not in names:
+        raise ConfigError(f"{no_such('preset', name, names)} (a file ends in .toml)")
+    return names[name]
 
 
 def is_file(preset: str) -> bool:
@@ -69,9 +69,9 @@ def _tables(file: Traversable) -> dict[str, dict[str, Any]]:
 
 def environments() -> dict[str, list[str]]:
     """Environments and tasks that have presets, with the algorithms of these presets."""
-    found: dict[str, list[str]] = {}
+    presets: dict[str, list[str]] = {}
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml") and file.name != _RECIPES:
             for env in tomllib.loads(file.read_text()):
-                found.setdefault(env, []).append(file.name.removesuffix(".toml"))
-    return dict(sorted(found.items()))
+                presets.setdefault(env, []).append(file.name.removesuffix(".toml"))
+    return dict(sorted(presets.items()))
