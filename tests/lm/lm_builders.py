@@ -4,12 +4,17 @@ import torch
 from tiny import CONFIGS, EOS, PAD, make_tokenizer
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.collector import Collector, evaluate
+from rlzoo.core.collector import Collector, evaluate, score
 from rlzoo.core.env import Experience
+from rlzoo.lm.fast.model import accelerate_model
 from rlzoo.lm.model.acting import TokenActor
-from rlzoo.lm.model.language_model import LanguageModel, Rows, with_adapter
+from rlzoo.lm.model.language_model import LanguageModel, with_adapter
 from rlzoo.lm.model.pretrained import new_causal_lm
+from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.env import LMEnv
+from rlzoo.lm.reward.generation import Generation
+from rlzoo.lm.reward.prompt import Prompts
+from rlzoo.lm.reward.scoring import Scoring
 
 KINDS = tuple(CONFIGS)
 LETTERS = 52
@@ -30,6 +35,13 @@ def make_model(kind="gpt2", *, critic=False, rank=None, settings=None, **actor):
     plain = make_actor(kind, **actor)
     model = LanguageModel(plain if rank is None else with_adapter(plain, rank, seed=0), critic, **(settings or {}))
     return move(model, list(model.value.head.parameters()), 0.3)
+
+
+def make_fast(*args, **settings):
+    """`make_model` with the faster implementations."""
+    model = make_model(*args, **settings)
+    accelerate_model(model)
+    return model
 
 
 def make_small(rank=None, **settings):
@@ -70,12 +82,12 @@ def make_rows(sizes, layout="generated", before=0, after=0, vocabulary=LETTERS, 
         token[i, first:end] = text
         attention[i, first:end] = True
         acts[i, first + prompt - 1 : end - 1] = True
-    return Rows(token, attention, acts)
+    return Tokens(token, attention, acts)
 
 
 def single(rows, i):
     """Row i by itself, without any padding."""
-    return Rows(*(x[i : i + 1, rows.attention[i]] for x in rows))
+    return rows.map(lambda x: x[i : i + 1, rows.attention[i]])
 
 
 def buffer_of(rows):
@@ -83,7 +95,7 @@ def buffer_of(rows):
     mask = rows.acts[:, :-1]
     last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     action, none = rows.token[:, 1:], torch.zeros_like(mask)
-    return Buffer(rows.obs, action, torch.zeros(mask.shape), terminated=last, truncated=none, mask=mask)
+    return Buffer(rows, action, torch.zeros(mask.shape), terminated=last, truncated=none, mask=mask)
 
 
 def make_buffer(model, rows, seed=0):
@@ -100,29 +112,48 @@ def letters(prompts, responses):
 
 
 def make_env(model, prompts=("ab", "cdefg", "h"), score=letters, tokenizer=None, **settings):
-    settings = {"rows": 6, "max_new_tokens": 6, "stop_tokens": STOPS, **settings}
-    return LMEnv(model, tokenizer or make_tokenizer(), prompts, score, **settings)
+    """An environment whose settings are those of its prompts, scoring and generation together."""
+    settings = {"rows": 6, "max_new_tokens": 6, "stop": STOPS, **settings}
+
+    def take(*names):
+        return {name: settings.pop(name) for name in names if name in settings}
+
+    texts = Prompts(prompts, **take("group_size", "seed"))
+    scoring = Scoring(score, **take("name", "kl_estimator", "control", "treatment", "moments"))
+    stop = settings.pop("stop")
+    limits = take("max_new_tokens", "max_prompt_tokens", "turns", "allowed")
+    generation = Generation(stop=None if stop is None else frozenset(stop), **limits)
+    return LMEnv(model, tokenizer or make_tokenizer(), texts, scoring, generation, **settings)
 
 
-def collect(env, seed=0, deterministic=False, fast=True):
+def collect(env, seed=0, deterministic=False):
     """A buffer of sampled responses, without log-probabilities and rewards."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
-    return Collector(env, whole_episodes=True).collect(TokenActor(env.model, generator, deterministic, fast)).buffer
+    return Collector(env, whole_episodes=True).collect(TokenActor(env.model, generator, deterministic)).buffer
 
 
 def experience(env, seed=0):
     """Experience as in training: sampled, evaluated and scored."""
-    return env.score(Experience(evaluate(env.model, collect(env, seed)), [], {}))
+    return rewarded(env, collect(env, seed))
+
+
+def rewarded(env, buffer):
+    """The experience of a buffer of the environment, evaluated and scored."""
+    return score(env, Experience(evaluate(env.model, buffer), [], {}))
 
 
 def scored(env, rows):
     """The experience of given rows. Their prompts are those of the environment, in its order."""
-    env = env.over(env.prompts)
+    env = env.over(env.prompts.texts)
     env.reset()
-    return env.score(Experience(evaluate(env.model, buffer_of(rows)), [], {}))
+    return rewarded(env, buffer_of(rows))
 
 
 def collected(task):
     """The next experience of a task as training has it: sampled, evaluated and scored."""
-    experience = task.collector.collect(task.actor())
-    return task.env.score(experience._replace(buffer=evaluate(task.model, experience.buffer)))
+    return rewarded(task.env, task.collect().buffer)
+
+
+def same(a, b):
+    """Whether two structures hold equal tensors."""
+    return all(torch.equal(x, y) for x, y in zip(a.tensors(), b.tensors(), strict=True))

@@ -13,9 +13,9 @@ from rlzoo.core import processes
 from rlzoo.core.errors import require
 from rlzoo.core.models import ActorCritic, Term
 from rlzoo.lm.finetune.data import read_texts
-from rlzoo.lm.model.language_model import Rows
 from rlzoo.lm.model.pretrained import encode
 from rlzoo.lm.model.shuffled import Shuffled
+from rlzoo.lm.model.tokens import Tokens
 
 
 class PretrainingLoss:
@@ -50,19 +50,20 @@ class PretrainingLoss:
     def draw(self, rows: int) -> list[Term]:
         """The loss on the next texts, one term for each micro-batch. Each process has its share of the texts."""
         chosen = [self.texts[next(self._order)] for _ in range(self.rows or rows)]
-        batch = Rows.of_texts(chosen, self.pad_token)
-        obs, action, weight = batch.obs, batch.action, self.coef / int(batch.acts.sum())
+        batch = Tokens.of_texts(chosen, self.pad_token)
+        action, weight = batch.action, self.coef / int(batch.acts.sum())
 
         def term(cut: slice) -> Term:
             def loss(model: ActorCritic) -> Tensor:
                 device = next(model.parameters()).device
-                logp = model.distribution(obs[cut].to(device)).log_prob(action[cut].to(device))
+                tokens = batch.map(lambda x: x[cut].to(device))
+                logp = model.distribution(tokens).log_prob(action[cut].to(device))
                 return -weight * logp.sum()
 
             return loss
 
         size = self.micro_batch_tokens
-        rows = len(chosen) if size is None else max(1, size // obs.shape[1])
+        rows = len(chosen) if size is None else max(1, size // action.shape[1])
         own = processes.share(len(chosen))
         return [term(slice(i, min(i + rows, own.stop))) for i in range(own.start, own.stop, rows)]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+from typing import Any
 
 import numpy as np
 import torch
 
-from rlzoo.core import processes
 from rlzoo.core.env import Array, Bools
-from rlzoo.lm.model.language_model import LanguageModel, Memory
-from rlzoo.lm.model.packed import Packed
+from rlzoo.core.tensors import zip_leaves
+from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.model.tokens import Tokens
 
 
 class TokenActor:
@@ -19,14 +19,15 @@ class TokenActor:
     Tokens are sampled from the model's own distribution, at its temperature and without any truncation. A column in
     which no row acts is stored and read together with the next column that acts, so a prompt takes one forward.
 
+    Each column from the first that acts takes one uniform random number for each row of all processes. So a row gets
+    the same numbers whatever the number of processes, and whether or not the other rows act.
+
     Args:
         model: its weights must not change while the actor is used.
         generator: source of randomness.
         deterministic: take the most probable token instead of a sample.
-        fast: use packed weights where they are faster.
-        whole_rows: number of rows in all processes, of which these are the share of this one; None if these are all.
-            The same rows get the same random numbers for any number of processes.
-        turns: whether rows may pause. Then the processes ask each other before each token whether any row acts.
+        whole_rows: number of rows in all processes; None if these are all.
+        own: this process's rows among them.
     """
 
     def __init__(
@@ -34,54 +35,39 @@ class TokenActor:
         model: LanguageModel,
         generator: torch.Generator | None = None,
         deterministic: bool = False,
-        fast: bool = True,
         whole_rows: int | None = None,
-        turns: bool = False,
+        own: slice = slice(None),
     ) -> None:
         self._model = model
         self._generator = generator
         self._deterministic = deterministic
-        self._fast = fast
-        self._whole_rows, self._turns, self._drawn = whole_rows, turns, 0
+        self._whole_rows, self._own = whole_rows, own
         self._device = next(model.parameters()).device
-        self._unread: list[Array] = []
-        self._memory: Memory | None = None
-        self._packed: contextlib.AbstractContextManager[None] | None = None
+        self._unread: list[Tokens] = []
+        self._memory: Any = None
+        self._column = self._drawn = 0
 
     @torch.no_grad()
-    def __call__(self, obs: Array, forced: Bools, starts: Bools) -> Array:
-        """`obs` (N, O), one column of `Rows`, to tokens (N,)."""
+    def __call__(self, obs: Tokens, forced: Bools, starts: Bools) -> Array:
+        """One column of `Tokens` (N,) to tokens (N,)."""
         self._unread.append(obs)
-        uniform = self._uniform(not forced.all())
+        if self._column or not forced.all():
+            self._column += 1
         if forced.all():
-            return np.zeros(len(obs), np.int64)
-        columns = torch.from_numpy(np.stack(self._unread, 1))
+            return np.zeros(len(forced), np.int64)
+        tokens = zip_leaves(lambda columns: torch.from_numpy(np.stack(columns, 1)), self._unread)
         self._unread = []
-        if self._packed is None:
-            model, rows = self._model, len(obs)
-            fast = self._fast
-            self._packed = Packed(model.trunk, model.policy, rows=rows, precision=model.trunk.precision, fast=fast)
-        with self._packed:
-            policy, self._memory = self._model.act(columns, self._memory)
+        policy, self._memory = self._model.act(tokens, self._memory)
         if self._deterministic:
             return policy.mode.cpu().numpy()
-        return (policy.sample(self._generator) if uniform is None else policy.quantile(uniform)).cpu().numpy()
-
-    def _uniform(self, acts: bool) -> torch.Tensor | None:
-        """Of several processes: this one's part (rows,) of the uniform numbers that are drawn for a column of all rows.
-
-        They are drawn as long as rows of this process act; see `draw_until`.
-        """
-        if self._whole_rows is None or not (processes.total(acts) if self._turns else acts):
-            return None
-        return self._draw(self._whole_rows)[processes.rows(self._whole_rows)]
-
-    def _draw(self, rows: int) -> torch.Tensor:
-        self._drawn += 1
-        uniform = torch.empty(rows, dtype=torch.float64, device=self._device)
-        return uniform.uniform_(generator=self._generator)
+        if self._whole_rows is None:
+            self._whole_rows = len(forced)
+        self.draw_until(self._column)
+        return policy.quantile(self._uniform[self._own]).cpu().numpy()
 
     def draw_until(self, columns: int) -> None:
-        """Of several processes: draws the numbers that others have drawn for longer rows, `columns` in all."""
-        while self._whole_rows is not None and self._drawn < columns:
-            self._draw(self._whole_rows)
+        """Draws the numbers of all columns up to `columns`, which are counted from the first that acts."""
+        while self._drawn < columns:
+            numbers = torch.empty(self._whole_rows or 0, dtype=torch.float64, device=self._device)
+            self._uniform = numbers.uniform_(generator=self._generator)
+            self._drawn += 1

@@ -6,67 +6,30 @@ import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedTokenizerBase
-from transformers.pytorch_utils import Conv1D
+from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic, Policy, Value
-from rlzoo.lm.model.attention import new_cache, use_fastest_attention
-from rlzoo.lm.model.padding import pad, position_ids
+from rlzoo.lm.model.padding import position_ids
+from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
 from rlzoo.lm.model.pretrained import without_dropout
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.model.tokens import TokenDistribution
-from rlzoo.lm.model.vocabulary import Head, autocast, restricted
-from rlzoo.lm.model.weights import Casts, use_faster_layers
+from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single
 
 _NO_GRAD_TOKENS = 4096
 """Tokens of a micro-batch in forwards without gradient."""
 
 
-class Rows(NamedTuple):
-    """The first three parts of an observation (R, T, O). Further ones are the bits of the allowed tokens."""
-
-    token: Int[Tensor, "R T"]
-    attention: Bool[Tensor, "R T"]
-    """False at padding."""
-    acts: Bool[Tensor, "R T"]
-    """True where the next token is an action, or a target of the pretraining loss."""
-
-    @classmethod
-    def of(cls, obs: Int[Tensor, "R T O"]) -> Rows:
-        return cls(obs[..., 0], obs[..., 1].bool(), obs[..., 2].bool())
-
-    @staticmethod
-    def allowed(obs: Int[Tensor, "R T O"]) -> Int[Tensor, "R T W"] | None:
-        """Bits of the allowed tokens (see `words_of`); None if all are allowed."""
-        return obs[..., 3:] if obs.shape[-1] > 3 else None
-
-    @classmethod
-    def of_texts(cls, texts: Sequence[Sequence[int]], pad_token: int) -> Rows:
-        """Texts padded on the right, in which every token but the first is an action."""
-        token, attention = pad(texts, pad_token, side="right")
-        return cls(token, attention, nn.functional.pad(attention[:, 1:], (0, 1)))
-
-    @property
-    def obs(self) -> Int[Tensor, "R T 3"]:
-        return torch.stack([self.token, self.attention.long(), self.acts.long()], -1)
-
-    @property
-    def action(self) -> Int[Tensor, "R T"]:
-        """The next token at each step; 0 in the last column."""
-        return nn.functional.pad(self.token[:, 1:], (0, 1))
-
-
 class Trunk(nn.Module):
-    """A transformer without its head: obs (R, T, O) -> hidden states (R, T, H), 0 at steps that do not act."""
+    """A transformer without its head: (R, T) tokens to hidden states (R, T, H), 0 at steps that do not act."""
 
     def __init__(self, base: Any, precision: torch.dtype | None = None, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -76,46 +39,43 @@ class Trunk(nn.Module):
         if gradient_checkpointing:
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-        base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
         self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
-        # with checkpointing, weights are used again in the backward pass, and each forward casts them
-        self._casts = None if precision is None or gradient_checkpointing else Casts(base, precision)
 
-    def forward(self, obs: Int[Tensor, "R T O"]) -> Float[Tensor, "R T H"]:
-        rows = max(1, _NO_GRAD_TOKENS // obs.shape[1])
-        if torch.is_grad_enabled() or rows >= len(obs):
-            return self._states(Rows.of(obs))
-        return torch.cat([self._states(Rows.of(batch)) for batch in torch.split(obs, rows)])
+    def forward(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
+        rows, steps = tokens.token.shape
+        size = max(1, _NO_GRAD_TOKENS // steps)
+        if torch.is_grad_enabled() or size >= rows:
+            return self.states(tokens)
+        parts = (tokens.map(lambda x, i=i: x[i : i + size]) for i in range(0, rows, size))  # type: ignore[misc]
+        return torch.cat([self.states(part) for part in parts])
 
-    def _states(self, rows: Rows) -> Float[Tensor, "R T H"]:
-        """Leaves out the columns before the first token of any row and after the last acting step."""
-        columns = torch.stack([rows.attention.any(0), rows.attention.all(0), rows.acts.any(0)])
-        started, full, acting = columns.cpu().numpy()  # the only time that the host waits for the device
-        first = int(started.argmax())
-        last = max(len(acting) - int(acting[::-1].argmax()), first + 1) if acting.any() else first + 1
-        token, attention = rows.token[:, first:last], rows.attention[:, first:last]
-        hidden = self.run(token, attention, padded=not full[first:last].all(), use_cache=False).last_hidden_state
-        hidden = hidden.masked_fill(~rows.acts[:, first:last].unsqueeze(-1), 0)
-        return nn.functional.pad(hidden, (0, 0, first, len(acting) - last))
+    def states(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
+        """The hidden states, from one forward pass."""
+        hidden = self.run(tokens.token, tokens.attention, use_cache=False).last_hidden_state
+        return hidden.masked_fill(~tokens.acts.unsqueeze(-1), 0)
 
-    def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], padded: bool = True, **more: Any) -> Any:
+    def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
         """The transformer's output for the last T of C tokens. The others are in a cache.
 
         Args:
-            padded: whether a column is padding in any row. Without padding there is no mask, which is faster.
+            more: further arguments of the transformer.
         """
+        device = next(self.base.parameters()).device
+        token, attention = token.to(device, non_blocking=True), attention.to(device, non_blocking=True)
         if self._takes_positions:
             more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
         if self.gradient_checkpointing:  # works in training mode only, where Hugging Face turns the cache off
             self.base.train(torch.is_grad_enabled())
-        with autocast(token.device, self.precision):
-            given = {"input_ids": token, "attention_mask": attention.long() if padded else None, **more}
-            casts = {} if self._casts is None else self._casts.weights()
-            return torch.func.functional_call(self.base, casts, kwargs=given) if casts else self.base(**given)
+        with autocast(device, self.precision):
+            return self.call(**{"input_ids": token, "attention_mask": attention.long(), **more})
 
+    def call(self, **inputs: Any) -> Any:
+        """The transformer's output."""
+        return self.base(**inputs)
 
-def _trust(*_: object) -> None:
-    """Instead of Hugging Face's check that tokens without a mask are no padding."""
+    def new_cache(self) -> Cache:
+        """An empty key-value cache."""
+        return DynamicCache()
 
 
 class TokenHead(Policy):
@@ -127,14 +87,14 @@ class TokenHead(Policy):
         self.temperature = temperature
         self.precision = precision
 
-    def forward(self, hidden: Tensor, obs: Tensor) -> TokenDistribution:  # type: ignore[override]
-        return TokenDistribution(hidden, Rows.of(obs).acts, self.functional, Rows.allowed(obs))
+    def forward(self, hidden: Tensor, tokens: Tokens) -> TokenDistribution:  # type: ignore[override]
+        return TokenDistribution(hidden, tokens.acts, self.functional, tokens.allowed)
 
     def logits(self, hidden: Float[Tensor, "N H"]) -> Float[Tensor, "N V"]:
-        """Logits computed by the module itself, for which acting uses packed weights."""
+        """Logits for acting, computed by the module itself."""
         with autocast(hidden.device, self.precision):
             logits = self.head(hidden)
-        return (logits if logits.dtype == torch.float64 else logits.float()) / self.temperature
+        return at_least_single(logits) / self.temperature
 
     @property
     def functional(self) -> Head:
@@ -154,14 +114,14 @@ class TokenValue(Value):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, features: Tensor) -> Float[Tensor, "R T"]:
-        """Values of hidden states (R, T, H), or of observations (R, T, O) with a separate transformer."""
+    def forward(self, features: Any) -> Float[Tensor, "R T"]:
+        """Values of hidden states (R, T, H), or of `Tokens` with a separate transformer."""
         hidden = features if self.trunk is None else self.trunk(features)
         return self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
 
 
 class LanguageModel(ActorCritic):
-    """Actor and critic over rows of tokens, observed as integers (R, T, O) (see `Rows`).
+    """Actor and critic over rows of `Tokens`.
 
     The actor may be any Hugging Face causal language model whose logits are its output embedding applied to its last
     hidden states, as in GPT-2, Llama and most others.
@@ -194,15 +154,13 @@ class LanguageModel(ActorCritic):
     ) -> None:
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
-            use_faster_layers(transformer)
-            use_fastest_attention(transformer)
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)
         separate = None if critic is None else Trunk(critic, precision, gradient_checkpointing)
         value = TokenValue(int(head.weight.shape[1]), separate)
         super().__init__(TokenHead(head, temperature, precision), value.to(head.weight.dtype), trunk)
-        self.part_steps = micro_batch_tokens
+        self.micro_batch_steps = micro_batch_tokens
         self._actor = (actor,)  # in a tuple, so that its parameters are not registered a second time
         self._check()
 
@@ -214,62 +172,54 @@ class LanguageModel(ActorCritic):
     @torch.no_grad()
     def _check(self) -> None:
         """Raises `ConfigError` unless hidden states, output embedding and cache reproduce the model's own logits."""
-        name = type(causal_lm(self.actor)).__name__
-        token = torch.arange(2, device=next(self.parameters()).device).unsqueeze(0)
-        seen = Rows(token, torch.ones_like(token).bool(), torch.ones_like(token).bool()).obs
-        logits = causal_lm(self.actor)(token, attention_mask=torch.ones_like(token)).logits
-        hidden = self.trunk.run(token, seen[..., 1].bool(), padded=False, use_cache=False).last_hidden_state
-        ours = self.policy.functional._replace(temperature=1.0, autocast=None)(hidden[0].to(logits.dtype))
-        exact = self.trunk.precision is None
+        lm = causal_lm(self.actor)
+        name, device = type(lm).__name__, next(self.parameters()).device
+        token = torch.arange(2, device=device).unsqueeze(0)
+        seen = torch.ones_like(token)
+        logits = lm(token, attention_mask=seen, use_cache=False).logits[0]
+        plain, head = Trunk(self.trunk.base), self.policy.functional._replace(temperature=1.0, precision=None)
+        hidden = plain.run(token, seen.bool(), use_cache=False).last_hidden_state[0]
         require(
-            not exact or torch.allclose(ours, logits[0], rtol=1e-5, atol=1e-6),
+            equal_but_for_rounding(head(hidden), at_least_single(logits)),
             f"{name} is not supported: its logits are more than an output embedding of its hidden states",
         )
+        fault, cache = f"{name} is not supported: it cannot continue from a key-value cache", plain.new_cache()
         try:
-            _, memory = LanguageModel.act(self, seen[:, :1])
-            policy, _ = LanguageModel.act(self, seen[:, 1:], memory)
+            for t in (1, 2):
+                step = plain.run(token[:, t - 1 : t], seen[:, :t].bool(), use_cache=True, past_key_values=cache)
         except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"{name} is not supported: it cannot continue from a key-value cache") from error
-        cached = policy.logits * self.policy.temperature
-        require(
-            not exact or torch.allclose(cached, logits[:, -1], rtol=1e-3, atol=1e-3),
-            f"{name} is not supported: it cannot continue from a key-value cache",
-        )
+            raise ConfigError(fault) from error
+        require(equal_but_for_rounding(step.last_hidden_state[0, -1], hidden[-1]), fault)
 
     def train(self, mode: bool = True) -> LanguageModel:
         """Stays in evaluation mode: dropout is off in sampling and in training alike."""
         return super().train(False)
 
-    def forward(self, obs: Int[Tensor, "R T O"]) -> tuple[TokenDistribution, Float[Tensor, "R T"]]:
+    def forward(self, tokens: Tokens) -> tuple[TokenDistribution, Float[Tensor, "R T"]]:
         """π(·|s) and V(s) at the acting steps of (R, T)."""
-        hidden = self.trunk(obs)
-        value = self.value(hidden if self.value.trunk is None else obs)
-        return self.policy(hidden, obs), value * Rows.of(obs).acts
+        hidden = self.trunk(tokens)
+        value = self.value(hidden if self.value.trunk is None else tokens)
+        return self.policy(hidden, tokens), value * tokens.acts
 
-    def distribution(self, obs: Int[Tensor, "R T O"]) -> TokenDistribution:
-        return self.policy(self.trunk(obs), obs)
+    def distribution(self, tokens: Tokens) -> TokenDistribution:
+        return self.policy(self.trunk(tokens), tokens)
 
-    def value_features(self, obs: Int[Tensor, "R T O"]) -> Tensor:
-        return self.trunk(obs) if self.value.trunk is None else obs
+    def value_features(self, tokens: Tokens) -> Tensor | Tokens:
+        return self.trunk(tokens) if self.value.trunk is None else tokens
 
-    def act(self, obs: Int[Tensor, "N T O"], memory: Memory | None = None) -> tuple[Categorical, Memory]:
+    def act(self, tokens: Tokens, memory: Memory | None = None) -> tuple[Categorical, Memory]:
         """π(·|s) (N,) after T more tokens. T is the length of the prompt at first, and then 1.
 
         Args:
-            obs: may be on the host, which then finds padding in it without waiting for the device.
+            tokens: may be on the host.
         """
-        padded = not bool(Rows.of(obs).attention.all())
-        obs = obs.to(next(self.parameters()).device, non_blocking=True)
-        rows = Rows.of(obs)
-        if memory is None:
-            memory = Memory(new_cache(self.trunk.base), rows.attention, padded)
-        else:
-            attention = torch.cat([memory.attention, rows.attention], 1)
-            memory = Memory(memory.cache, attention, padded or memory.padded)
-        cached = {"use_cache": True, "past_key_values": memory.cache}
-        out = self.trunk.run(rows.token, memory.attention, memory.padded, **cached)
-        logits, allowed = self.policy.logits(out.last_hidden_state[:, -1]), Rows.allowed(obs)
-        return Categorical(logits if allowed is None else restricted(logits, allowed[:, -1])), memory
+        cache = self.trunk.new_cache() if memory is None else memory.cache
+        attention = tokens.attention if memory is None else torch.cat([memory.attention, tokens.attention], 1)
+        out = self.trunk.run(tokens.token, attention, use_cache=True, past_key_values=cache)
+        policy = Categorical(self.policy.logits(out.last_hidden_state[:, -1]))
+        if tokens.allowed is not None:
+            policy = policy.restrict(tokens.allowed[:, -1].to(policy.logits.device, non_blocking=True))
+        return policy, Memory(cache, attention)
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -332,8 +282,6 @@ class Memory(NamedTuple):
 
     cache: Cache
     attention: Bool[Tensor, "N C"]
-    padded: bool
-    """Whether not all are."""
 
 
 def causal_lm(actor: Any) -> Any:
@@ -346,21 +294,20 @@ class Reference:
 
     def __init__(self, model: LanguageModel) -> None:
         self._adapted = model if hasattr(model.actor, "disable_adapter") else None
-        if self._adapted is None:
-            actor, precision = copy.deepcopy(model.actor).requires_grad_(False), model.trunk.precision
-            head = actor.get_output_embeddings()
-            if precision is not None:  # saves the casts of autocast in every forward
-                head = copy.deepcopy(head)
-                for module in (*actor.base_model.modules(), head):
-                    if isinstance(module, (nn.Linear, Conv1D)):
-                        module.to(precision)
-            self._trunk = Trunk(actor.base_model, precision)
-            self._head = TokenHead(head, model.policy.temperature, precision)
+        if self.is_copy:
+            self.trunk, self.head = copy.deepcopy((model.trunk, model.policy))  # together: their embedding may be tied
+            for module in (self.trunk, self.head):
+                module.requires_grad_(False)
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it has weights of its own."""
+        return self._adapted is None
 
     @torch.no_grad()
-    def distribution(self, obs: Int[Tensor, "R T O"]) -> TokenDistribution:
+    def distribution(self, tokens: Tokens) -> TokenDistribution:
         """π_ref(·|s) at the acting steps of (R, T)."""
         if self._adapted is not None:
             with self._adapted.without_adapter():
-                return self._adapted.distribution(obs)
-        return self._head(self._trunk(obs), obs)
+                return self._adapted.distribution(tokens)
+        return self.head(self.trunk(tokens), tokens)

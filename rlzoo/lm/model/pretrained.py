@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.files import read_bytes
 from rlzoo.lm.model.hugging_face import loading, location, quiet
+from rlzoo.lm.model.precision import equal_but_for_rounding
 from rlzoo.lm.model.saving import SPECIAL_TOKENS
 
 Attention = Literal["auto", "sdpa", "eager"]
@@ -49,8 +50,8 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     files = tokenizer.vocab_files_names.values()
-    found = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
-    require(found, f"{name} holds no tokenizer: there is no tokenizer.json")
+    holds = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
+    require(holds, f"{name} holds no tokenizer: there is no tokenizer.json")
     longest = tokenizer.model_max_length
     number = isinstance(longest, int | float) and not isinstance(longest, bool)
     require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")
@@ -116,28 +117,26 @@ def new_causal_lm(
     Raises:
         ConfigError: no such architecture or setting, or the settings do not go together.
     """
-    name, given = _read_config(config)
-    kind = given.pop("model_type", None)
+    name, settings = _read_config(config)
+    kind = settings.pop("model_type", None)
     require(isinstance(kind, str), f'{name} has no "model_type", such as "gpt2"')
     require(
         kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         f"{name}: {no_such('causal language model', str(kind), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}",
     )
     for foreign in ("dtype", "torch_dtype", "auto_map", "architectures", "transformers_version", "_name_or_path"):
-        given.pop(foreign, None)
+        settings.pop(foreign, None)
     if vocab_size is not None:
-        given["vocab_size"] = vocab_size
+        settings["vocab_size"] = vocab_size
     with loading(name, "model"):
         plain = AutoConfig.for_model(kind)
-        _check_settings(kind, given, {*vars(plain), *plain.attribute_map})
-        made = AutoConfig.for_model(kind, **given)
-        _forget_tokens(made)
-        _zero_dropout(made)
+        _check_names(kind, settings, {*vars(plain), *plain.attribute_map})
+        complete = AutoConfig.for_model(kind, **settings)
+        _forget_tokens(complete)
+        _zero_dropout(complete)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         auto: Any = AutoModelForCausalLM
-        model = auto.from_config(
-            made, attn_implementation=None if attention == "auto" else attention, trust_remote_code=False
-        )
+        model = auto.from_config(complete, attn_implementation=_implementation(attention), trust_remote_code=False)
     return _ready(model.float(), name)
 
 
@@ -217,6 +216,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
         return tokenizer(list(texts))["input_ids"] if texts else []
 
 
+def _implementation(attention: Attention) -> str | None:
+    return None if attention == "auto" else attention
+
+
 def _weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
 
@@ -233,14 +236,13 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         labels = {"num_labels": 1} if classifier else {}
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
         layers = getattr(config, "num_hidden_layers", 0)
-        require(
-            layers <= _MOST_LAYERS, f"{name}: config.json has {layers:,} layers; at most {_MOST_LAYERS:,} are built"
-        )
+        fault = f"{name}: config.json has {layers:,} layers; at most {_MOST_LAYERS:,} are built"
+        require(layers <= _MOST_LAYERS, fault)
         _zero_dropout(config)
         model, info = auto.from_pretrained(
             name,
             config=config,
-            attn_implementation=None if attention == "auto" else attention,
+            attn_implementation=_implementation(attention),
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # reported below, in one line
             output_loading_info=True,
@@ -275,28 +277,27 @@ def _own_memory(model: nn.Module) -> None:
 
 
 def _start_head(head: nn.Module, seed: int) -> None:
-    weight = head.weight
-    assert isinstance(weight, Tensor)
+    weight, bias = head.get_parameter("weight"), head.bias
     with torch.no_grad():
         generator = torch.Generator().manual_seed(seed)
         weight.copy_(torch.randn(weight.shape, generator=generator) / (weight.shape[1] + 1) ** 0.5)
-        if isinstance(head.bias, Tensor):
-            head.bias.zero_()
+        if isinstance(bias, Tensor):
+            bias.zero_()
 
 
 def _ready(model: Any, name: str) -> PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    known = all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends])) or ends is None
-    require(known, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
+    numbers = ends is None or all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends]))
+    require(numbers, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
     spoiled = next((key for key, p in model.named_parameters() if not bool(p.isfinite().all())), None)
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")
     model.eval()
     with torch.no_grad(), loading(name, "model"):
         rows = torch.tensor([[0, 0], [0, 1]], device=model.device)
         first, second = model.base_model(rows, use_cache=False)[0][:, 0]
-    require(torch.allclose(first, second, atol=1e-4), f"{name} looks ahead: it is no causal language model")
+    require(equal_but_for_rounding(second, first), f"{name} looks ahead: it is no causal language model")
     return model
 
 
@@ -337,10 +338,10 @@ def _read_config(config: Path | str | Mapping[str, Any]) -> tuple[str, dict[str,
     return str(path), record
 
 
-def _check_settings(kind: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Refuses settings that look like a misspelling. Other unknown settings are legal in a configuration."""
-    for name in set(given) - set(known):
-        near = [x for x in difflib.get_close_matches(name, known, cutoff=0.85) if x not in given]
+def _check_names(kind: str, names: Iterable[str], standard: Collection[str]) -> None:
+    """Refuses settings that look like a misspelling. Other settings that are not standard ones are legal."""
+    for name in set(names) - set(standard):
+        near = [x for x in difflib.get_close_matches(name, standard, cutoff=0.85) if x not in names]
         require(not near, no_such(f"setting of {kind}", name, near))
 
 

@@ -1,54 +1,101 @@
-"""The distribution of the next token. It holds hidden states; logits are computed for acting steps only."""
+"""What a language model sees, `Tokens`, and its distribution of the next token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import linear, pad
 
-from rlzoo.core.distributions import Categorical, Distribution, Evaluated
-from rlzoo.lm.model import vocabulary
-from rlzoo.lm.model.vocabulary import Evaluate, Head, Steps, restricted
+from rlzoo.core.distributions import Categorical, Distribution, categorical_fisher
+from rlzoo.core.tensors import Tensors
+from rlzoo.lm.model import padding
+from rlzoo.lm.model.precision import autocast
+
+
+@dataclass(frozen=True)
+class Tokens(Tensors):
+    """What a language model sees at each step. `...` is (N, T) in a buffer, and (N,) for one step of N rows."""
+
+    token: Any
+    """(...) integers."""
+    attention: Any
+    """(...) booleans: False at padding."""
+    acts: Any
+    """(...) booleans: whether the next token is an action, or a target of the pretraining loss."""
+    allowed: Any = None
+    """(..., V) booleans: whether each token may come next; None if all may."""
+
+    @classmethod
+    def of_texts(cls, texts: Sequence[Sequence[int]], pad_token: int) -> Tokens:
+        """Texts padded on the right, in which every token but the first is an action."""
+        token, attention = padding.pad(texts, pad_token, side="right")
+        return cls(token, attention, pad(attention[:, 1:], (0, 1)))
+
+    @property
+    def action(self) -> Int[Tensor, "N T"]:
+        """The next token at each step; 0 in the last column."""
+        return pad(self.token[:, 1:], (0, 1))
+
+    def columns(self, start: int, end: int) -> Tokens:
+        """The steps from `start` to `end` of (N, T)."""
+        return self.map(lambda x: x[:, start:end])
+
+    def map(self, fn: Callable[[Any], Any]) -> Tokens:
+        parts = (self.token, self.attention, self.acts, self.allowed)
+        return Tokens(*(None if x is None else fn(x) for x in parts))
+
+
+class Head(NamedTuple):
+    """logits = (hidden · weightᵀ + bias) / temperature."""
+
+    weight: Float[Tensor, "V H"]
+    bias: Float[Tensor, "V"] | None
+    temperature: float = 1.0
+    precision: torch.dtype | None = None
+    """Precision of the product; None for that of the weights."""
+
+    def __call__(self, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
+        with autocast(hidden.device, self.precision):
+            logits = linear(hidden, self.weight, self.bias)
+        return at_least_single(logits) / self.temperature
+
+
+def at_least_single(x: Tensor) -> Tensor:
+    """`x` in float32, or in float64 if it is already."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 @dataclass(frozen=True)
 class TokenDistribution(Distribution):
     """A categorical over the vocabulary at every acting step of (R, T). Every result is 0 at the other steps.
 
-    Log-probabilities, entropy, and the KL of a fixed distribution to this one come from one pass over blocks of the
-    vocabulary, gradients too. Only the KL of a distribution with gradient to another one keeps logits (S, V).
+    It holds hidden states, and computes logits at the acting steps alone.
     """
 
     hidden: Float[Tensor, "R T H"]
     acts: Bool[Tensor, "R T"]
     head: Head
-    allowed: Int[Tensor, "R T W"] | None = None
-    """Bits of the allowed tokens (see `words_of`); None if all are allowed."""
+    allowed: Bool[Tensor, "R T V"] | None = None
+    """Whether each token may come next; None if all may."""
 
     @cached_property
-    def _steps(self) -> Steps:
-        return Steps(self.hidden[self.acts], self.head, None if self.allowed is None else self.allowed[self.acts])
+    def at_steps(self) -> Categorical:
+        """The distributions (S,) at the acting steps alone."""
+        categorical = Categorical(self.head(self.hidden[self.acts]))
+        return categorical if self.allowed is None else categorical.restrict(self.allowed[self.acts])
 
-    @cached_property
-    def _log_probs(self) -> Float[Tensor, "S V"]:
-        hidden, head, allowed = self._steps
-        logits = head(hidden)
-        return (logits if allowed is None else restricted(logits, allowed)).log_softmax(-1)
-
-    @property
-    def _differentiable(self) -> bool:
-        return torch.is_grad_enabled() and (self.hidden.requires_grad or self.head.weight.requires_grad)
-
-    def _placed(self, found: Shaped[Tensor, "S"]) -> Shaped[Tensor, "R T"]:
+    def placed(self, x: Shaped[Tensor, "S"]) -> Shaped[Tensor, "R T"]:
         """Results at the acting steps, and 0 elsewhere."""
-        return found.new_zeros(self.acts.shape).masked_scatter(self.acts, found)
+        return x.new_zeros(self.acts.shape).masked_scatter(self.acts, x)
 
     def from_noise(self, noise: Float[Tensor, "R T V"]) -> Int[Tensor, "R T"]:
-        return self._placed((self._log_probs + noise[self.acts]).argmax(-1))
+        return self.placed(self.at_steps.from_noise(noise[self.acts]))
 
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "R T V"]:
         shape = *self.acts.shape, len(self.head.weight)
@@ -56,33 +103,16 @@ class TokenDistribution(Distribution):
 
     @property
     def mode(self) -> Int[Tensor, "R T"]:
-        with torch.no_grad():
-            return self._placed(vocabulary.mode(self._steps))
-
-    def evaluate(
-        self, action: Int[Tensor, "R T"], old: TokenDistribution | None = None, entropy: bool = False
-    ) -> Evaluated:
-        if old is not None and old._differentiable:
-            return super().evaluate(action, old, entropy)
-        steps, of_old = self._steps, None if old is None else old._steps
-        given = steps.hidden, self.head.weight, self.head.bias
-        log_prob, *others = Evaluate.apply(*given, steps, action[self.acts], of_old, entropy, self._differentiable)  # type: ignore[no-untyped-call]
-        return Evaluated(self._placed(log_prob), *(None if x is None else self._placed(x) for x in others))
+        return self.placed(self.at_steps.mode)
 
     def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
-        return self.evaluate(action).log_prob
+        return self.placed(self.at_steps.log_prob(action[self.acts]))
 
     def entropy(self) -> Float[Tensor, "R T"]:
-        found = self.evaluate(self.acts.long(), entropy=True).entropy
-        assert found is not None
-        return found
+        return self.placed(self.at_steps.entropy())
 
     def kl(self, other: TokenDistribution) -> Float[Tensor, "R T"]:
-        if self._differentiable:
-            return self._placed((self._log_probs.exp() * (self._log_probs - other._log_probs)).sum(-1))
-        found = other.evaluate(self.acts.long(), old=self).kl
-        assert found is not None
-        return found
+        return self.placed(self.at_steps.kl(other.at_steps))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TokenDistribution:
         allowed = None if self.allowed is None else fn(self.allowed)
@@ -96,13 +126,16 @@ class TokenDistribution(Distribution):
         hidden, weight, *bias = tensors
         return replace(self, hidden=hidden, head=self.head._replace(weight=weight, bias=bias[0] if bias else None))
 
-    @torch.no_grad()
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
-        hidden, of_weight, *of_bias = tangents
-        moving = self.head._replace(weight=of_weight, bias=of_bias[0] if of_bias else None)
-        of_steps, *of_head = vocabulary.fisher(self._steps, hidden[self.acts], moving, weight[self.acts])
-        found = torch.zeros_like(hidden).masked_scatter_(self.acts.unsqueeze(-1), of_steps.to(hidden.dtype))
-        return [found, *of_head[: len(tangents) - 1]]
+        """weight·Jᵀ·(diag(π) − π·πᵀ)·J·u, where J is the Jacobian of the logits in `tensors()`."""
+
+        def logits(*tensors: Tensor) -> Tensor:
+            return self.with_tensors(tensors).at_steps.logits
+
+        tensors = tuple(x.detach() for x in self.tensors())
+        value, pull_back = torch.func.vjp(logits, *tensors)[:2]
+        tangent = torch.func.jvp(logits, tensors, tuple(tangents))[1]
+        return list(pull_back(categorical_fisher(value, tangent, weight[self.acts])))
 
     def detach(self) -> TokenDistribution:
         """Also copies the head, whose weights training changes in place."""

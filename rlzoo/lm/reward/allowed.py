@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
-from rlzoo.core.env import Array, Bools
+from rlzoo.core.env import Bools
 from rlzoo.core.errors import EnvError, described
-from rlzoo.lm.model.language_model import Rows
-from rlzoo.lm.model.vocabulary import words_of
+from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.functions import brief, place
 
 Allowed = Callable[[list[int]], Iterable[int]]
@@ -21,7 +19,7 @@ Allowed = Callable[[list[int]], Iterable[int]]
 
 
 class AllowedTokens:
-    """The tokens that may come next, as bits (see `words_of`).
+    """The tokens that may come next.
 
     Args:
         function: called with the tokens of each row before each of its actions. It must depend on them alone.
@@ -32,11 +30,7 @@ class AllowedTokens:
     def __init__(self, function: Allowed, name: str, vocabulary: int) -> None:
         self.function, self.name, self.vocabulary = function, name, vocabulary
 
-    def __call__(self, rows: Sequence[list[int] | None], step: int) -> Array:
-        """`mask` as bits (N, W)."""
-        return words_of(self.mask(rows, step))
-
-    def mask(self, rows: Sequence[list[int] | None], step: int) -> Bools:
+    def __call__(self, rows: Sequence[list[int] | None], step: int) -> Bools:
         """Which tokens may come next in each row (N, V); none in a row that is None.
 
         Args:
@@ -52,25 +46,25 @@ class AllowedTokens:
                 allowed[i, self._tokens(row, f"allowed_tokens {self.name}, row {i}, step {step}")] = True
         return allowed
 
-    def observed(self, obs: Int[Tensor, "R T 3"]) -> Int[Tensor, "R T O"]:
-        """Observations of complete rows (see `Rows`), with the bits of the tokens allowed at each acting step."""
-        token, attention, acts = Rows.of(obs.cpu())
+    def observed(self, tokens: Tokens) -> Tokens:
+        """Complete rows (R, T), with the tokens allowed at each acting step."""
+        token, attention, acts = (x.cpu() for x in (tokens.token, tokens.attention, tokens.acts))
         columns = []
-        for t in range(obs.shape[1]):
+        for t in range(token.shape[1]):
             seen = zip(token[:, : t + 1], attention[:, : t + 1], acts[:, t], strict=True)
             rows = [ids[keep].tolist() if act else None for ids, keep, act in seen]
             columns.append(torch.from_numpy(self(rows, t)))
-        return torch.cat([obs, torch.stack(columns, 1).to(obs.device)], -1)
+        return dataclasses.replace(tokens, allowed=torch.stack(columns, 1).to(tokens.token.device))
 
     def _tokens(self, row: list[int], where: str) -> list[int]:
         try:
-            given: Any = self.function(list(row))
-            found: list[Any] = [given] if isinstance(given, (str, bytes)) else list(given)
+            result: Any = self.function(list(row))
+            tokens: list[Any] = [result] if isinstance(result, (str, bytes)) else list(result)
         except (Exception, SystemExit) as error:
             raise EnvError(f"{where}: {described(error)}{place(error, self.function)}") from error
-        if not found:
+        if not tokens:
             raise EnvError(f"{where}: no token is allowed after {row[-8:]}")
-        wrong = [x for x in found if not isinstance(x, (int, np.integer)) or not 0 <= x < self.vocabulary]
+        wrong = [x for x in tokens if not isinstance(x, (int, np.integer)) or not 0 <= x < self.vocabulary]
         if wrong:
             raise EnvError(f"{where}: {brief(wrong[0])} is no token; tokens are 0 to {self.vocabulary - 1}")
-        return found
+        return tokens

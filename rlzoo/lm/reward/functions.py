@@ -34,11 +34,14 @@ def load_function(kind: str, spec: str, other: str | None = None) -> Callable[..
     source, _, name = spec.rpartition(":")
     forms = "module:function nor file.py:function"
     require(bool(source and name), f"{kind} {spec!r} is neither {f'{other} nor {forms}' if other else forms}")
-    found = _import_file(kind, spec, Path(source)) if source.endswith(".py") else _import_module(kind, spec, source)
-    if not hasattr(found, name):
-        functions = [key for key, x in vars(found).items() if callable(x)]
+    try:
+        module = _import_file(kind, Path(source)) if source.endswith(".py") else _import_module(source)
+    except ConfigError as error:
+        raise ConfigError(f"{kind} {spec!r}: {error}") from error.__cause__
+    if not hasattr(module, name):
+        functions = [key for key, x in vars(module).items() if callable(x)]
         raise ConfigError(f"{kind} {spec!r}: {no_such('function', name, functions)}")
-    function = getattr(found, name)
+    function = getattr(module, name)
     require(callable(function), f"{kind} {spec!r}: {name} is not a function but of type {type(function).__name__}")
     return function
 
@@ -54,46 +57,41 @@ def given_function(kind: str, spec: Any, example: str) -> Callable[..., Any]:
     """
     if isinstance(spec, str):
         return load_function(kind, spec)
-    given = f'{kind} must be a function or "module:function", such as {kind}={example}'
-    require(callable(spec), f"{given}; got {brief(spec)}")
+    forms = f'{kind} must be a function or "module:function", such as {kind}={example}'
+    require(callable(spec), f"{forms}; got {brief(spec)}")
     return spec
 
 
-def _import_module(kind: str, spec: str, name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     with _importable(Path.cwd()):
         try:
             return importlib.import_module(name)
         except (Exception, SystemExit) as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is not None and f"{name}.".startswith(f"{missing}."):
-                fault = no_such("module", missing, _modules_beside(missing))
-            else:
-                fault = f"importing {name} raised {described(error)}{place(error)}"
-            raise ConfigError(f"{kind} {spec!r}: {fault}") from error
+                raise ConfigError(no_such("module", missing, _modules_beside(missing))) from error
+            raise ConfigError(f"importing {name} raised {described(error)}{place(error)}") from error
 
 
-def _import_file(kind: str, spec: str, path: Path) -> ModuleType:
+def _import_file(kind: str, path: Path) -> ModuleType:
     if not path.is_file():
-        known = [str(other) for other in path.parent.glob("*.py")]
-        raise ConfigError(f"{kind} {spec!r}: {no_such('file', str(path), known)}")
+        raise ConfigError(no_such("file", str(path), [str(other) for other in path.parent.glob("*.py")]))
     try:
         check_regular(path)
     except OSError as error:
-        raise ConfigError(f"{kind} {spec!r}: {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     path = path.resolve()
     # A prefix, because its own name could be that of another module.
-    name = f"_{kind}_{path.stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
+    spec = importlib.util.spec_from_file_location(f"_{kind}_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     with _importable(path.parent):
         try:
-            found.loader.exec_module(module)
+            spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
-            del sys.modules[name]
-            raise ConfigError(f"{kind} {spec!r}: {described(error)}{place(error)}") from error
+            del sys.modules[spec.name]
+            raise ConfigError(f"{described(error)}{place(error)}") from error
     return module
 
 
@@ -113,8 +111,7 @@ def _modules_beside(name: str) -> list[str]:
     package = name.rpartition(".")[0]
     if not package:
         return [module.name for module in pkgutil.iter_modules()]
-    path = getattr(sys.modules.get(package), "__path__", [])
-    return [module.name for module in pkgutil.iter_modules(path, f"{package}.")]
+    return [x.name for x in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []), f"{package}.")]
 
 
 _CALLERS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("functions", "scores", "turns", "allowed")}

@@ -1,9 +1,13 @@
-"""Prompts with the columns of their records."""
+"""Prompts with the columns of their records, and the order in which they are used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlzoo.lm.model.shuffled import Shuffled
 
 
 class Prompt(str):
@@ -21,3 +25,32 @@ def columns_of(prompts: Sequence[str]) -> dict[str, list[Any]]:
     """Each column in the order of the prompts. Plain texts have none."""
     rows = [getattr(prompt, "columns", {}) for prompt in prompts]
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+
+
+class Group(NamedTuple):
+    """Responses that start from the same prompt."""
+
+    prompt: int
+    """Index of the prompt among all."""
+    size: int
+
+
+class Prompts:
+    """Prompts and their order. Every prompt is used once before any is used again.
+
+    Args:
+        texts: a `Prompt` has columns for the score.
+        group_size: responses to each prompt.
+        seed: seed of the order; None for that of the texts, each once.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], group_size: int = 1, seed: int | np.random.SeedSequence | None = 0
+    ) -> None:
+        self.texts, self.group_size = list(texts), group_size
+        self.order = None if seed is None else Shuffled(len(self.texts), np.random.default_rng(seed))
+
+    def groups(self, rows: int) -> list[Group]:
+        """The next groups, of `rows` responses in all."""
+        order = iter(range(len(self.texts))) if self.order is None else self.order
+        return [Group(next(order), self.group_size) for _ in range(rows // self.group_size)]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.errors import require
 from rlzoo.lm.model.padding import micro_batches, pack_right, pad
 from rlzoo.lm.model.pretrained import (
     HEAD,
@@ -22,7 +22,7 @@ from rlzoo.lm.model.pretrained import (
     max_positions,
 )
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.reward.shaping import gain_and_bias
+from rlzoo.lm.reward.shaping import Moments
 
 
 class RewardModel:
@@ -77,11 +77,10 @@ class RewardModel:
             ConfigError: a row is all padding.
         """
         widths = attention.sum(1).tolist()
-        if 0 in widths:
-            raise ConfigError(f"row {widths.index(0)} has no token to score")
+        require(0 not in widths, f"row {(*widths, 0).index(0)} has no token to score")
         scores = torch.empty(len(ids), device=ids.device)
         for batch in micro_batches(range(len(ids)), widths, self.micro_batch_tokens):
-            rows = ids[batch].to(self.model.device), attention[batch].to(self.model.device)
+            rows = (x[batch].to(self.model.device) for x in (ids, attention))
             scores[batch] = last_scores(self.model, *rows).to(scores)
         return self.gain * scores + self.bias
 
@@ -98,7 +97,7 @@ class RewardModel:
         scores = self.score_ids(*self._pad(texts))
         differ = len(scores) > 1 and float(scores.max() - scores.min()) > 1e-5 * max(1.0, float(scores.abs().max()))
         require(differ, f"the reward model gives the same score to all {len(scores)} texts of its calibration")
-        self._set(*gain_and_bias(scores))
+        self._set(*Moments.of(scores).gain_and_bias())
         return self.gain, self.bias
 
     def save(self, folder: Path | str) -> None:

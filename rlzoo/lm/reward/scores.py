@@ -27,17 +27,6 @@ the answers, and `score(prompts, responses, **columns)` every column.
 """
 
 
-def load_score(spec: str) -> Score:
-    """The function named `module:function` or `path/file.py:function`.
-
-    Raises:
-        ConfigError: see `load_function`; or it cannot be called with prompts, responses and columns.
-    """
-    score = load_function("reward", spec, "the directory of a reward model")
-    _check_signature(spec, score)
-    return score
-
-
 class WeightedSum:
     """A score that is the weighted sum of several."""
 
@@ -48,18 +37,25 @@ class WeightedSum:
         return call_score(self, "sum", prompts, responses).tolist()
 
 
-def check_score(spec: object, score: Any) -> Score:
-    """`score`, if it is a function of prompts and responses.
+def load_score(spec: Any) -> Score:
+    """The score that a user gave: a function of prompts, responses and columns, or its name (see `load_function`).
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: there is no such function, or it cannot be called so.
     """
+    score = load_function("reward", spec, "the directory of a reward model") if isinstance(spec, str) else spec
     require(
         callable(score),
         f'reward must be a function, "module:function" or the directory of a reward model, such as reward=brevity, '
         f"got {brief(score)}",
     )
-    _check_signature(str(spec), score)
+    with suppress(ValueError):  # some built-in functions have no signature
+        signature = inspect.signature(score)
+        try:
+            signature.bind([], [], **dict.fromkeys(_column_arguments(score)[1]))
+        except TypeError as error:
+            name = spec if isinstance(spec, str) else score_name(spec)
+            raise ConfigError(f"reward {name!r} cannot be called with (prompts, responses): {error}") from error
     return score
 
 
@@ -106,8 +102,8 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
     if items is None:
         raise fail(f"must return {count} numbers, one for each response, returned {brief(result)}")
     if len(items) != count:
-        given = len(items) if len(items) < count or isinstance(result, Sized) else f"more than {count}"
-        raise fail(f"must return {count} numbers, one for each response, returned {given}")
+        number = len(items) if len(items) < count or isinstance(result, Sized) else f"more than {count}"
+        raise fail(f"must return {count} numbers, one for each response, returned {number}")
     scores = [_number(item) for item in items]
     if None in scores:
         index = scores.index(None)
@@ -128,27 +124,16 @@ def columns_for(score: Score, prompts: Sequence[str]) -> dict[str, list[Any]]:
 
 def missing_columns(score: Score, prompts: Sequence[str]) -> list[str]:
     """The columns that a score needs and the prompts do not have."""
-    known = columns_of(prompts)
+    columns = columns_of(prompts)
     parts = [fn for fn, _ in score.parts.values()] if isinstance(score, WeightedSum) else [score]
-    return [column for part in parts for column in _column_arguments(part)[1] if column not in known]
-
-
-def _check_signature(spec: str, score: Score) -> None:
-    try:
-        signature = inspect.signature(score)
-    except (TypeError, ValueError):
-        return  # some built-in functions have none
-    try:
-        signature.bind([], [], **dict.fromkeys(_column_arguments(score)[1]))
-    except TypeError as error:
-        raise ConfigError(f"reward {spec!r} cannot be called with (prompts, responses): {error}") from error
+    return [column for part in parts for column in _column_arguments(part)[1] if column not in columns]
 
 
 def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
     """Arguments of a score for columns, None for any; and those of them without a default."""
     try:
         further = list(inspect.signature(score).parameters.values())[2:]
-    except (TypeError, ValueError):
+    except ValueError:
         return [], []  # some built-in functions have no signature
     named = [x for x in further if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     every = any(x.kind is x.VAR_KEYWORD for x in further)

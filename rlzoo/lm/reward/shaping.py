@@ -83,10 +83,8 @@ class AdaptiveKL(KLController):
             ConfigError: the batch is so large, relative to the horizon, that β could become 0 or negative.
             NonFiniteError: `kl` is not finite.
         """
-        require(
-            0.2 * n < self.horizon,
-            f"horizon must be above a fifth of the batch's {n} responses, got {self.horizon:g}: β would fall to 0",
-        )
+        fault = f"horizon must be above a fifth of the batch's {n} responses, got {self.horizon:g}: β would fall to 0"
+        require(0.2 * n < self.horizon, fault)
         if not math.isfinite(kl):
             raise NonFiniteError("KL to the reference is not finite")
         return beta * (1 + min(max(kl / self.target - 1, -0.2), 0.2) * n / self.horizon)
@@ -133,23 +131,6 @@ class Moments:
         return 1 / self.std, -self.mean / self.std
 
 
-def gain_and_bias(score: Float[Tensor, "N"]) -> tuple[float, float]:
-    """(gain, bias) for which gain·score + bias has mean 0 and (biased) standard deviation 1 over the given scores.
-
-    Raises:
-        ConfigError: there are no scores, or all are equal.
-    """
-    return Moments.of(score).gain_and_bias()
-
-
-def penalize_missing_eos(score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], penalty: float) -> Float[Tensor, "N"]:
-    """`score` minus `penalty` where the response has no stop token.
-
-    Ziegler et al. (2019) give all such responses the same low score instead. With a subtraction they still differ.
-    """
-    return torch.where(ended, score, score - penalty)
-
-
 @dataclass(frozen=True)
 class ScoreTreatment:
     """Processing of raw scores: normalisation, then clipping, then the penalty for a missing EOS."""
@@ -160,7 +141,8 @@ class ScoreTreatment:
     clip: Positive | None = None
     """Bound on the absolute normalised score; None for no bound."""
     missing_eos_penalty: NonNegative = 0.0
-    """Subtracted from the score of a response without a stop token."""
+    """Subtracted from the score of a response without a stop token, so that these still differ. Ziegler et al. (2019)
+    give all of them the same low score."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -185,4 +167,4 @@ class ScoreTreatment:
             x = gain * x + bias
         if self.clip is not None:
             x = x.clamp(-self.clip, self.clip)
-        return penalize_missing_eos(x, ended, self.missing_eos_penalty).to(score.dtype), moments
+        return torch.where(ended, x, x - self.missing_eos_penalty).to(score.dtype), moments

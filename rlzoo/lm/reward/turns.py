@@ -68,21 +68,21 @@ class Turns:
             EnvError: the function raised, or did not return what it must. The message names the row.
         """
         try:
-            found = self.reply(conversations)
+            answers = self.reply(conversations)
         except (Exception, SystemExit) as error:
             raise EnvError(f"{self._of(rows)}: {described(error)}{place(error, self.reply)}") from error
         count = len(conversations)
-        if isinstance(found, (str, bytes)) or not isinstance(found, Sequence) or len(found) != count:
-            given = f"{len(found)}" if isinstance(found, (list, tuple)) else brief(found)
+        if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence) or len(answers) != count:
+            result = f"{len(answers)}" if isinstance(answers, (list, tuple)) else brief(answers)
             raise EnvError(
-                f"{self._of(rows)}: must return {count} texts or None, one for each conversation; got {given}"
+                f"{self._of(rows)}: must return {count} texts or None, one for each conversation; got {result}"
             )
-        return [self._answer(x, row) for x, row in zip(found, rows, strict=True)]
+        return [self._answer(x, row) for x, row in zip(answers, rows, strict=True)]
 
-    def _answer(self, given: Any, row: int) -> Answer:
-        answer = Answer(*given) if isinstance(given, tuple) and len(given) == 2 else Answer(given)
+    def _answer(self, x: Any, row: int) -> Answer:
+        answer = Answer(*x) if isinstance(x, tuple) and len(x) == 2 else Answer(x)
         if not (answer.text is None or isinstance(answer.text, str)):
-            raise EnvError(f"{self._of([row])}: returned {brief(given)}, which is neither a text nor None")
+            raise EnvError(f"{self._of([row])}: returned {brief(x)}, which is neither a text nor None")
         number = isinstance(answer.reward, (int, float)) and math.isfinite(answer.reward)
         if not number:
             raise EnvError(f"{self._of([row])}: the reward {brief(answer.reward)} is not a finite number")
@@ -131,11 +131,18 @@ class Talk:
 
 def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
     """The tokens of each row after its prompt, and whether the model said them."""
-    obs, masks = buffer.obs.cpu(), buffer.mask.cpu()
-    token, attention = obs[:, 1 : masks.shape[1] + 1, :2].unbind(-1)
-    keep = attention.bool() & (masks.cumsum(1) > 0)
+    following = buffer.obs.columns(1, buffer.mask.shape[1] + 1)
+    masks, token, attention = (x.cpu() for x in (buffer.mask, following.token, following.attention))
+    keep = attention & (masks.cumsum(1) > 0)
     rows = zip(masks, token, keep, strict=True)
     return [list(zip(mask[kept].tolist(), ids[kept].tolist(), strict=True)) for mask, ids, kept in rows]
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], stop: frozenset[int]) -> list[str]:
+    """Responses as text, without the special token that ended them. Other special tokens are kept."""
+    special = stop & set(tokenizer.all_special_ids)
+    kept = [list(row[:-1] if row and row[-1] in special else row) for row in rows]
+    return tokenizer.batch_decode(kept, clean_up_tokenization_spaces=False)
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> list[int]:
@@ -145,9 +152,9 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> li
         EnvError: the tokenizer has no tokens for it.
     """
     try:
-        found = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     except Exception as error:  # tokenizers raise Exception itself
         raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {described(error)}") from error
-    if not found:
+    if not tokens:
         raise EnvError(f"{name}: {brief(text)} has no tokens; None ends a conversation")
-    return found
+    return tokens

@@ -7,7 +7,7 @@ import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Array, Bools, Experience, env_name
@@ -31,24 +32,27 @@ from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
+from rlzoo.lm.model.precision import has_bfloat16
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.model.vocabulary import has_bfloat16
+from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
-from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.functions import given_function
+from rlzoo.lm.reward.generation import Generation, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
+from rlzoo.lm.reward.prompt import Prompts
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import (
     Score,
     WeightedSum,
     call_score,
     call_scores,
-    check_score,
     columns_for,
     load_score,
     missing_columns,
     score_name,
 )
+from rlzoo.lm.reward.scoring import Scoring
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
 from rlzoo.lm.reward.turns import Reply, Turns
 from rlzoo.lm.tasks.samples import Sample, summary, transcript
@@ -96,7 +100,7 @@ class LanguageTask(Task):
 
     def own_eval_prompts(self) -> Sequence[str]:
         """Prompts of the task, for evaluations; by default those of training."""
-        return self.env.prompts
+        return self.env.prompts.texts
 
     def own_score(self) -> Score | None:
         """Score of the task; None if it has none."""
@@ -150,8 +154,8 @@ class LanguageTask(Task):
             remedy = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
             require(named or name != "model" or settings.tokenizer is not None, remedy)
         for name, own in (("model", "own_sft"), ("prompts", "own_prompts"), ("reward", "own_score")):
-            given = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
-            require(given, f"{name} is missing: {setup.env} has none of its own")
+            there = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
+            require(there, f"{name} is missing: {setup.env} has none of its own")
 
     def _find_source(self) -> str:
         """Directory or Hub name of the initial weights: the run's own copy, the setting, or the SFT checkpoint."""
@@ -174,10 +178,12 @@ class LanguageTask(Task):
 
     def _find_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the run's own copy, of the setting, or of the initial model."""
-        given, folder = self.settings.tokenizer, self.setup.folder
-        if given is None or isinstance(given, Mapping) or (folder is not None and (folder / START).is_dir()):
+        tokenizer, folder = self.settings.tokenizer, self.setup.folder
+        if tokenizer is None or isinstance(tokenizer, Mapping) or (folder is not None and (folder / START).is_dir()):
             return pretrained.load_tokenizer(self._source)
-        return pretrained.load_tokenizer(given) if isinstance(given, str) else pretrained.with_padding(given, "given")
+        if isinstance(tokenizer, str):
+            return pretrained.load_tokenizer(tokenizer)
+        return pretrained.with_padding(tokenizer, "given")
 
     def _find_score(self) -> tuple[Score, str]:
         rewards = self.settings.rewards
@@ -197,9 +203,8 @@ class LanguageTask(Task):
         return WeightedSum(parts), "sum"
 
     def _load_score(self, spec: Any) -> Score:
-        if not isinstance(spec, str):
-            return check_score(score_name(spec), spec)
-        return RewardModel.load(spec, device=self.setup.device) if Path(spec).is_dir() else load_score(spec)
+        is_model = isinstance(spec, str) and Path(spec).is_dir()
+        return RewardModel.load(spec, device=self.setup.device) if is_model else load_score(spec)
 
     def _find_turns(self) -> Turns | None:
         spec, most = self.settings.reply, self.settings.max_turns
@@ -247,42 +252,47 @@ class LanguageTask(Task):
         control: KLController = FixedKL(settings.beta)
         if settings.beta_target is not None:
             control = AdaptiveKL(settings.beta, settings.beta_target, settings.beta_horizon)
+        treatment = ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty)
+        generation = Generation(
+            settings.max_new_tokens,
+            settings.max_prompt_tokens,
+            stop_ids(self.tokenizer, settings.stop_tokens),
+            self._find_turns(),
+            self._find_allowed(),
+        )
+        texts = self._read_prompts("prompts") or self.own_prompts()
         return LMEnv(
             self.model,
             self.tokenizer,
-            self._read_prompts("prompts") or self.own_prompts(),
-            self.score,
+            Prompts(texts, settings.responses_per_prompt, stream(self.setup.seed, "env", 0)),
+            Scoring(self.score, self.score_name, settings.kl_estimator, control, treatment),
+            generation,
             rows=settings.responses_per_batch,
-            score_name=self.score_name,
-            max_prompt_tokens=settings.max_prompt_tokens,
-            max_new_tokens=settings.max_new_tokens,
-            stop_tokens=stop_ids(self.tokenizer, settings.stop_tokens),
-            responses_per_prompt=settings.responses_per_prompt,
-            kl_estimator=settings.kl_estimator,
-            control=control,
-            treatment=ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty),
-            turns=self._find_turns(),
-            allowed=self._find_allowed(),
-            seed=stream(self.setup.seed, "env", 0),
+            own=self._own_rows(),
         )
+
+    def _own_rows(self) -> slice | None:
+        """This process's rows of a buffer; None if they are all."""
+        rows = processes.own_rows(self.settings.responses_per_batch, "responses_per_batch")
+        return rows if processes.size() > 1 else None
 
     def _find_eval_prompts(self) -> list[str]:
         if prompts := self._read_prompts("eval_prompts"):
             self.env.encode(prompts, "eval_prompts")
             return list(prompts)
-        return self.env.prompts if self.settings.prompts is not None else list(self.own_eval_prompts())
+        return self.env.prompts.texts if self.settings.prompts is not None else list(self.own_eval_prompts())
 
     def _read_prompts(self, name: str) -> Sequence[str]:
         """The prompts of a setting; of the run's own copy if they were given as an object; none if not set."""
-        given, folder = getattr(self.settings, name), self.setup.folder
-        if given is None:
+        setting, folder = getattr(self.settings, name), self.setup.folder
+        if setting is None:
             return []
-        own = None if folder is None or isinstance(given, str) else folder / f"{name}.jsonl"
+        own = None if folder is None or isinstance(setting, str) else folder / f"{name}.jsonl"
         if own is not None and own.is_file():
             return read_prompts(own)
         fault = f"{folder} was stopped before its {name} were saved in it: train it again"
-        require(not isinstance(given, Mapping), fault)
-        return read_prompts(given, self.tokenizer, name)
+        require(not isinstance(setting, Mapping), fault)
+        return read_prompts(setting, self.tokenizer, name)
 
     def _pretraining_loss(self, path: str) -> PretrainingLoss:
         settings = self.settings
@@ -293,16 +303,16 @@ class LanguageTask(Task):
         )
 
     def actor(self) -> TokenActor:
-        if self.settings.score_normalization == "reference" and not self.env.moments.count:
-            self.env.moments = self._moments_of_reference()
-        whole_rows = self.settings.responses_per_batch if self.env.divided else None
-        turns = self.env.turns is not None
-        return TokenActor(self.model, self.generator, fast=self.setup.fast, whole_rows=whole_rows, turns=turns)
+        rows, own = self.settings.responses_per_batch, self._own_rows()
+        return TokenActor(self.model, self.generator, whole_rows=rows, own=own or slice(0, rows))
 
     def collect(self) -> Experience:
+        if self.settings.score_normalization == "reference" and not self.env.scoring.moments.count:
+            self.env.scoring.moments = self._moments_of_reference()
         actor = self.actor()
         experience = self.collector.collect(actor)
-        actor.draw_until(int(experience.buffer.mask.any(0).sum()))
+        acting = experience.buffer.mask.any(0).int()
+        actor.draw_until(len(acting) - int(acting.argmax()))
         return experience
 
     def respond(
@@ -317,9 +327,9 @@ class LanguageTask(Task):
         Args:
             on_token: called before each token of all responses.
         """
-        env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic, self.setup.fast)
+        env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic)
 
-        def actor(obs: Array, forced: Bools, starts: Bools) -> Array:
+        def actor(obs: Tokens, forced: Bools, starts: Bools) -> Array:
             on_token()
             return act(obs, forced, starts)
 
@@ -329,11 +339,9 @@ class LanguageTask(Task):
     def _moments_of_reference(self) -> Moments:
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
-        prompts = list(itertools.islice(itertools.cycle(self.env.prompts), _CALIBRATION))
-        batches = [prompts[i : i + _ROWS] for i in range(0, len(prompts), _ROWS)]
-        texts = (self.respond(some, generator)[1:] for some in batches)
-        scores = [call_score(self.score, self.score_name, *some) for some in texts]
-        return Moments.of(torch.cat(scores))
+        batches = _batches(self.env.prompts.texts, _CALIBRATION)
+        texts = (self.respond(batch, generator)[1:] for batch in batches)
+        return Moments.of(torch.cat([call_score(self.score, self.score_name, *some) for some in texts]))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         """Samples responses to the evaluation prompts in turn. Returns are raw scores, without the KL.
@@ -345,14 +353,14 @@ class LanguageTask(Task):
     def evaluate_passes(self, episodes: int, k: int, *, seed: int) -> Evaluation:
         """`evaluate` on as many prompts as get at least k responses each, with pass@1 and pass@k (`pass_at_k`)."""
         require(1 <= k <= episodes, f"pass_k must be in [1, {episodes}], the number of responses; got {k}")
-        asked = self.eval_texts[: episodes // k]
-        found = self._evaluate(asked, episodes, seed, deterministic=False)
-        scores = [found.returns[i :: len(asked)].tolist() for i in range(len(asked))]
+        prompts = self.eval_texts[: episodes // k]
+        result = self._evaluate(prompts, episodes, seed, deterministic=False)
+        scores = [result.returns[i :: len(prompts)].tolist() for i in range(len(prompts))]
         passes = {f"pass@{n}": mean_pass_at_k(scores, n) for n in sorted({1, k})}
-        return replace(found, further={**passes, **found.further})
+        return replace(result, further={**passes, **result.further})
 
-    def _evaluate(self, asked: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
-        samples, parts = self._sample(asked, episodes, seed, deterministic)
+    def _evaluate(self, texts: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
+        samples, parts = self._sample(texts, episodes, seed, deterministic)
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
             "ended": float(np.mean([x.ended for x in samples])),
@@ -372,31 +380,26 @@ class LanguageTask(Task):
 
     @torch.no_grad()
     def _sample(
-        self, asked: Sequence[str], responses: int, seed: int, deterministic: bool
+        self, texts: Sequence[str], responses: int, seed: int, deterministic: bool
     ) -> tuple[list[Sample], dict[str, list[float]]]:
-        """Samples responses to the prompts in turn, and the scores of each by name, if there are several."""
+        """Samples responses to the texts in turn, and the scores of each by name, if there are several."""
         generator = torch.Generator(self.setup.device).manual_seed(seed)
-        texts = list(itertools.islice(itertools.cycle(asked), responses))
         samples: list[Sample] = []
+        parts: dict[str, list[float]] = {}
 
         def on_token() -> None:
             self.on_step(len(samples))
 
-        parts: dict[str, list[float]] = {}
-        for some in (texts[i : i + _ROWS] for i in range(0, responses, _ROWS)):
-            buffer, prompts, said = self.respond(some, generator, deterministic, on_token)
+        for batch in _batches(texts, responses):
+            buffer, prompts, said = self.respond(batch, generator, deterministic, on_token)
             on_token()
             score, several = call_scores(self.score, self.score_name, prompts, said)
             for name, scores in several.items():
                 parts.setdefault(name, []).extend(scores.tolist())
-            obs = buffer.obs[:, :-1]
-            kl = self.model.distribution(obs).kl(self.env.reference.distribution(obs))
-            columns = (
-                (score + buffer.reward.sum(1).to(score)).tolist(),
-                sequence_kl(kl, buffer.mask).tolist(),
-                buffer.mask.sum(1).tolist(),
-                self.env.ended(buffer).tolist(),
-            )
+            tokens = buffer.obs.columns(0, buffer.mask.shape[1])
+            kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
+            total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
+            columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), self.env.ended(buffer)))
             samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
         return samples, parts
 
@@ -425,13 +428,19 @@ class LanguageTask(Task):
 
     def begin(self, folder: Path) -> None:
         """Saves the actor's initial weights, and prompts that are objects, so that the run depends on nothing else."""
-        for name, prompts in (("prompts", self.env.prompts), ("eval_prompts", self.eval_texts)):
-            given = getattr(self.settings, name)
-            if given is not None and not isinstance(given, str) and not (folder / f"{name}.jsonl").is_file():
-                save_prompts(folder / f"{name}.jsonl", prompts)
+        for name, prompts in (("prompts", self.env.prompts.texts), ("eval_prompts", self.eval_texts)):
+            setting, path = getattr(self.settings, name), folder / f"{name}.jsonl"
+            if setting is not None and not isinstance(setting, str) and not path.is_file():
+                save_prompts(path, prompts)
         if not (folder / START).is_dir():
             save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START, self.env.stop)
 
     def end(self, folder: Path) -> None:
         """Saves the actor as a Hugging Face model, with its adapter merged."""
         self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
+
+
+def _batches(texts: Sequence[str], n: int) -> Iterator[list[str]]:
+    """n texts, each in turn, in batches."""
+    cycle = itertools.cycle(texts)
+    return (list(itertools.islice(cycle, min(_ROWS, n - start))) for start in range(0, n, _ROWS))

@@ -25,7 +25,8 @@ from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.fields import Count
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
-from rlzoo.lm.model.language_model import LanguageModel, Rows
+from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
@@ -171,7 +172,8 @@ class RandomWalks(LanguageTask):
         if deterministic:
             returns = np.array(graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
         else:
-            returns = expected_optimality(self.model, self.tokenizer, graph, prompts, self.env.allowed).numpy()
+            allowed = self.env.generation.allowed
+            returns = expected_optimality(self.model, self.tokenizer, graph, prompts, allowed).numpy()
         return replace(sampled, returns=returns, further={"exact": True, "score": sampled.mean_return, **further})
 
 
@@ -189,9 +191,9 @@ def expected_optimality(
     """
     solutions = graph.solutions()
     device = next(model.parameters()).device
-    rows = Rows.of_texts(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id))
-    obs = rows.obs if allowed is None else allowed.observed(rows.obs)
-    logp = model.distribution(obs.to(device)).log_prob(rows.action.to(device)).double().sum(1).cpu()
+    tokens = Tokens.of_texts(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id))
+    tokens = (tokens if allowed is None else allowed.observed(tokens)).map(lambda x: x.to(device))
+    logp = model.distribution(tokens).log_prob(tokens.action).double().sum(1).cpu()
     optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))
     start = torch.tensor([prompts.index(w[0]) for w in solutions])
     return torch.zeros(len(prompts), dtype=torch.float64).index_add(0, start, logp.exp() * optimality.double())

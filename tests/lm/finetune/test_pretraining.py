@@ -112,9 +112,9 @@ def test_gradient_is_the_sum_of_both_first_order(name, kind, micro_batch_tokens)
     algorithm, scalars = FIRST_ORDER[name]
     model, buffer = double_experience()
     batch = algorithm.estimator(buffer).rows(0)
-    batch = batch.replace(advantage=batch.whitened_advantage, old=model.distribution(batch.obs).detach())
+    batch = batch.whitened().replace(old=model.distribution(batch.obs).detach())
     expected = gradient(algorithm.loss(model, batch, *scalars), model) + GAMMA * gradient(nll(model), model)
-    model.part_steps, model.auxiliary = micro_batch_tokens, ptx(micro_batch_tokens=micro_batch_tokens)
+    model.micro_batch_steps, model.auxiliary = micro_batch_tokens, ptx(micro_batch_tokens=micro_batch_tokens)
     adam = Adam(trained(model))
     optimizer = adam if kind is Adam else FastAdam(adam)
     norm = optimizer.minimize(algorithm.loss, model, batch, *scalars, learning_rate=0.0)
@@ -129,9 +129,11 @@ def test_gradient_is_the_sum_of_both_second_order(name, micro_batch_tokens, monk
     algorithm = SECOND_ORDER[name]
     model, buffer = double_experience()
     batch = algorithm.estimator(buffer).rows(0)
-    batch = batch.replace(advantage=batch.whitened_advantage)
+    batch = batch.whitened()
     count = sum(p.numel() for p in model.policy_parameters())
-    expected = (gradient(surrogate(model, batch), model) - GAMMA * gradient(nll(model), model))[:count]
+    expected = (gradient(surrogate(model.distribution(batch.obs), batch), model) - GAMMA * gradient(nll(model), model))[
+        :count
+    ]
     found = []
 
     def noted(product, b, iters):
@@ -139,7 +141,7 @@ def test_gradient_is_the_sum_of_both_second_order(name, micro_batch_tokens, monk
         return Solution(torch.zeros_like(b), 1.0)  # so that the model does not change
 
     monkeypatch.setattr(f"rlzoo.algorithms.{name}.conjugate_gradient", noted)
-    model.part_steps, model.auxiliary = micro_batch_tokens, ptx(micro_batch_tokens=micro_batch_tokens)
+    model.micro_batch_steps, model.auxiliary = micro_batch_tokens, ptx(micro_batch_tokens=micro_batch_tokens)
     algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
     torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-10)
 
@@ -150,7 +152,7 @@ def test_micro_batches_change_no_update(name):
     weights = []
     for micro_batch_tokens in (None, 22):
         model, buffer = double_experience()
-        model.part_steps, model.auxiliary = micro_batch_tokens, ptx(micro_batch_tokens=micro_batch_tokens)
+        model.micro_batch_steps, model.auxiliary = micro_batch_tokens, ptx(micro_batch_tokens=micro_batch_tokens)
         algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
         weights.append(torch.cat([p.detach().reshape(-1) for p in trained(model)]))
     torch.testing.assert_close(*weights, rtol=0, atol=1e-7)  # Adam's 1/√v amplifies rounding
@@ -173,12 +175,12 @@ def test_an_accepted_trpo_step_improves_the_surrogate_less_the_pretraining_loss(
         model, _ = double_experience()
         buffer = experience(make_env(model), seed).buffer.map(lambda x: x.double() if x.is_floating_point() else x)
         batch = algorithm.estimator(buffer).rows(0)
-        batch = batch.replace(advantage=batch.whitened_advantage)
+        batch = batch.whitened()
         model.auxiliary = ptx(coef=30.0)
 
         @torch.no_grad()
         def both(model=model, batch=batch):
-            return float(surrogate(model, batch)), float(nll(model))
+            return float(surrogate(model.distribution(batch.obs), batch)), float(nll(model))
 
         before = both()
         metrics = algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)

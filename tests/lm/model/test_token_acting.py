@@ -3,19 +3,30 @@
 import numpy as np
 import pytest
 import torch
-from lm_builders import KINDS, STOPS, collect, experience, letters, make_actor, make_env, make_model, make_rows, single
+from lm_builders import (
+    KINDS,
+    STOPS,
+    collect,
+    experience,
+    make_actor,
+    make_env,
+    make_model,
+    make_rows,
+    rewarded,
+    same,
+    single,
+)
 from scipy.stats import chi2
 from simulated_gpu import GPU, simulated
 from tiny import PAD, make_tokenizer
 from transformers import GenerationConfig
 
 from rlzoo.core.collector import Collector, evaluate
-from rlzoo.lm.model import packed
 from rlzoo.lm.model.acting import TokenActor
-from rlzoo.lm.model.language_model import LanguageModel, Rows
+from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.reward.env import LMEnv
+from rlzoo.lm.model.tokens import Tokens
 
 PROMPTS = [[3], [7, 1, 4, 40], [22, 9]]
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
@@ -25,13 +36,13 @@ def env_of(model, prompts=PROMPTS, max_new_tokens=6, stop=(), tokenizer=None):
     """One row for each of the prompts, given as tokens."""
     tokenizer = tokenizer or make_tokenizer()
     texts = tokenizer.batch_decode(prompts)
-    env = LMEnv(model, tokenizer, texts, letters, max_new_tokens=max_new_tokens, stop_tokens=stop).over(texts)
+    env = make_env(model, texts, tokenizer=tokenizer, max_new_tokens=max_new_tokens, stop=stop).over(texts)
     assert env.prompt_ids == prompts
     return env
 
 
-def sampled(model, *prompts, seed=0, deterministic=False, fast=True, **env):
-    return collect(env_of(model, *prompts, **env), seed, deterministic, fast)
+def sampled(model, *prompts, seed=0, deterministic=False, **env):
+    return collect(env_of(model, *prompts, **env), seed, deterministic)
 
 
 def responses(buffer):
@@ -41,11 +52,11 @@ def responses(buffer):
 class Scripted(LanguageModel):
     """A model that follows a script: row i its i-th."""
 
-    def act(self, obs, memory=None):
+    def act(self, tokens, memory=None):
         self.step = 0 if memory is None else self.step + 1
-        policy, memory = super().act(obs, memory)
+        policy, memory = super().act(tokens, memory)
         logits = torch.full_like(policy.logits, -1e9)
-        logits[range(len(obs)), [script[self.step] for script in self.script]] = 0
+        logits[range(len(logits)), [script[self.step] for script in self.script]] = 0
         return type(policy)(logits), memory
 
 
@@ -57,7 +68,7 @@ def scripted(*script):
 
 def test_a_response_ends_with_a_stop_token_and_padding_follows():
     model = scripted([10, 11, 50, 9, 9], [51, 8, 8, 8, 8], [12, 50, 51, 7, 7])
-    rows = Rows.of(sampled(model, max_new_tokens=5, stop={50, 51}).obs)
+    rows = sampled(model, max_new_tokens=5, stop={50, 51}).obs
     o = PAD
     assert rows.token.tolist() == [
         [o, o, o, 3, 10, 11, 50],
@@ -72,7 +83,7 @@ def test_a_buffer_by_hand():
     """Prompts 3 and 4 5, responses 6 7 8 and 9."""
     o = PAD
     buffer = sampled(scripted([6, 7, 8], [9, 0, 0]), [[3], [4, 5]], max_new_tokens=3, stop={9})
-    assert buffer.obs.tolist() == [
+    assert torch.stack(buffer.obs.tensors(), -1).tolist() == [
         [[o, 0, 0], [3, 1, 1], [6, 1, 1], [7, 1, 1], [8, 1, 0]],
         [[4, 1, 0], [5, 1, 1], [9, 1, 0], [o, 0, 0], [o, 0, 0]],
     ]
@@ -87,7 +98,7 @@ def test_a_buffer_by_hand():
 def test_a_prompt_takes_one_forward_and_a_token_one_more():
     model = scripted([10, 11, 50], [51, 8, 8], [12, 50, 8])
     seen, act = [], model.act
-    model.act = lambda obs, memory=None: seen.append(obs.shape[1]) or act(obs, memory)
+    model.act = lambda tokens, memory=None: seen.append(tokens.token.shape[1]) or act(tokens, memory)
     sampled(model, max_new_tokens=5, stop={50, 51})
     assert seen == [4, 1, 1]
 
@@ -114,11 +125,11 @@ def test_cached_decoding_equals_the_full_forward(kind, temperature):
     cached, memory = [], None
     with torch.no_grad():
         for start, end in [(0, prompt), *((t, t + 1) for t in range(prompt, prompt + 4))]:
-            policy, memory = model.act(Rows(*(x[:, start:end] for x in rows)).obs, memory)
+            policy, memory = model.act(rows.columns(start, end), memory)
             cached.append(policy.log_probs)
         for i, row in enumerate(torch.stack(cached, 1)):
-            full = model.distribution(single(rows, i).obs)
-            torch.testing.assert_close(row, full._log_probs, rtol=0, atol=1e-5)
+            full = model.distribution(single(rows, i))
+            torch.testing.assert_close(row, full.at_steps.log_probs, rtol=0, atol=1e-5)
 
 
 @ALL_KINDS
@@ -133,19 +144,19 @@ def test_a_row_is_continued_as_if_it_were_alone(kind):
 def test_deterministic_is_the_most_probable_token_at_each_step():
     model = make_model()
     buffer = sampled(model, deterministic=True)
-    mode = model.distribution(buffer.obs[:, :-1]).mode
+    mode = model.distribution(buffer.obs.columns(0, -1)).mode
     assert torch.equal(mode[buffer.mask], buffer.action[buffer.mask])
     for seed in (1, None):
-        assert torch.equal(sampled(model, seed=seed, deterministic=True).obs, buffer.obs)
+        assert same(sampled(model, seed=seed, deterministic=True).obs, buffer.obs)
 
 
 def test_the_same_seed_gives_the_same_tokens_and_a_generator_goes_on():
     model, generator = make_model(), torch.Generator().manual_seed(0)
     collector = Collector(env_of(model), whole_episodes=True)
     first, second = (collector.collect(TokenActor(model, generator)).buffer for _ in range(2))
-    assert torch.equal(sampled(model).obs, first.obs)
-    assert not torch.equal(first.obs, second.obs)
-    assert not torch.equal(sampled(model, seed=1).obs, first.obs)
+    assert same(sampled(model).obs, first.obs)
+    assert not same(first.obs, second.obs)
+    assert not same(sampled(model, seed=1).obs, first.obs)
 
 
 def test_sampling_leaves_the_global_generator_and_the_model_alone():
@@ -171,14 +182,14 @@ def test_sampled_frequencies_are_the_probabilities(kind, temperature):
     """All 64 responses of two tokens, one prompt beside longer ones."""
     model = make_model(kind, vocabulary=8, settings={"temperature": temperature})
     buffer = sampled(model, [[1], [5, 2, 6]] * 3000, max_new_tokens=2, seed=3, tokenizer=make_tokenizer(pad="a"))
-    found = buffer.obs[::2, -2:, 0]
+    found = buffer.obs.token[::2, -2:]
     counts = torch.bincount(found[:, 0] * 8 + found[:, 1], minlength=64)
 
     every = torch.cartesian_prod(torch.tensor([1]), torch.arange(8), torch.arange(8))
     acts = torch.tensor([True, True, False]).expand(64, 3)
 
     def probability(model):
-        policy = model.distribution(Rows(every, torch.ones_like(acts), acts).obs)
+        policy = model.distribution(Tokens(every, torch.ones_like(acts), acts))
         return policy.log_prob(every.roll(-1, 1)).sum(1).exp().detach()
 
     assert float(probability(model).sum()) == pytest.approx(1, abs=1e-5)
@@ -197,12 +208,12 @@ def test_the_generation_configuration_of_a_checkpoint_has_no_influence(tmp_path)
     expected = sampled(LanguageModel(make_actor()), stop=range(15))
     actor = make_actor()
     actor.generation_config = GenerationConfig(**CUTS)
-    assert torch.equal(sampled(LanguageModel(actor), stop=range(15)).obs, expected.obs)
+    assert same(sampled(LanguageModel(actor), stop=range(15)).obs, expected.obs)
 
     save(make_actor(), make_tokenizer(), tmp_path / "actor")
     GenerationConfig(**CUTS).save_pretrained(tmp_path / "actor")
     loaded = load_causal_lm(tmp_path / "actor")
-    assert torch.equal(sampled(LanguageModel(loaded), stop=range(15)).obs, expected.obs)
+    assert same(sampled(LanguageModel(loaded), stop=range(15)).obs, expected.obs)
     assert any(20 <= x < 50 for response in responses(expected) for x in response)
 
 
@@ -210,24 +221,7 @@ def test_the_generation_configuration_of_a_checkpoint_has_no_influence(tmp_path)
 def test_gradient_checkpointing_does_not_keep_the_cache_from_working(kind):
     plain, checkpointing = (make_model(kind, settings={"gradient_checkpointing": x}) for x in (False, True))
     checkpointing.train()
-    assert torch.equal(sampled(plain).obs, sampled(checkpointing).obs)
-
-
-@ALL_KINDS
-def test_packed_weights_give_the_same_tokens_and_are_gone_afterwards(kind, monkeypatch):
-    expected = sampled(make_model(kind))
-    monkeypatch.setattr(packed, "_WORTH", 0)
-    model, seen = make_model(kind), []
-    inner = packed._packed_forward
-    monkeypatch.setattr(packed, "_packed_forward", lambda *x: seen.append(inner(*x)) or seen[-1])
-    assert torch.equal(sampled(model).obs, expected.obs)
-    assert any(seen)
-    assert not any("forward" in vars(m) for m in model.modules())
-    rows = make_rows([(2, 3)])
-    assert model.distribution(rows.obs).entropy().requires_grad
-    seen.clear()
-    assert torch.equal(sampled(model, fast=False).obs, expected.obs)
-    assert not seen
+    assert same(sampled(plain).obs, sampled(checkpointing).obs)
 
 
 # Buffers
@@ -246,9 +240,9 @@ def test_the_tokens_that_train_are_those_that_were_sampled(kind):
     buffer = Collector(env, whole_episodes=True).collect(actor).buffer
     sampled = torch.from_numpy(np.stack(said, 1))[:, : buffer.mask.shape[1]]
     assert torch.equal(buffer.action[buffer.mask], sampled[buffer.mask])
-    for row, mask, action, i in zip(buffer.obs, buffer.mask, buffer.action, env.asked, strict=True):
-        tokens = row[row[:, 1] == 1][:, 0].tolist()
-        assert tokens == env.prompt_ids[i] + action[mask].tolist()
+    ids = [env.prompt_ids[group.prompt] for group in env.groups]
+    for i, (mask, action) in enumerate(zip(buffer.mask, buffer.action, strict=True)):
+        assert single(buffer.obs, i).token[0].tolist() == ids[i] + action[mask].tolist()
 
 
 @ALL_KINDS
@@ -269,8 +263,8 @@ def test_log_probabilities_are_those_of_sampling(kind):
     env = make_env(make_model(kind, settings={"temperature": 0.7}))
     sampled, act = [], env.model.act
 
-    def noted(obs, memory=None):
-        policy, memory = act(obs, memory)
+    def noted(tokens, memory=None):
+        policy, memory = act(tokens, memory)
         sampled.append(policy.log_probs)
         return policy, memory
 
@@ -288,38 +282,14 @@ def test_two_rollouts_differ_and_the_same_seed_gives_the_same():
     def run(seed):
         env, generator = make_env(make_model(), seed=seed), torch.Generator().manual_seed(seed)
         collector = Collector(env, whole_episodes=True)
-        buffers = [env.score(evaluated(env, collector, generator)).buffer for _ in range(2)]
-        return [[x.clone() for x in buffer.tensors()] for buffer in buffers]
-
-    def evaluated(env, collector, generator):
-        experience = collector.collect(TokenActor(env.model, generator))
-        return experience._replace(buffer=evaluate(env.model, experience.buffer))
+        buffers = [collector.collect(TokenActor(env.model, generator)).buffer for _ in range(2)]
+        return [[x.clone() for x in rewarded(env, buffer).buffer.tensors()] for buffer in buffers]
 
     first, again, other = run(0), run(0), run(1)
     for a, b in zip(first, again, strict=True):
         assert all(map(torch.equal, a, b))
-    responses = [buffers[i][1] for buffers in (first, other) for i in (0, 1)]
+    responses = [buffers[i][3] for buffers in (first, other) for i in (0, 1)]
     assert not any(a.shape == b.shape and torch.equal(a, b) for a in responses for b in responses if a is not b)
-
-
-@ALL_KINDS
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("prompts", [PROMPTS, [[3, 8], [7, 1]]], ids=["padded", "unpadded"])
-def test_the_host_waits_for_the_gpu_once_for_each_token(kind, attention, prompts):
-    """For the token itself. A prompt is sent while the GPU may still work, and it is read in one pass."""
-    with simulated() as gpu:
-        model = make_model(kind, attention=attention, pad_token_id=PAD).to(GPU)
-        env = env_of(model, prompts, stop=STOPS)
-        actor = TokenActor(model, torch.Generator(GPU).manual_seed(0))
-        obs, forced = env.reset()
-        while True:
-            gpu.waits.clear()
-            action = actor(obs, forced, None)
-            if not env._alive.any():
-                break
-            assert gpu.waits == ([] if forced.all() else ["_to_copy"])
-            obs, _, _, _, forced = env.step(action)
-        assert env._column > len(prompts[0])
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -332,26 +302,10 @@ def test_a_gpu_samples_what_the_cpu_samples(kind, whole_rows, deterministic):
     with simulated():
         model = LanguageModel(make_actor(kind).to(GPU)).to(GPU)
         model.load_state_dict(plain.state_dict())
-        actor = TokenActor(model, torch.Generator(GPU).manual_seed(0), deterministic, whole_rows=whole_rows)
+        actor = TokenActor(model, torch.Generator(GPU).manual_seed(0), deterministic, whole_rows)
         found = Collector(env_of(model, stop=STOPS), whole_episodes=True).collect(actor).buffer
         logp = evaluate(model, found.map(lambda x: x.to(GPU))).logp
         assert logp.device.type == GPU
         logp = logp.cpu()
     assert torch.equal(found.action, expected.action)
     torch.testing.assert_close(logp, evaluate(plain, expected).logp, rtol=0, atol=1e-5)
-
-
-@ALL_KINDS
-@torch.no_grad()
-def test_a_gpu_keeps_values_in_the_precision_of_products(kind):
-    """A CPU keeps them in float32. Acting still gives the log-probabilities of training, up to rounding."""
-    rows = make_rows([(3, 5), (3, 5)])
-    expected = make_model(kind).distribution(rows.obs).log_prob(rows.action)[:, 3]
-    with simulated():
-        model = make_model(kind, settings={"precision": torch.bfloat16}).to(GPU)
-        _, memory = model.act(rows.obs[:, :3])
-        policy, memory = model.act(rows.obs[:, 3:4], memory)
-        kept = memory.cache.layers[0].values
-        assert (kept.device.type, kept.dtype) == (GPU, torch.bfloat16)
-        found = policy.log_prob(rows.action[:, 3].to(GPU)).cpu()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.2)

@@ -1,12 +1,12 @@
 """Only allowed tokens: in samples, log-probabilities, entropy, KL and mode, of the actor and of the reference."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tiny
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from lm_builders import collect, experience, make_env, make_model, make_rows, move
+from lm_builders import collect, experience, make_env, make_model, move, single
 from scipy.stats import chi2
 from simulated_gpu import GPU, simulated
 
@@ -16,8 +16,7 @@ from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import Reference
-from rlzoo.lm.model.tokens import TokenDistribution
-from rlzoo.lm.model.vocabulary import Head, restricted, words_of
+from rlzoo.lm.model.tokens import Head, TokenDistribution
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
@@ -36,27 +35,15 @@ def only(function=next_letters):
     return AllowedTokens(function, "near", V)
 
 
-@given(st.integers(1, 200), st.data())
-def test_bits_hold_the_flags(vocabulary, data):
-    flags = np.array(
-        data.draw(st.lists(st.lists(st.booleans(), min_size=vocabulary, max_size=vocabulary), min_size=1, max_size=3))
-    )
-    words = words_of(flags)
-    assert words.shape == (len(flags), -(-vocabulary // 64))
-    found = restricted(torch.zeros(flags.shape), torch.from_numpy(words))
-    assert ((found == 0).numpy() == flags).all()
-
-
 def test_a_distribution_over_allowed_tokens_is_a_categorical_over_them():
     generator = torch.Generator().manual_seed(0)
     flags = torch.tensor([[1, 0, 1, 0, 1, 0, 0], [0, 0, 0, 0, 0, 0, 1], [1, 1, 1, 1, 1, 1, 1]]).bool()
-    words = torch.from_numpy(words_of(flags.numpy()))[None]
     acts = torch.ones(1, 3, dtype=torch.bool)
 
     def make():
         hidden = torch.randn(1, 3, 4, generator=generator, dtype=torch.float64).requires_grad_()
         weight = torch.randn(7, 4, generator=generator, dtype=torch.float64)
-        return TokenDistribution(hidden, acts, Head(weight, None, 0.7, None), words)
+        return TokenDistribution(hidden, acts, Head(weight, None, 0.7), flags[None])
 
     x, y = make(), make()
     for i, allowed in enumerate(flags):
@@ -80,19 +67,16 @@ def test_actor_reference_and_training_see_the_same_tokens():
     move(env.model)
     found = experience(env)
     buffer = found.buffer
-    tokens = [
-        row[row_attention.bool()].tolist()
-        for row, row_attention in zip(buffer.obs[..., 0], buffer.obs[..., 1], strict=True)
-    ]
-    for i, ids in enumerate(env.prompt_ids[j] for j in env.asked):
+    tokens = [single(buffer.obs, i).token[0].tolist() for i in range(buffer.num_rows)]
+    for i, ids in enumerate(env.prompt_ids[group.prompt] for group in env.groups):
         for k in range(len(ids), len(tokens[i])):
             assert tokens[i][k] in next_letters(tokens[i][:k])
     logp = buffer.logp[buffer.mask]
     assert (logp > -20).all()
     with torch.no_grad():
-        policy, reference = (x.distribution(buffer.obs[:, :-1]) for x in (env.model, env.reference))
+        policy, reference = (x.distribution(buffer.obs.columns(0, -1)) for x in (env.model, env.reference))
     for x in (policy, reference):
-        assert ((x._log_probs.exp() > 0).sum(-1) == 4).all()
+        assert ((x.at_steps.log_probs.exp() > 0).sum(-1) == 4).all()
     assert (policy.entropy() <= np.log(4) + 1e-6).all()
     assert 0 < found.metrics["kl_reference"] < 20
 
@@ -103,7 +87,7 @@ def test_sampled_frequencies_are_the_probabilities():
     logp = evaluate(env.model, buffer).logp[:, -1]
     taken = buffer.action[:, -1]
     statistic = 0.0
-    policy = env.model.distribution(buffer.obs[:1, :-1])
+    policy = env.model.distribution(buffer.obs.map(lambda x: x[:1, :-1]))
     for token in next_letters([1]):
         p = float(policy.log_prob(torch.full((1, 2), token))[0, -1].detach().exp())
         statistic += (int((taken == token).sum()) - 400 * p) ** 2 / (400 * p)
@@ -116,30 +100,29 @@ def test_mode_is_the_best_allowed_token():
     env = make_env(make_model(), allowed=only()).over(["ab", "cdefg"])
     buffer = Collector(env, whole_episodes=True).collect(TokenActor(env.model, deterministic=True)).buffer
     with torch.no_grad():
-        mode = env.model.distribution(buffer.obs[:, :-1]).mode
+        mode = env.model.distribution(buffer.obs.columns(0, -1)).mode
     assert torch.equal(mode[buffer.mask], buffer.action[buffer.mask])
 
 
-def test_whole_rows_get_the_bits_that_they_got_step_by_step():
+def test_whole_rows_get_what_they_got_step_by_step():
     env = make_env(make_model(), allowed=only())
-    buffer = collect(env)
+    tokens = collect(env).obs
     assert torch.equal(
-        env.allowed.observed(buffer.obs[..., :3])[buffer.obs[..., 2].bool()], buffer.obs[buffer.obs[..., 2].bool()]
+        env.generation.allowed.observed(dataclasses.replace(tokens, allowed=None)).allowed, tokens.allowed
     )
-    rows = make_rows([(2, 3), (1, 4)])
-    assert env.allowed.observed(rows.obs).shape[-1] == 4
+    assert tokens.allowed.sum(-1)[tokens.acts].unique().tolist() == [4]
 
 
 def test_gymnasiums_environment_tells_what_is_allowed_and_rewards_the_same():
-    env = make_env(make_model(), ["ab"], rows=1, allowed=only(), stop_tokens={tiny.EOS})
+    env = make_env(make_model(), ["ab"], rows=1, allowed=only(), stop={tiny.EOS})
     move(env.model)
     buffer = experience(env).buffer
-    single = ResponseEnv(env)
-    _, info = single.reset(seed=0)
+    by_hand = ResponseEnv(env)
+    _, info = by_hand.reset(seed=0)
     for action, expected in zip(buffer.action[buffer.mask].tolist(), buffer.reward[buffer.mask].tolist(), strict=True):
         assert info["action_mask"].sum() == 4
         assert info["action_mask"][action]
-        _, reward, done, _, info = single.step(action)
+        _, reward, done, _, info = by_hand.step(action)
         assert reward == pytest.approx(expected, abs=1e-4)
     assert done
     assert "action_mask" not in info

@@ -9,7 +9,7 @@ from tiny import make_tokenizer
 from rlzoo.core.errors import ConfigError, EnvError
 from rlzoo.lm.finetune.data import read_prompts, save_prompts
 from rlzoo.lm.reward.prompt import Prompt, columns_of
-from rlzoo.lm.reward.scores import WeightedSum, call_score, call_scores, check_score, missing_columns
+from rlzoo.lm.reward.scores import WeightedSum, call_score, call_scores, load_score, missing_columns
 
 ROWS = [Prompt("1+1", {"answer": "2", "level": 1}), Prompt("2+2", {"answer": "4", "level": 3})]
 
@@ -101,9 +101,9 @@ def test_columns_that_a_score_needs():
     assert missing_columns(right, ["1+1"]) == ["answer"]
     assert missing_columns(WeightedSum({"right": (right, 1.0)}), ["1+1"]) == ["answer"]
     assert missing_columns(lambda prompts, responses, answer=None, **columns: [], ["1+1"]) == []
-    assert check_score("right", right) is right
+    assert load_score(right) is right
     with pytest.raises(ConfigError, match=r"cannot be called with \(prompts, responses\)"):
-        check_score("one", lambda responses: [])
+        load_score(lambda responses: [])
 
 
 def test_column_with_the_name_of_an_argument():

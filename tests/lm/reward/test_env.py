@@ -16,16 +16,17 @@ from lm_builders import (
     make_model,
     make_rows,
     move,
+    rewarded,
+    same,
     scored,
 )
 from tiny import EOS, PAD, make_tokenizer
 
-from rlzoo.core.collector import evaluate
-from rlzoo.core.env import Experience
 from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import GAE
 from rlzoo.lm.model.language_model import LanguageModel, Reference
-from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.reward.env import LMEnv
+from rlzoo.lm.reward.generation import Generation, stop_ids
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, ScoreTreatment
 
 TEXTS = ["ab", "cdefg", "h"]
@@ -47,7 +48,7 @@ def scored_one(model, rows):
     """The buffer of these rows, with score 1 for each."""
     seen = rows.attention & (rows.acts.int().cumsum(1) - rows.acts.int() == 0)
     prompts = make_tokenizer().batch_decode([row[keep] for row, keep in zip(rows.token, seen, strict=True)])
-    return scored(make_env(model, prompts, one, stop_tokens=None), rows).buffer
+    return scored(make_env(model, prompts, one, stop=None), rows).buffer
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,7 +72,7 @@ def test_rewards_equal_their_definition(kl_estimator):
     buffer = experience(env).buffer
     with torch.no_grad():
         policy, reference = (
-            m.distribution(buffer.obs[:, :-1])._log_probs for m in (env.model, env.reference)
+            m.distribution(buffer.obs.columns(0, -1)).at_steps.log_probs for m in (env.model, env.reference)
         )  # (S, V) each, over the acting steps
     taken = buffer.action[buffer.mask].unsqueeze(-1)
     log_ratio = (policy - reference).gather(-1, taken).squeeze(-1)
@@ -92,7 +93,7 @@ def test_rewards_equal_their_definition(kl_estimator):
 
 def test_prompts_come_several_times_each_and_all_before_any_again():
     groups = Counting()
-    env = make_env(make_model(), list("abcd"), groups, responses_per_prompt=3)
+    env = make_env(make_model(), list("abcd"), groups, group_size=3)
     assert experience(env).buffer.group_size == 3
     first = groups.prompts
     experience(env)
@@ -104,7 +105,7 @@ def test_prompts_come_several_times_each_and_all_before_any_again():
 def test_a_seed_decides_the_order_of_prompts():
     def order(seed):
         env = make_env(make_model(), list("abcdefgh"), rows=8, seed=seed)
-        return [env.reset()[0][:, 0].tolist() for _ in range(2)]
+        return [env.reset()[0].token.tolist() for _ in range(2)]
 
     assert sorted(order(0)[0]) == sorted(order(0)[1]) == list(range(8))
     assert order(0) == order(0) != order(1)
@@ -119,13 +120,13 @@ class Counting:
 
 
 def test_scores_see_texts_as_given_without_the_token_that_ended():
-    env = make_env(make_model(), ["a?", "b"], Counting(), stop_tokens={EOS, 2})  # "?" is no token: it becomes "."
+    env = make_env(make_model(), ["a?", "b"], Counting(), stop={EOS, 2})  # "?" is no token: it becomes "."
     rows = make_rows([(2, 3), (1, 4)])
     rows.token[0, :2], rows.token[1, 1] = torch.tensor([0, 53]), 1
     rows.token[0, 2:5], rows.token[1, 2:6] = torch.tensor([5, PAD, EOS]), torch.tensor([3, EOS, 4, 2])
     found = scored(env, rows)
-    assert env.score_function.prompts == ["a?", "b"]
-    assert env.score_function.responses == ["f<pad>", "d<eos>ec"]
+    assert env.scoring.score.prompts == ["a?", "b"]
+    assert env.scoring.score.responses == ["f<pad>", "d<eos>ec"]
     assert env.ended(found.buffer).tolist() == [True, True]
     assert [e.return_ for e in found.episodes] == [0.0, 1.0]
     assert [e.length for e in found.episodes] == [3, 4]
@@ -134,7 +135,7 @@ def test_scores_see_texts_as_given_without_the_token_that_ended():
 def test_an_eos_is_missing_where_the_configured_stop_token_is():
     """Here "d", and not the tokenizer's end of sequence; at the limit or before."""
     treatment = ScoreTreatment(missing_eos_penalty=5.0)
-    env = make_env(make_model(), ["a"] * 4, one, stop_tokens={3}, treatment=treatment)
+    env = make_env(make_model(), ["a"] * 4, one, stop={3}, treatment=treatment)
     rows = make_rows([(1, 3)] * 4)
     rows.token[:, 0] = 0
     rows.token[:, 1:4] = torch.tensor([[7, 8, 3], [7, 8, EOS], [7, 3, 9], [7, 8, 9]])
@@ -149,7 +150,7 @@ def test_prompts_of_equal_tokens_keep_their_own_text():
     env = make_env(make_model(), ["a?", "a#"], Counting(), rows=2)
     assert env.prompt_ids[0] == env.prompt_ids[1]
     experience(env)
-    assert sorted(env.score_function.prompts) == ["a#", "a?"]
+    assert sorted(env.scoring.score.prompts) == ["a#", "a?"]
 
 
 def test_nothing_is_tokenised_again(monkeypatch):
@@ -157,10 +158,10 @@ def test_nothing_is_tokenised_again(monkeypatch):
     for name in ("__call__", "encode", "tokenize", "_encode_plus"):
         monkeypatch.setattr(type(env.tokenizer), name, None)
     buffer = collect(env)
-    before = buffer.obs.clone(), buffer.action.clone()
-    found = env.score(Experience(evaluate(env.model, buffer), [], {})).buffer
-    assert torch.equal(found.obs, before[0])
-    assert torch.equal(found.action, before[1])
+    before = buffer.map(torch.clone)
+    found = rewarded(env, buffer).buffer
+    assert same(found.obs, before.obs)
+    assert torch.equal(found.action, before.action)
 
 
 def test_the_reference_is_the_model_as_it_was_and_its_kl_starts_at_zero():
@@ -187,7 +188,7 @@ def test_an_adaptive_coefficient_moves_once_a_batch():
     metrics = experience(env).metrics
     assert metrics["beta"] == 0.2
     assert metrics["kl_reference"] > 0.012
-    assert env.beta == pytest.approx(0.2 * (1 + 0.2 * 6 / 100))
+    assert env.scoring.beta == pytest.approx(0.2 * (1 + 0.2 * 6 / 100))
     assert experience(env).metrics["beta"] == pytest.approx(0.2 * 1.012)
 
 
@@ -195,7 +196,11 @@ def test_running_moments_take_in_every_batch():
     env = make_env(make_model(), score=Counting(), treatment=ScoreTreatment("running"), rows=4)
     for batches in (1, 2):
         experience(env)  # scores 0, 1, 2 and 3
-        assert (env.moments.count, env.moments.mean, env.moments.m2) == (4 * batches, 1.5, 5.0 * batches)
+        assert (env.scoring.moments.count, env.scoring.moments.mean, env.scoring.moments.m2) == (
+            4 * batches,
+            1.5,
+            5.0 * batches,
+        )
 
 
 @pytest.mark.parametrize(
@@ -232,10 +237,10 @@ def test_state_dict_round_trip():
     other.load_state_dict(state)
     for _ in range(3):
         a, b = experience(env).buffer, experience(other).buffer
-        assert torch.equal(a.obs, b.obs)
+        assert same(a.obs, b.obs)
         assert torch.equal(a.reward, b.reward)
-    assert other.beta == env.beta != 0.2
-    assert other.moments == env.moments
+    assert other.scoring.beta == env.scoring.beta != 0.2
+    assert other.scoring.moments == env.scoring.moments
 
 
 @pytest.mark.parametrize(
@@ -254,8 +259,8 @@ def test_prompts_that_cannot_be_are_an_error(prompts, settings, message):
 
 
 def test_the_longest_prompt_and_response_fill_the_context():
-    env = make_env(make_model(), ["a" * 26], stop_tokens={EOS}, rows=2)
-    assert experience(env).buffer.obs.shape[1] == 32
+    env = make_env(make_model(), ["a" * 26], stop={EOS}, rows=2)
+    assert experience(env).buffer.obs.token.shape[1] == 32
 
 
 def test_stop_tokens_by_text():
@@ -266,15 +271,15 @@ def test_stop_tokens_by_text():
         stop_ids(tokenizer, ["a", "ab"])
     with pytest.raises(ConfigError, match="no end-of-sequence token; set stop_tokens"):
         stop_ids(make_tokenizer(eos=None))
-    assert LMEnv(make_model(), tokenizer, ["a"], one, max_new_tokens=4).stop == {EOS}
+    assert LMEnv(make_model(), tokenizer, ["a"], one, Generation(4)).stop == {EOS}
 
 
 def test_an_environment_over_other_prompts_shares_all_but_their_order():
     env = moved_env()
     other = env.over(["h", "ab", "h"])
-    assert (other.num_envs, other.prompts, other.reference) == (3, ["h", "ab", "h"], env.reference)
+    assert (other.num_envs, other.prompts.texts, other.reference) == (3, ["h", "ab", "h"], env.reference)
     experience(other)
     assert other.texts(collect(other))[0] == ["h", "ab", "h"]
-    assert (env.num_envs, env.prompts) == (6, TEXTS)
+    assert (env.num_envs, env.prompts.texts) == (6, TEXTS)
     with pytest.raises(ConfigError, match=r"prompt 1 .* has 28 tokens"):
         env.over(["a" * 28])

@@ -4,7 +4,7 @@ import gymnasium
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
-from lm_builders import experience, letters, make_env, make_model, move
+from lm_builders import experience, letters, make_env, make_model, move, single
 from tiny import PAD
 
 from rlzoo.lm.model.language_model import Reference
@@ -59,9 +59,8 @@ def test_steps_by_hand_give_the_rewards_of_a_whole_buffer(kl_estimator, treatmen
     for i in range(7):
         observation = reset_to(by_hand, prompts[i])
         for t in torch.nonzero(buffer.mask[i]).flatten():
-            row = buffer.obs[i, : t + 1]
             seen = observation["tokens"][observation["attention_mask"] == 1]
-            assert seen.tolist() == row[row[:, 1] == 1][:, 0].tolist()
+            assert seen.tolist() == single(buffer.obs.columns(0, t + 1), i).token[0].tolist()
             observation, reward, terminated, truncated, info = by_hand.step(int(buffer.action[i, t]))
             assert reward == pytest.approx(float(buffer.reward[i, t]), abs=1e-5)
             assert (terminated, truncated) == (bool(buffer.terminated[i, t]), False)

@@ -18,11 +18,9 @@ from rlzoo.lm.reward.shaping import (
     FixedKL,
     Moments,
     ScoreTreatment,
-    gain_and_bias,
     k1,
     k2,
     k3,
-    penalize_missing_eos,
     sequence_kl,
     shaped_reward,
 )
@@ -199,7 +197,7 @@ def test_moments_by_hand_and_through_json():
 
 def test_gain_and_bias_by_hand():
     """Of 1, 3, 5, 7: mean 4, standard deviation √5."""
-    gain, bias = gain_and_bias(tensor([1, 3, 5, 7]))
+    gain, bias = Moments.of(tensor([1, 3, 5, 7])).gain_and_bias()
     assert gain == pytest.approx(0.4472135954999579)
     assert bias == pytest.approx(-1.7888543819998317)
     x = gain * tensor([1, 3, 5, 7]) + bias
@@ -212,12 +210,13 @@ def test_gain_and_bias_by_hand():
 )
 def test_gain_and_bias_of_equal_scores_is_an_error(scores, message):
     with pytest.raises(ConfigError, match=f"reference scores must differ .*, but {message}"):
-        gain_and_bias(torch.tensor(scores))
+        Moments.of(torch.tensor(scores)).gain_and_bias()
 
 
 def test_missing_eos_is_subtracted_from_the_score():
     score, ended = tensor([1, 2, -3]), torch.tensor([True, False, False])
-    assert torch.equal(penalize_missing_eos(score, ended, 0.5), tensor([1, 1.5, -3.5]))
+    treated, _ = ScoreTreatment(missing_eos_penalty=0.5)(score, ended, Moments())
+    assert torch.equal(treated, tensor([1, 1.5, -3.5]))
 
 
 ALL_ENDED = torch.ones(4, dtype=torch.bool)

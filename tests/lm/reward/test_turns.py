@@ -5,15 +5,13 @@ import pytest
 import short_runs
 import tiny
 import torch
-from lm_builders import buffer_of, collect, experience, make_env, make_model, move
+from lm_builders import buffer_of, collect, experience, make_env, make_model, move, rewarded
 from simulated_gpu import GPU, simulated
 from tiny import PAD
 
 import rlzoo
-from rlzoo.core.collector import evaluate
-from rlzoo.core.env import Experience
 from rlzoo.core.errors import ConfigError, EnvError
-from rlzoo.lm.model.language_model import Rows
+from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
@@ -52,7 +50,7 @@ def play(env, *script):
         columns.append(obs)
         rewards.append(reward)
         ends.append(terminated)
-    return Rows.of(torch.from_numpy(np.stack(columns, 1))), np.stack(rewards, 1), np.stack(ends, 1)
+    return zip_leaves(lambda xs: torch.from_numpy(np.stack(xs, 1)), columns), np.stack(rewards, 1), np.stack(ends, 1)
 
 
 def text(row):
@@ -65,7 +63,7 @@ def conversation_env(reply=echo, prompts=("ab", "h"), score=half, max_turns=None
 
 def test_a_conversation_by_hand():
     """A "z" ends a turn, and each of the first two gets "no" as a reply. The second row stops at the token limit."""
-    env = conversation_env(rewarding, stop_tokens=letters("z"), max_new_tokens=9).over(["ab", "h"])
+    env = conversation_env(rewarding, stop=letters("z"), max_new_tokens=9).over(["ab", "h"])
     rows, rewards, ends = play(env, "xzyzz", "zwwwwww")
     assert [text(row) for row in rows.token] == ["abxznoyznoz_"[:11], "_hznowwwwww"]
     assert rows.attention.int().tolist() == [[1] * 11, [0] + [1] * 10]
@@ -78,7 +76,7 @@ def test_a_conversation_by_hand():
     ("max_turns", "expected"), [(1, "abxz"), (2, "abxznoyz"), (3, "abxznoyznnnoz"), (9, "abxznoyznnnoz")]
 )
 def test_a_limit_of_turns(max_turns, expected):
-    env = conversation_env(max_turns=max_turns, stop_tokens=letters("z"), max_new_tokens=20).over(["ab"])
+    env = conversation_env(max_turns=max_turns, stop=letters("z"), max_new_tokens=20).over(["ab"])
     assert text(play(env, "xzyzzzz")[0].token[0]) == expected
 
 
@@ -86,7 +84,7 @@ def test_a_limit_of_turns(max_turns, expected):
     ("limit", "expected"), [(4, "abxz"), (5, "abxznoy"), (6, "abxznoyz"), (10, "abxznoyz"), (11, "abxznoyznnnoz")]
 )
 def test_a_reply_that_leaves_no_room_for_a_token_ends_the_conversation(limit, expected):
-    env = conversation_env(stop_tokens=letters("z"), max_new_tokens=limit).over(["ab"])
+    env = conversation_env(stop=letters("z"), max_new_tokens=limit).over(["ab"])
     assert text(play(env, "xzyzzzz")[0].token[0]) == expected
 
 
@@ -98,7 +96,7 @@ def test_conversations_have_the_prompt_its_columns_and_the_turns():
         return [Answer("no") if len(x.turns) == 1 else None for x in conversations]
 
     prompts = [Prompt("ab", {"answer": 1}), Prompt("h", {"answer": 2})]
-    env = conversation_env(reply, prompts, stop_tokens=[*letters("z"), tiny.EOS], max_new_tokens=9).over(prompts)
+    env = conversation_env(reply, prompts, stop=[*letters("z"), tiny.EOS], max_new_tokens=9).over(prompts)
     play(env, "xzyz", "yxzz")
     assert [(x.prompt, x.columns["answer"], x.turns) for x in seen] == [
         ("ab", 1, ["xz"]),
@@ -116,9 +114,9 @@ def test_scores_see_the_turns_and_whole_responses():
         return [0.0] * len(responses)
 
     prompts = [Prompt("ab", {"answer": 1}), Prompt("h", {"answer": 2})]
-    env = conversation_env(echo, prompts, score, stop_tokens=letters("z"), max_new_tokens=20).over(prompts)
+    env = conversation_env(echo, prompts, score, stop=letters("z"), max_new_tokens=20).over(prompts)
     rows, *_ = play(env, "xzyzz", "zyzz")
-    env.score(Experience(evaluate(env.model, buffer_of(rows)), [], {}))
+    rewarded(env, buffer_of(rows))
     assert told["responses"] == ["xznoyznnnoz", "znoyznnnoz"]
     assert told["turns"] == [["xz", "no", "yz", "nnno", "z"], ["z", "no", "yz", "nnno", "z"]]
     assert (told["prompts"], told["answer"]) == (["ab", "h"], [1, 2])
@@ -130,15 +128,15 @@ def test_turn_by_turn_equals_teacher_forced():
     move(env.model)
     steps, act = [], env.model.act
 
-    def noted(obs, memory=None):
-        policy, memory = act(obs, memory)
+    def noted(tokens, memory=None):
+        policy, memory = act(tokens, memory)
         steps.append(policy)
         return policy, memory
 
     env.model.act = noted
     buffer = collect(env)
     env.model.act = act
-    found = env.score(Experience(evaluate(env.model, buffer), [], {}))
+    found = rewarded(env, buffer)
     assert (found.buffer.mask.int().diff(dim=1) == 1).sum(1).max() > 1  # some took several turns
     assert found.metrics["turns"] > 1
     assert found.metrics["turn_reward"] > 0
@@ -147,8 +145,8 @@ def test_turn_by_turn_equals_teacher_forced():
     mask = buffer.mask[:, first:]
     torch.testing.assert_close(acted[mask], found.buffer.logp[:, first:][mask], rtol=0, atol=1e-4)
 
-    whole = buffer_of(Rows.of(buffer.obs)).replace(reward=buffer.reward)
-    again = env.score(Experience(evaluate(env.model, whole), [], {}))
+    whole = buffer_of(buffer.obs).replace(reward=buffer.reward)
+    again = rewarded(env, whole)
     assert torch.equal(again.buffer.logp, found.buffer.logp)
     assert torch.equal(again.buffer.reward, found.buffer.reward)
     assert torch.equal(again.buffer.value, found.buffer.value)
@@ -257,15 +255,15 @@ def test_evaluation_and_play_have_the_whole_conversation(data):
     ],
 )
 def test_wrong_replies(reply, message):
-    env = conversation_env(reply, stop_tokens=letters("z")).over(["ab", "h"])
+    env = conversation_env(reply, stop=letters("z")).over(["ab", "h"])
     with pytest.raises(EnvError, match=f"^{message}"):
         play(env, "z", "z")
 
 
 def test_a_reply_that_never_ends_is_cut_at_the_limit_of_tokens():
-    env = conversation_env(lambda x: ["n"] * len(x), stop_tokens=letters("z"), max_new_tokens=7).over(["ab"])
+    env = conversation_env(lambda x: ["n"] * len(x), stop=letters("z"), max_new_tokens=7).over(["ab"])
     assert text(play(env, "zzzzzz")[0].token[0]) == "abznznznz"
-    env = conversation_env(lambda x: ["n" * 10**5] * len(x), stop_tokens=letters("z"), max_new_tokens=7).over(["ab"])
+    env = conversation_env(lambda x: ["n" * 10**5] * len(x), stop=letters("z"), max_new_tokens=7).over(["ab"])
     assert text(play(env, "zzzzzz")[0].token[0]) == "abz"
 
 
@@ -277,7 +275,7 @@ def test_settings(data):
     with pytest.raises(ConfigError, match=r"reply 'turns' is neither module:function nor file.py:function"):
         given_function("reply", "turns", "answer")
     with pytest.raises(ConfigError, match=r"reward half takes a column 'turns' of the prompts; they have none"):
-        make_env(make_model(), score=half, score_name="half")
+        make_env(make_model(), score=half, name="half")
     with pytest.raises(ConfigError, match="prompts: the column 'turns' has the name of that of conversations"):
         conversation_env(prompts=[Prompt("ab", {"turns": 1})])
     with pytest.raises(ConfigError, match="ResponseEnv gives one response to a prompt: leave out turns"):
@@ -291,4 +289,4 @@ def test_what_was_said_is_read_from_the_gpu_at_once():
         moved = buffer.map(lambda x: x.to(GPU))
         gpu.waits.clear()
         assert spoken(moved) == expected
-        assert gpu.waits == ["_to_copy", "_to_copy"]
+        assert gpu.waits == ["_to_copy"] * 3

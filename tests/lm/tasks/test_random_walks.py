@@ -13,7 +13,8 @@ from simulated_gpu import GPU, simulated
 from rlzoo.core.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.reward.allowed import AllowedTokens
-from rlzoo.lm.reward.env import LMEnv, stop_ids
+from rlzoo.lm.reward.env import LMEnv
+from rlzoo.lm.reward.generation import Generation, stop_ids
 from rlzoo.lm.tasks.random_walks import WalkGraph, expected_optimality, legal_moves, nodes_to_goal
 
 GRAPH = WalkGraph.make()
@@ -249,7 +250,7 @@ def test_it_is_the_mean_over_samples(temperature):
     walks = graph("ba", "bc", "ca", "cb")
     model, tokenizer = make_policy(walks, temperature, spread=0.3), walks.tokenizer()
     stops = stop_ids(tokenizer, ["a"])
-    env = LMEnv(model, tokenizer, ["b", "c"], walks.optimality, max_new_tokens=9, stop_tokens=stops)
+    env = LMEnv(model, tokenizer, ["b", "c"], walks.optimality, Generation(9, stop=stops))
     exact = expected_optimality(model, tokenizer, walks, ["b", "c"])
     many = env.over(["b"] * 2000 + ["c"] * 2000)
     scores = torch.tensor(walks.optimality(*many.texts(collect(many)))).view(2, 2000)
@@ -265,10 +266,10 @@ def test_with_only_legal_moves_every_walk_is_valid_from_the_start():
     allowed = AllowedTokens(legal_moves, "legal_moves", len(tokenizer))
     stops = stop_ids(tokenizer, ["a"])
     starts = GRAPH.prompts * 50
-    settings = {"max_new_tokens": 9, "stop_tokens": stops}
 
     def walks(allowed):
-        env = LMEnv(model, tokenizer, GRAPH.prompts, GRAPH.optimality, allowed=allowed, **settings).over(starts)
+        generation = Generation(9, stop=stops, allowed=allowed)
+        env = LMEnv(model, tokenizer, GRAPH.prompts, GRAPH.optimality, generation).over(starts)
         return ["".join(parts) for parts in zip(*env.texts(collect(env)), strict=True)]
 
     def valid(walk):

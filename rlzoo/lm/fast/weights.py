@@ -1,4 +1,9 @@
-"""Weights of a transformer: cast once for each change of them, and with gradients that go straight to their place."""
+"""Weights of a transformer: cast once for each change of them, with gradients that are summed in place.
+
+Autograd makes a new tensor for each gradient, fills that of an embedding with zeros, and adds it to that of the head if
+both share their weight. For a large vocabulary these tensors cost more than the products. So the functions here add
+their gradient to `weight.grad` where there is one already.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,16 @@ from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from rlzoo.core.gradients import Place
+
+def refuse_second_derivatives() -> None:
+    """Raises `RuntimeError` in a backward pass with `create_graph`, which PyTorch's `once_differentiable` lets pass."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("this model can be differentiated once: for Fisher products use fisher_vector_product")
+
+
+def summed_gradient(weight: Tensor) -> Tensor | None:
+    """The sum that a backward pass may add to in place; None if there is none."""
+    return weight.grad if weight.is_leaf else None
 
 
 class Casts:
@@ -43,18 +57,16 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        place = Place(ctx.weight)
-        place.put(grad)
-        return place.result, None
+        refuse_second_derivatives()
+        total = summed_gradient(ctx.weight)
+        if total is None:
+            return grad.to(ctx.weight.dtype), None
+        total += grad
+        return None, None
 
 
 class Embedding(nn.Embedding):
-    """An embedding that shares the weight of another one."""
-
-    def __init__(self, other: nn.Embedding) -> None:
-        rows, size = other.weight.shape
-        super().__init__(rows, size, _weight=other.weight)
-        self.weight = other.weight
+    """An embedding whose gradient is summed in place."""
 
     def forward(self, token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch H"]:
         if torch.is_grad_enabled() and isinstance(self.weight, nn.Parameter):
@@ -72,9 +84,13 @@ class _Embedded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Float[Tensor, "*batch H"]) -> tuple[Tensor | None, None]:
-        place = Place(ctx.weight)
-        place.put_rows(ctx.token, grad)
-        return place.result, None
+        refuse_second_derivatives()
+        total, row = summed_gradient(ctx.weight), ctx.token.reshape(-1)
+        grad = grad.reshape(-1, grad.shape[-1]).to(ctx.weight.dtype)
+        if total is None:  # not in place, which batched gradients (vmap) do not allow
+            return torch.zeros_like(ctx.weight).index_add(0, row, grad), None
+        total.index_add_(0, row, grad)
+        return None, None
 
 
 def use_faster_layers(model: nn.Module) -> None:
@@ -84,4 +100,4 @@ def use_faster_layers(model: nn.Module) -> None:
             if type(child) is NewGELUActivation:
                 setattr(module, name, nn.GELU("tanh"))
             if type(child) is nn.Embedding and child.padding_idx is None and child.max_norm is None:
-                setattr(module, name, Embedding(child))
+                child.__class__ = Embedding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -18,6 +19,18 @@ _LONGEST = {torch.bfloat16: 512, torch.float32: 128}
 """Number of keys up to which plain products are faster on a CPU, by precision."""
 _PLAIN = frozenset({"dropout", "scaling", "is_causal", "position_ids", "use_cache", "cache_position"})
 """Arguments that plain products take into account, or that do not matter to them."""
+
+
+def check_interfaces() -> None:
+    """Raises `AttributeError` unless the parts of transformers used here, which may change, are as they should be."""
+    arguments: list[tuple[Any, str]] = [
+        (sdpa_mask, "attention_mask"),
+        (sdpa_mask, "allow_is_causal_skip"),
+        (Cache, "layer_class_to_replicate"),
+    ]
+    for function, name in arguments:
+        if name not in inspect.signature(function).parameters:
+            raise AttributeError(f"{function.__name__} has no argument {name}")
 
 
 def use_fastest_attention(model: Any) -> None:
@@ -55,9 +68,9 @@ def attention(
         with torch.autocast(query.device.type, enabled=False):
             out, _ = attention(module, query.to(key.dtype), key, value, attention_mask, **more)
         return out.to(query.dtype), None
-    known = all(name in _PLAIN or x is None for name, x in more.items()) and not more.get("dropout")
+    plain = all(name in _PLAIN or x is None for name, x in more.items()) and not more.get("dropout")
     short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(query.dtype, 0)
-    if not (known and short and query.shape[2] > 1):
+    if not (plain and short and query.shape[2] > 1):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     causal = more.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal

@@ -12,6 +12,13 @@ _WORTH = 2**18
 """Number of weights above which the layout is faster."""
 
 
+def check_interfaces() -> None:
+    """Raises `AttributeError` if PyTorch lacks the layout, which is no public part of it."""
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        for name in ("_reorder_linear_weight", "_linear_pointwise"):
+            getattr(torch.ops.mkldnn, name)
+
+
 class Packed:
     """Inside `with packed:`, linear layers on the CPU use packed copies of their weights, up to three times as fast.
 
@@ -22,13 +29,12 @@ class Packed:
         roots: modules whose linear layers are packed.
         rows: rows of the products.
         precision: precision of the products; None for that of the weights.
-        fast: False packs nothing.
     """
 
-    def __init__(self, *roots: nn.Module, rows: int, precision: torch.dtype | None = None, fast: bool = True) -> None:
-        modules = dict.fromkeys(m for root in roots for m in root.modules()) if fast else {}
-        found = ((module, _packed_forward(module, rows, precision)) for module in modules)
-        self._forwards = [(module, forward) for module, forward in found if forward is not None]
+    def __init__(self, *roots: nn.Module, rows: int, precision: torch.dtype | None = None) -> None:
+        modules = dict.fromkeys(m for root in roots for m in root.modules())
+        pairs = ((module, _packed_forward(module, rows, precision)) for module in modules)
+        self._forwards = [(module, forward) for module, forward in pairs if forward is not None]
 
     def __enter__(self) -> None:
         for module, forward in self._forwards:

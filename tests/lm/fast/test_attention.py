@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from lm_builders import make_actor, make_model, make_rows
+from lm_builders import make_actor, make_fast, make_rows
 from transformers.cache_utils import DynamicLayer
 
-from rlzoo.lm.model import attention as ours
-from rlzoo.lm.model.attention import CachedLayer, attention, use_fastest_attention
+from rlzoo.lm.fast import attention as ours
+from rlzoo.lm.fast.attention import CachedLayer, attention, use_fastest_attention
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 
@@ -57,8 +57,8 @@ def test_attention_that_the_user_chose_stays():
 
 def test_gradients_of_both_kinds_agree(monkeypatch):
     def gradients():
-        model, rows = make_model(), make_rows([(2, 4), (5, 3), (1, 6)])
-        logp = model.distribution(rows.obs).log_prob(rows.action)
+        model, rows = make_fast(), make_rows([(2, 4), (5, 3), (1, 6)])
+        logp = model.distribution(rows).log_prob(rows.action)
         return torch.autograd.grad(logp.sum(), model.policy_parameters())
 
     products = gradients()
@@ -69,15 +69,15 @@ def test_gradients_of_both_kinds_agree(monkeypatch):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_weights_are_cast_again_after_a_step_and_not_before(fast):
-    model, rows = make_model(settings={"precision": torch.bfloat16}), make_rows([(2, 4), (5, 3)])
+    model, rows = make_fast(settings={"precision": torch.bfloat16}), make_rows([(2, 4), (5, 3)])
     adam = Adam(list(model.parameters()))
 
     def loss(model, batch):
-        return -model.distribution(rows.obs).log_prob(rows.action).sum()
+        return -model.distribution(rows).log_prob(rows.action).sum()
 
     def casts():
-        model.distribution(rows.obs)
-        return {name: cast for name, (_, cast) in model.trunk._casts._kept.items()}
+        model.distribution(rows)
+        return {name: cast for name, (_, cast) in model.trunk.casts._kept.items()}
 
     first, again = casts(), casts()
     assert first
@@ -94,5 +94,5 @@ class OneBatch:
 
     num_rows = 2
 
-    def parts(self, steps):
+    def micro_batches(self, steps):
         yield self

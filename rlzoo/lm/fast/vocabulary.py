@@ -1,0 +1,261 @@
+"""The distribution of the next token over a large vocabulary, a block of its tokens at a time.
+
+The logits of GPT-2 at 512 steps take 100 MB. In blocks they stay in the processor's cache, and the weights are cast to
+a lower precision block by block.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rlzoo.core.distributions import Categorical, Distribution, Evaluated, categorical_fisher
+from rlzoo.lm.fast.weights import refuse_second_derivatives, summed_gradient
+from rlzoo.lm.model.precision import autocast
+from rlzoo.lm.model.tokens import Head, TokenDistribution, at_least_single
+
+_BLOCK = {"cpu": 2**20, "other": 2**25}
+"""Number of logits in a block, by kind of device."""
+_NARROWEST = 512
+"""Number of tokens that a block has at least."""
+_MOST_KEPT = 2**26
+"""Number of logits up to which products are kept from one result to the next, such as log π(a) and the KL."""
+
+
+def _budget(device: torch.device) -> int:
+    return _BLOCK["cpu" if device.type == "cpu" else "other"]
+
+
+def _logits(head: Head, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
+    """Logits of all tokens. Computed as (V, S), which is faster on a CPU for few rows and many columns."""
+    with autocast(hidden.device, head.precision):
+        logits = (head.weight @ (hidden / head.temperature if head.temperature != 1 else hidden).t()).t()
+    logits = at_least_single(logits)
+    return logits if head.bias is None else logits + head.bias / head.temperature
+
+
+@dataclass
+class Steps:
+    """S steps at which a token is chosen. The methods are not differentiable."""
+
+    hidden: Float[Tensor, "S H"]
+    head: Head
+    allowed: Bool[Tensor, "S V"] | None
+
+    def __post_init__(self) -> None:
+        self._kept: list[Float[Tensor, "S C"]] = []
+
+    @property
+    def precision(self) -> torch.dtype:
+        return self.head.precision or self.head.weight.dtype
+
+    def blocks(self) -> list[slice]:
+        """The vocabulary in blocks of tokens."""
+        size = max(_NARROWEST, _budget(self.hidden.device) // max(len(self.hidden), 1) // 64 * 64)
+        return [slice(start, start + size) for start in range(0, len(self.head.weight), size)]
+
+    def inputs(self) -> Float[Tensor, "S H"]:
+        """hidden / temperature in the precision of the product."""
+        hidden = self.hidden if self.head.temperature == 1 else self.hidden / self.head.temperature
+        return hidden.to(self.precision)
+
+    def products(self) -> Iterator[Float[Tensor, "S C"]]:
+        """inputs · weightᵀ of each block. What is not too large is kept for further calls."""
+        if self._kept:
+            return iter(self._kept)
+        inputs = self.inputs()
+        products = (inputs @ self.head.weight[block].to(self.precision).t() for block in self.blocks())
+        if len(inputs) * len(self.head.weight) <= _MOST_KEPT:
+            self._kept = list(products)
+            return iter(self._kept)
+        return products
+
+    def finish(self, product: Float[Tensor, "S C"], block: slice) -> Float[Tensor, "S C"]:
+        """The logits that belong to a product, in single precision at least."""
+        logits = at_least_single(product)
+        if self.head.bias is not None:
+            logits = logits + self.head.bias[block] / self.head.temperature
+        return logits if self.allowed is None else Categorical(logits).restrict(self.allowed[:, block]).logits
+
+
+class Evaluate(torch.autograd.Function):
+    """At each step log π(a); if asked for, also KL(π_old ‖ π) and the entropy H of π.
+
+    The gradients in a step's logits are 1[a] − π, π − π_old, and −π·(log π + H). π_old is held fixed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Float[Tensor, "S H"],
+        weight: Float[Tensor, "V H"],
+        bias: Float[Tensor, "V"] | None,
+        steps: Steps,
+        action: Int[Tensor, "S"],
+        old: Steps | None,
+        entropy: bool,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`hidden`, `weight` and `bias` are those of `steps`, named for autograd. `keep` keeps what backward needs."""
+        ctx.set_materialize_grads(False)
+        totals, logit_means, old_totals, differences, kept = [], [], [], [], []
+        taken = action.new_zeros(action.shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+        old_products = itertools.repeat(None) if old is None else old.products()
+        for block, product, old_product in zip(steps.blocks(), steps.products(), old_products, strict=False):
+            logits = steps.finish(product, block)
+            totals.append(logits.logsumexp(-1))
+            inside, index = _inside(action, block)
+            taken = torch.where(inside, logits.gather(-1, index).squeeze(-1), taken)
+            if entropy:
+                logit_means.append(((logits - totals[-1].unsqueeze(-1)).exp_() * logits).sum(-1))
+            if old is not None and old_product is not None:
+                theirs = old.finish(old_product, block)
+                old_totals.append(theirs.logsumexp(-1))
+                differences.append(((theirs - old_totals[-1].unsqueeze(-1)).exp_() * (theirs - logits)).sum(-1))
+            if keep:
+                kept.append((block, product, old_product))
+        log_z = torch.stack(totals).logsumexp(0)
+        h = log_z - _mean(logit_means, totals) if entropy else None
+        old_log_z = None if old is None else torch.stack(old_totals).logsumexp(0)
+        kl = None if old_log_z is None else _mean(differences, old_totals) - old_log_z + log_z
+        ctx.steps, ctx.action, ctx.old, ctx.kept = steps, action, old, kept
+        ctx.log_z, ctx.entropy, ctx.old_log_z = log_z, h, old_log_z
+        return taken - log_z, kl, h
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, of_kl: Tensor | None, of_entropy: Tensor | None) -> tuple[Any, ...]:
+        refuse_second_derivatives()
+        steps, (wants_hidden, wants_weight, wants_bias) = ctx.steps, ctx.needs_input_grad[:3]
+        head, precision, inputs = steps.head, steps.precision, steps.inputs()
+        d_hidden = torch.zeros_like(steps.hidden) if wants_hidden else None
+        total = summed_gradient(head.weight) if wants_weight else None
+        d_weight = torch.empty_like(head.weight) if wants_weight and total is None else None
+        d_bias = torch.empty_like(head.bias) if wants_bias else None
+        for block, product, old_product in ctx.kept:
+            d_logits = Evaluate._of_logits(ctx, block, product, old_product, grad, of_kl, of_entropy)
+            if d_bias is not None:
+                d_bias[block] = d_logits.sum(0) / head.temperature
+            d_product = d_logits.to(precision)
+            if d_hidden is not None:
+                d_hidden += d_product @ head.weight[block].to(precision)
+            if total is not None:
+                total[block] += d_product.t() @ inputs
+            if d_weight is not None:
+                d_weight[block] = d_product.t() @ inputs
+        if d_hidden is not None and head.temperature != 1:
+            d_hidden /= head.temperature
+        return d_hidden, d_weight, d_bias, None, None, None, None, None
+
+    @staticmethod
+    def _of_logits(
+        ctx: Any,
+        block: slice,
+        product: Float[Tensor, "S C"],
+        old_product: Float[Tensor, "S C"] | None,
+        grad: Float[Tensor, "S"] | None,
+        of_kl: Float[Tensor, "S"] | None,
+        of_entropy: Float[Tensor, "S"] | None,
+    ) -> Float[Tensor, "S C"]:
+        """The gradient in the logits of a block of the vocabulary."""
+        logp = ctx.steps.finish(product, block) - ctx.log_z.unsqueeze(-1)
+        zero = logp.new_zeros(len(logp))
+        grad, of_kl = (zero if g is None else g for g in (grad, of_kl))
+        scale = (of_kl - grad).unsqueeze(-1)
+        if of_entropy is not None:
+            scale = scale - of_entropy.unsqueeze(-1) * (logp + ctx.entropy.unsqueeze(-1))
+        d_logits = logp.exp_().mul_(scale)
+        inside, index = _inside(ctx.action, block)
+        d_logits.scatter_add_(-1, index, (grad * inside).unsqueeze(-1))
+        if old_product is not None:
+            theirs = ctx.old.finish(old_product, block) - ctx.old_log_z.unsqueeze(-1)
+            d_logits -= theirs.exp_().mul_(of_kl.unsqueeze(-1))
+        return d_logits
+
+
+def _mean(means: list[Float[Tensor, "S"]], totals: list[Float[Tensor, "S"]]) -> Float[Tensor, "S"]:
+    """The mean over the vocabulary, from the means in its blocks and the logarithms of the blocks' weights."""
+    return (torch.stack(totals).softmax(0) * torch.stack(means)).sum(0)
+
+
+def _inside(action: Int[Tensor, "S"], block: slice) -> tuple[Bool[Tensor, "S"], Int[Tensor, "S 1"]]:
+    """Whether each action is in the block, and its column there (0 if it is not)."""
+    inside = (action >= block.start) & (action < block.stop)
+    return inside, torch.where(inside, action - block.start, 0).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class BlockedTokenDistribution(TokenDistribution):
+    """A `TokenDistribution` that computes logits block by block, with gradients.
+
+    Only the KL of a distribution with gradient to another one keeps logits (S, V).
+    """
+
+    @cached_property
+    def _steps(self) -> Steps:
+        return Steps(self.hidden[self.acts], self.head, None if self.allowed is None else self.allowed[self.acts])
+
+    @cached_property
+    def at_steps(self) -> Categorical:
+        steps = self._steps
+        policy = Categorical(_logits(self.head, steps.hidden))
+        return policy if steps.allowed is None else policy.restrict(steps.allowed)
+
+    @property
+    def _differentiable(self) -> bool:
+        return torch.is_grad_enabled() and (self.hidden.requires_grad or self.head.weight.requires_grad)
+
+    def evaluate(self, action: Int[Tensor, "R T"], old: Distribution | None = None, entropy: bool = False) -> Evaluated:
+        """log π(action), and if asked for KL(π_old ‖ π) of a fixed π_old and the entropy, from one pass."""
+        assert old is None or isinstance(old, BlockedTokenDistribution)
+        if old is not None and old._differentiable:
+            return Evaluated(self.log_prob(action), old.kl(self), self.entropy() if entropy else None)
+        steps, of_old = self._steps, None if old is None else old._steps
+        inputs = steps.hidden, self.head.weight, self.head.bias
+        log_prob, *others = Evaluate.apply(*inputs, steps, action[self.acts], of_old, entropy, self._differentiable)  # type: ignore[no-untyped-call]
+        return Evaluated(self.placed(log_prob), *(None if x is None else self.placed(x) for x in others))
+
+    def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
+        return self.evaluate(action).log_prob
+
+    def entropy(self) -> Float[Tensor, "R T"]:
+        entropy = self.evaluate(self.acts.long(), entropy=True).entropy
+        assert entropy is not None
+        return entropy
+
+    def kl(self, other: TokenDistribution) -> Float[Tensor, "R T"]:
+        if self._differentiable:
+            return super().kl(other)
+        kl = other.evaluate(self.acts.long(), old=self).kl
+        assert kl is not None
+        return kl
+
+    @torch.no_grad()
+    def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
+        """Computed in blocks of steps."""
+        steps, head, precision = self._steps, self.head, self._steps.precision
+        moving = head._replace(weight=tangents[1], bias=tangents[2] if head.bias is not None else None)
+        still, of_hidden, weight = head._replace(bias=None), tangents[0][self.acts], weight[self.acts]
+        forces = [torch.zeros_like(x) for x in (of_hidden, *tangents[1:])]
+        size = max(1, 4 * _budget(weight.device) // len(head.weight))
+        for start in range(0, len(weight), size):
+            cut = slice(start, start + size)
+            hidden = steps.hidden[cut]
+            policy = Categorical(_logits(head, hidden))
+            if steps.allowed is not None:
+                policy = policy.restrict(steps.allowed[cut])
+            tangent = _logits(still, of_hidden[cut]) + _logits(moving, hidden)
+            force = categorical_fisher(policy.logits, tangent, weight[cut]) / head.temperature
+            low = force.to(precision)
+            forces[0][cut] = low @ head.weight.to(precision)
+            forces[1] += low.t() @ hidden.to(precision)
+            if head.bias is not None:
+                forces[2] += force.sum(0)
+        whole = torch.zeros_like(tangents[0]).masked_scatter_(self.acts.unsqueeze(-1), forces[0])
+        return [whole, *forces[1:]]

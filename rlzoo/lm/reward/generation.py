@@ -1,0 +1,137 @@
+"""Responses that are generated together, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from rlzoo.core.env import Array, Bools
+from rlzoo.core.errors import ConfigError, require
+from rlzoo.lm.model.padding import pad
+from rlzoo.lm.model.tokens import Tokens
+from rlzoo.lm.reward.allowed import AllowedTokens
+from rlzoo.lm.reward.turns import Conversation, Talk, Turns, decode, encode_reply
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a response may be, and where it ends."""
+
+    max_new_tokens: int = 32
+    """Largest number of tokens in a response, replies included; reaching it ends the response."""
+    max_prompt_tokens: int | None = None
+    """Largest number of tokens in a prompt; None for what fits into the model's context."""
+    stop: frozenset[int] | None = None
+    """Ids that end a response, or a turn; None for the tokenizer's end of sequence."""
+    turns: Turns | None = None
+    """The other side of conversations; None for responses of one turn."""
+    allowed: AllowedTokens | None = None
+    """The tokens that may come next; None for all."""
+
+
+class Responses:
+    """N responses from their prompts to their ends.
+
+    Prompts are padded on the left. Each of their tokens and of a reply's is a forced step. Responses that have ended
+    are padded, and forced.
+
+    Args:
+        prompts: text of each row's prompt.
+        tokens: the prompts as tokens, those of all processes.
+        own: this process's rows.
+        stop: ids that end a response, or a turn.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        tokens: Sequence[Sequence[int]],
+        own: slice,
+        generation: Generation,
+        stop: frozenset[int],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        self.generation, self.stop, self.tokenizer = generation, stop, tokenizer
+        self._pad, self._stops, self._first = int(tokenizer.pad_token_id), np.array(sorted(stop)), own.start
+        ids, attention = pad(tokens, self._pad, side="left")
+        self._ids, self._attention = ids[own].numpy(), attention[own].numpy()
+        self.prompts, self._talk = list(prompts), Talk(tokens[own])
+        self._column = 0
+        self._lengths = np.zeros(len(self.prompts), np.int64)
+        self.alive = np.ones(len(self.prompts), np.bool_)
+
+    def observe(self) -> tuple[Tokens, Bools]:
+        """The first column, and which rows are forced."""
+        return self._column_of(self._ids[:, 0], self._attention[:, 0])
+
+    def step(self, action: Array) -> tuple[Tokens, Array, Bools, Bools]:
+        """Appends a token to each row: the action, the next token of the prompt or of a reply, or padding.
+
+        Returns:
+            The next column, the rewards of turns (N,), which responses ended (N,), and which rows are forced (N,).
+        """
+        self._column += 1
+        rows = len(self.prompts)
+        reward, ended = np.zeros(rows, np.float32), np.zeros(rows, np.bool_)
+        if self._column < self._ids.shape[1]:
+            column, forced = self._column_of(self._ids[:, self._column], self._attention[:, self._column])
+            return column, reward, ended, forced
+        alive = self.alive
+        acted = alive & ~self._talk.listens
+        token = self._talk.hear(np.where(acted, action, self._pad), alive)
+        self._lengths += alive
+        stopped = acted & np.isin(token, self._stops)
+        ended = acted & (stopped | (self._lengths == self.generation.max_new_tokens))
+        if self.generation.turns is not None and stopped.any():
+            reward, replied = self._converse(self.generation.turns, np.flatnonzero(stopped))
+            ended &= ~replied
+        self.alive = alive & ~ended
+        column, forced = self._column_of(token, alive)
+        return column, reward, ended, forced
+
+    def _column_of(self, token: Array, attention: Bools) -> tuple[Tokens, Bools]:
+        """The last column as observed, and which rows do not act next."""
+        step = self._column - self._ids.shape[1] + 1
+        acts = self.alive & ~self._talk.listens & (step >= 0)
+        allowed = self.generation.allowed
+        if allowed is None:
+            return Tokens(token, attention, acts), ~acts
+        rows = [row if act else None for row, act in zip(self._talk.rows, acts, strict=True)]
+        return Tokens(token, attention, acts, allowed(rows, step)), ~acts
+
+    def _converse(self, turns: Turns, rows: Array) -> tuple[Array, Bools]:
+        """The rewards (N,) of the turns that these rows have ended, and which rows (N,) got a reply."""
+        reward, replied = np.zeros(len(self.prompts), np.float32), np.zeros(len(self.prompts), np.bool_)
+        spoken = (decode(self.tokenizer, self._talk.turns(i), self.stop) for i in rows)
+        conversations = [Conversation(self.prompts[i], said) for i, said in zip(rows, spoken, strict=True)]
+        answers = turns.answers(conversations, (self._first + rows).tolist())
+        for i, conversation, answer in zip(rows, conversations, answers, strict=True):
+            reward[i] = answer.reward
+            if answer.text is None or len(conversation.turns) // 2 + 1 == turns.max_turns:
+                continue
+            reply = encode_reply(self.tokenizer, answer.text, f"reply {turns.name}, row {self._first + i}")
+            if self._lengths[i] + len(reply) < self.generation.max_new_tokens:
+                self._talk.reply(i, reply)
+                replied[i] = True
+        return reward, replied
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = ()) -> frozenset[int]:
+    """Ids of the tokens that end a response; by default the tokenizer's end of sequence.
+
+    Raises:
+        ConfigError: there is none, or a text is not a single token.
+    """
+    if not stop_tokens:
+        end = tokenizer.eos_token_id
+        require(end is not None, "the tokenizer has no end-of-sequence token; set stop_tokens")
+        return frozenset([int(end)])
+    vocabulary = tokenizer.get_vocab()
+    ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in stop_tokens}
+    for text, tokens in ids.items():
+        if text not in vocabulary and len(tokens) != 1:
+            raise ConfigError(f"stop_tokens: {text!r} is {len(tokens)} tokens to this tokenizer, not one")
+    return frozenset(int(vocabulary.get(text, tokens[0])) for text, tokens in ids.items())
