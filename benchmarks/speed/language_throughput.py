@@ -135,10 +135,12 @@ def generate(size: str, precision: str, iterations: int, folder: Path, device: s
     import torch
 
     from rlzoo.core.collector import Collector
+    from rlzoo.lm.fast.model import accelerate_model
     from rlzoo.lm.model import pretrained
     from rlzoo.lm.model.acting import TokenActor
     from rlzoo.lm.model.language_model import LanguageModel
     from rlzoo.lm.reward.env import LMEnv
+    from rlzoo.lm.reward.generation import Generation
 
     shape = SIZES[size]
     model = pretrained.load_causal_lm(folder / "model")
@@ -150,7 +152,8 @@ def generate(size: str, precision: str, iterations: int, folder: Path, device: s
     prompt = torch.tensor(pretrained.encode(tokenizer, lines), device=device)
     everywhere = torch.ones_like(prompt).bool()
     end, new = int(tokenizer.eos_token_id), shape["new_tokens"]
-    env = LMEnv(ours, tokenizer, lines, random_scores, max_new_tokens=new).over(lines)
+    accelerate_model(ours)
+    env = LMEnv(ours, tokenizer, lines, random_scores, Generation(max_new_tokens=new)).over(lines)
     collector = Collector(env, whole_episodes=True)
     seconds: dict[str, list[float]] = {"ours": [], "generate": []}
     for _ in range(iterations + 1):

@@ -189,8 +189,8 @@ def test_a_job_that_ends_early_is_a_failure(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [1, 3])
-def test_a_suite_that_was_stopped_goes_on(after, suite, whole, tmp_path):
+def test_a_suite_that_was_stopped_goes_on(suite, whole, tmp_path):
+    after = 3
     out = tmp_path / "results"
     with pytest.raises(KeyboardInterrupt, match="of 6 jobs done; the same command resumes"):
         run_suite(suite, out, jobs=2, progress=Record(after))
@@ -216,6 +216,7 @@ def test_a_suite_killed_at_any_moment_ends_with_the_same_results(suite, whole, t
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_half_written_lines_are_run_again(suite, whole, tmp_path):
     out = tmp_path / "results"
     out.mkdir()
@@ -232,6 +233,7 @@ def test_half_written_lines_are_run_again(suite, whole, tmp_path):
     assert (out / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_results_of_other_settings_are_run_again(whole, tmp_path):
     out = tmp_path / "results"
     out.mkdir()
@@ -385,8 +387,12 @@ def test_results_of_other_versions_are_read_but_not_gone_on_with(suite, edited):
     assert len(Results.read(out).outcomes) == 6
     with pytest.raises(RunError, match=r"holds results of other versions \(rlzoo 0.0.9 then, .* or --overwrite"):
         run_suite(suite, out)
+
+
+@pytest.mark.slow
+def test_overwriting_runs_all_jobs_again(suite, edited):
     record = Record()
-    run_suite(suite, out, jobs=2, overwrite=True, progress=record)
+    run_suite(suite, edited(versions={}), jobs=2, overwrite=True, progress=record)
     assert len(record.keys) == 6
 
 

@@ -87,6 +87,7 @@ def test_taxi_takes_no_illegal_action(algorithm, tmp_path):
         train(algorithm, "Taxi-v4", action_masks=False, **settings | {"out": tmp_path / "without"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty"])
 def test_every_algorithm_trains(algorithm, tmp_path):
     settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}
@@ -122,9 +123,13 @@ def test_part_without_a_legal_category_is_named():
     env.close()
 
 
-def test_deployed_policy_takes_a_mask(tmp_path):
-    run = train("ppo-clip", Forbidding, out=tmp_path / "run", **SMALL)
-    policy = rlzoo.load_policy(run, env=Forbidding)
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    run = train("ppo-clip", Forbidding, out=tmp_path_factory.mktemp("runs") / "run", **SMALL)
+    return rlzoo.load_policy(run, env=Forbidding)
+
+
+def test_deployed_policy_takes_a_mask(policy):
     for legal in range(4):
         assert policy(np.zeros(2, np.float32), np.arange(4) == legal) == legal
     assert policy(np.zeros((3, 2), np.float32), np.eye(4)[[2, 0, 1]]).tolist() == [2, 0, 1]
@@ -139,8 +144,7 @@ def test_deployed_policy_takes_a_mask(tmp_path):
         (7, "action mask of"),
     ],
 )
-def test_wrong_mask_for_a_deployed_policy_is_one_line(mask, said, tmp_path):
-    policy = rlzoo.load_policy(train("ppo-clip", Forbidding, out=tmp_path / "run", **SMALL), env=Forbidding)
+def test_wrong_mask_for_a_deployed_policy_is_one_line(mask, said, policy):
     with pytest.raises(ConfigError, match=said):
         policy(np.zeros(2, np.float32), mask)
 
@@ -189,12 +193,12 @@ def test_product_is_the_sum_of_its_parts():
     action = policy.sample(rng)
     assert action.shape == (7, 5)
     pieces = action[:, 0].long(), action[:, 1:3], action[:, 3:].long()
-    for found, part in (
+    for whole, parts in (
         (policy.log_prob(action), [p.log_prob(a) for p, a in zip(policy.parts, pieces, strict=True)]),
         (policy.entropy(), [p.entropy() for p in policy.parts]),
         (policy.kl(other), [p.kl(q) for p, q in zip(policy.parts, other.parts, strict=True)]),
     ):
-        torch.testing.assert_close(found, sum(part))
+        torch.testing.assert_close(whole, sum(parts))
     assert torch.equal(policy.from_noise(torch.zeros(7, policy.noise_size)), policy.mode)
     legal = torch.ones(7, 8, dtype=torch.bool)
     legal[:, [0, 1, 3, 5, 6]] = False
@@ -224,8 +228,10 @@ class Nested(gymnasium.Env):
         return self.observation_space.sample(), reward, self.t == 8, False, {}
 
 
-@pytest.mark.parametrize("algorithm", ["reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"])
-@pytest.mark.parametrize("network", ["mlp", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("algorithm", "network"),
+    [("ppo-clip", "mlp"), *(pytest.param(x, "gru", marks=pytest.mark.slow) for x in ("reinforce", "npg", "trpo"))],
+)
 def test_product_spaces_train(algorithm, network, tmp_path):
     settings = {k: x for k, x in SMALL.items() if algorithm != "reinforce" or k != "num_steps"}
     run = train(algorithm, Nested, out=tmp_path / "run", network=network, **settings)

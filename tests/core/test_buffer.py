@@ -37,7 +37,7 @@ def test_whiten_uses_the_biased_standard_deviation_of_unmasked_steps():
 
 def test_whitened_is_a_copy_with_whitened_advantages():
     buffer = spread()
-    white = buffer.whitened()
+    white = buffer.whitened
     assert torch.equal(white.advantage, buffer.whiten(buffer.advantage))
     assert torch.equal(white.reward, buffer.reward)
     assert float(white.mean(white.advantage.square())) == pytest.approx(1)

@@ -71,7 +71,7 @@ def joint_loss(model, batch):
 @ALL
 def test_a_batch_in_uneven_micro_batches_has_the_same_gradient(make_optimizer, network, micro_batch_steps, context):
     model = make_model(**network)
-    batch = GAE()(make_buffer(model)).rows(context).whitened()
+    batch = GAE()(make_buffer(model)).rows(context).whitened
     expected = torch.autograd.grad(joint_loss(model, batch), list(model.parameters()))
     expected = torch.cat([g.reshape(-1) for g in expected])
     sizes = {part.num_rows for part in batch.micro_batches(micro_batch_steps)}

@@ -50,7 +50,7 @@ def make_functions(micro_batch_steps=None):
     """θ, the surrogate as an `Objective` and the Fisher product, in micro-batches of at most so many steps."""
     model = make_model(hidden=(3,))
     model.micro_batch_steps = micro_batch_steps
-    batch = with_old(model, GAE()(make_buffer(model)).rows(1).whitened())
+    batch = with_old(model, GAE()(make_buffer(model)).rows(1).whitened)
     policy = FlatPolicy(model)
     product = fisher_vector_product(policy, policy.theta, batch, damping=0.1)
     return policy.theta, policy.objective(surrogate, batch), product

@@ -195,7 +195,7 @@ def test_line_search_of_trpo_accepts_by_the_surrogate_less_the_auxiliary_loss():
     """The auxiliary loss is twice the surrogate. So their sum improves where the surrogate gets worse."""
     model = make_model()
     buffer = make_buffer(model)
-    batch = TRPO().estimator(buffer).rows(1).whitened()
+    batch = TRPO().estimator(buffer).rows(1).whitened
     model.auxiliary = Drawn(lambda model: 2 * surrogate(model.distribution(batch.obs), batch))
     metrics = trpo_update(model, buffer)
     assert metrics["accepted"]

@@ -86,15 +86,18 @@ def test_two_processes_are_one_on_cartpole(settings, tmp_path):
     assert torch.equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", OTHERS.values(), ids=OTHERS)
+@pytest.mark.slow
 def test_two_processes_are_one_for_other_algorithms_and_networks(settings, tmp_path):
     one, two = (trained(tmp_path / str(count), count, settings, 5) for count in (1, 2))
     assert_same(one, two, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["npg", "ppo-penalty"])
 def test_two_processes_are_one_for_large_networks(name, tmp_path, monkeypatch):
-    """Whose moments and whose fit of the value are divided."""
+    """Whose processes share out the moments and the fit of the value."""
     for limit in ("_SMALL", "_TINY"):
         monkeypatch.setattr(adam, limit, 0)
     one, two = (trained(tmp_path / str(count), count, OTHERS[name], 5) for count in (1, 2))
@@ -120,10 +123,11 @@ def test_two_processes_are_one_on_random_walks(settings, tmp_path):
     assert_same(one, two)
 
 
+@pytest.mark.slow
 def test_resumed_with_another_number_of_processes(tmp_path, monkeypatch):
     whole = trained(tmp_path / "whole", 1, PPO)
     path = tmp_path / "parts"
-    monkeypatch.setattr(adam, "_SMALL", 100)  # the moments are divided
+    monkeypatch.setattr(adam, "_SMALL", 100)  # each process has a share of the moments
     trained(path, 2, PPO, 3)
     assert short_runs.in_processes(1, lambda: resume_for(path, 3)) == [0]
     assert short_runs.in_processes(4, lambda: resume_for(path, 4)) == [0] * 4
@@ -136,8 +140,9 @@ def resume_for(path, iterations):
     resume(path, total_steps=steps + 1, on_iteration=after(iterations))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
-def test_copies_of_gymnasium_are_divided(env, tmp_path):
+def test_copies_of_gymnasium_are_shared_out(env, tmp_path):
     """With one action for each step they would be the same, whatever seeds the copies got."""
     settings = {**PPO, "env": env, "vectorized": False, "num_envs": 4}
     one, two = (trained(tmp_path / str(count), count, settings, 2) for count in (1, 2))

@@ -349,6 +349,7 @@ def lowered(progress):
     return 3e-3 * (1 - progress)
 
 
+@pytest.mark.slow
 def test_run_with_a_lambda_needs_it_again_and_goes_on_exactly(tmp_path):
     schedule = lambda progress: lowered(progress)  # noqa: E731
     whole = short_runs.quick_run(tmp_path / "whole", learning_rate=lowered)

@@ -118,7 +118,7 @@ def later_policies(model: LanguageModel, task: Enumeration, judge: Judge, rng: n
     model = copy.deepcopy(model)
     algorithm = PPOClip(LeaveOneOut(), vf_coef=0.0, normalize_advantage=False)
     state = algorithm.init(model, rng)
-    whole = judge.experience(Variant("score", reward_kl=None)).replace(obs=task.rows.obs)
+    whole = judge.experience(Variant("score", reward_kl=None)).replace(obs=task.rows)
     batch = algorithm.estimator(take(whole, judge.draw(1, rng)[0]))
     minibatches = (part for _ in itertools.count() for part in batch.minibatches(MINIBATCH, state.rng))
     for before, ahead in itertools.pairwise((0, *STALENESS)):

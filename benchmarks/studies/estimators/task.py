@@ -16,8 +16,9 @@ from torch import Tensor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic
 from rlzoo.lm.finetune.sft_checkpoint import small_gpt2
-from rlzoo.lm.model.language_model import LanguageModel, Rows
+from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.pretrained import new_causal_lm
+from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.tasks.random_walks import GOAL, WalkGraph, nodes_to_goal
 from rlzoo.optim.natural_gradient import FlatPolicy
 
@@ -61,7 +62,7 @@ class Enumeration:
     A state is the prompt with the tokens so far: rows that begin with the same tokens share it.
     """
 
-    rows: Rows
+    rows: Tokens
     """(R, T): each prompt and its response but for the last token."""
     action: Int[Tensor, "R T"]
     prompt: Int[Tensor, "R"]
@@ -77,8 +78,8 @@ class Enumeration:
         """All responses to prompts of one token, whose scores are in the order of prompts and of `responses`."""
         every = list(responses(vocabulary, {stop}, max_new_tokens))
         texts = [(prompt, *response) for prompt in prompts for response in every]
-        every_step = Rows.of_texts(texts, 0)
-        rows = Rows(*(x[:, :max_new_tokens] for x in every_step))
+        every_step = Tokens.of_texts(texts, 0)
+        rows = every_step.columns(0, max_new_tokens)
         index: dict[tuple[int, ...], int] = {}
         state = torch.zeros(len(texts), max_new_tokens, dtype=torch.long)
         for i, text in enumerate(texts):
@@ -115,7 +116,7 @@ class Enumeration:
         """The step of the last token of each response."""
         return self.mask & (self.mask.cumsum(1) == self.length.unsqueeze(1))
 
-    def states(self) -> Iterator[Int[Tensor, "1 t 3"]]:
+    def states(self) -> Iterator[Tokens]:
         """The observation of each state: its tokens, of which the last acts."""
         flat = self.state.masked_fill(~self.mask, -1).flatten()
         for index in range(self.num_states):
@@ -123,9 +124,9 @@ class Enumeration:
             token = self.rows.token[row : row + 1, : t + 1]
             acts = torch.zeros_like(token, dtype=torch.bool)
             acts[:, -1] = True
-            yield Rows(token, torch.ones_like(acts), acts).obs
+            yield Tokens(token, torch.ones_like(acts), acts)
 
-    def buffer(self, obs: Tensor) -> Buffer:
+    def buffer(self, obs: Tensor | Tokens) -> Buffer:
         """One row for each response, without rewards; `obs` is what the model takes at each step."""
         steps = self.mask.shape
         zeros = torch.zeros(steps, dtype=torch.float64)
@@ -143,7 +144,7 @@ class Enumeration:
 
     def logp(self, model: ActorCritic, obs: Tensor | None = None) -> Float[Tensor, "R T"]:
         """log π of each token of each response, 0 after the end."""
-        logp = model.distribution(self.rows.obs if obs is None else obs).log_prob(self.action)
+        logp = model.distribution(self.rows if obs is None else obs).log_prob(self.action)
         return torch.where(self.mask, logp, 0.0)
 
     def probability(self, logp: Float[Tensor, "R T"]) -> Float[Tensor, "R"]:
@@ -185,7 +186,7 @@ def fit_walks(model: LanguageModel, graph: WalkGraph, task: Enumeration, steps: 
     moves = torch.nn.functional.pad(moves, (0, task.vocabulary - len(moves), 0, task.vocabulary - len(moves)))
     chosen = torch.where(task.mask, moves[task.rows.token, task.action], 1.0).prod(1) / task.num_prompts
     walks = (chosen > 0).nonzero().squeeze(1)
-    obs, action, mask = task.rows.obs[walks], task.action[walks], task.mask[walks]
+    obs, action, mask = task.rows.map(lambda x: x[walks]), task.action[walks], task.mask[walks]
     optimizer = torch.optim.Adam(model.policy_parameters(), lr=0.02)
     for _ in range(steps):
         loss = -(chosen[walks] @ (model.distribution(obs).log_prob(action) * mask).sum(1))

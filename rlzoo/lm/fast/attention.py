@@ -62,7 +62,7 @@ def attention(
 ) -> tuple[Float[Tensor, "N T h d"], None]:
     """softmax(q·kᵀ·scaling)·v, in the form that Hugging Face's attention functions have.
 
-    On a CPU, the fused kernel computes with float32 also what is given in bfloat16, and its backward pass is slow.
+    On a CPU, the fused kernel computes in float32 even for bfloat16, and its backward pass is slow.
     """
     if key.dtype != query.dtype:  # keys of a `CachedLayer`
         with torch.autocast(query.device.type, enabled=False):

@@ -49,13 +49,15 @@ def load_score(spec: Any) -> Score:
         f'reward must be a function, "module:function" or the directory of a reward model, such as reward=brevity, '
         f"got {brief(score)}",
     )
-    with suppress(ValueError):  # some built-in functions have no signature
+    try:
         signature = inspect.signature(score)
-        try:
-            signature.bind([], [], **dict.fromkeys(_column_arguments(score)[1]))
-        except TypeError as error:
-            name = spec if isinstance(spec, str) else score_name(spec)
-            raise ConfigError(f"reward {name!r} cannot be called with (prompts, responses): {error}") from error
+    except ValueError:
+        return score  # some built-in functions have no signature
+    try:
+        signature.bind([], [], **dict.fromkeys(_column_arguments(score)[1]))
+    except TypeError as error:
+        name = spec if isinstance(spec, str) else score_name(spec)
+        raise ConfigError(f"reward {name!r} cannot be called with (prompts, responses): {error}") from error
     return score
 
 
@@ -78,7 +80,7 @@ def call_scores(score: Score, name: str, prompts: list[str], responses: list[str
 def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
     """Scores of `responses`, (N,) float32. `score` may also return a tensor, array or generator of N numbers.
 
-    It is given the columns of the prompts that it takes (see `columns_for`).
+    It gets the columns of the prompts that it takes (see `columns_for`).
 
     Raises:
         EnvError: `score` raised, or did not return N finite numbers. The message starts with `name` and gives the line

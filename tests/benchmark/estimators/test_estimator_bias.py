@@ -100,7 +100,7 @@ def test_a_batch_in_the_table_equals_the_language_model(judge, task, policies, r
     found = judge.new.gradient(judge.estimates(variant, rows[:1], rng()))[0]
     model, chosen = policies[1], rows[0]
     batch = take(judge.experience(variant), chosen)
-    batch = variant.weighted(variant.estimator(batch)).replace(obs=task.rows.obs[chosen])
+    batch = variant.weighted(variant.estimator(batch)).replace(obs=task.rows.map(lambda x: x[chosen]))
     logp = model.distribution(batch.obs).log_prob(batch.action)
     logits = model.actor(batch.obs[..., 0], attention_mask=batch.obs[..., 1]).logits
     policy = torch.distributions.Categorical(logits=logits)

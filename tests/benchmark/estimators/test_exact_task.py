@@ -9,10 +9,14 @@ import torch
 from benchmarks.studies.estimators import natural
 from benchmarks.studies.estimators.task import BETA, GOAL, weighted
 from rlzoo.core.collector import Collector, evaluate
+from rlzoo.core.collector import score as rewarded
 from rlzoo.core.streams import stream, torch_generator
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.reward.env import LMEnv
+from rlzoo.lm.reward.generation import Generation
+from rlzoo.lm.reward.prompt import Prompts
+from rlzoo.lm.reward.scoring import Scoring
 from rlzoo.lm.reward.shaping import FixedKL
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy
@@ -89,7 +93,7 @@ def test_exact_fisher_is_the_mean_outer_product_and_equals_the_product_of_the_pa
     fisher = natural.exact_fisher(judge)
     torch.testing.assert_close(fisher, outer, rtol=0, atol=1e-9)
 
-    batch = weighted(task.buffer(task.rows.obs), task.mask * judge.probability.unsqueeze(1))
+    batch = weighted(task.buffer(task.rows), task.mask * judge.probability.unsqueeze(1))
     policy = FlatPolicy(model)
     product = fisher_vector_product(policy, policy.theta, batch)
     vectors = torch.randn(3, len(fisher), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -103,20 +107,19 @@ def test_samples_of_the_package_have_the_enumerated_probabilities_and_rewards(wa
     graph, task = walks
     model = policies[1]
     score = lambda prompts, texts: graph.optimality(prompts, texts)  # noqa: E731
-    env = LMEnv(
-        model, graph.tokenizer(), graph.prompts, score, rows=3000, max_new_tokens=4, stop_tokens={GOAL},
-        responses_per_prompt=1000, reference=Reference(model), control=FixedKL(BETA),
-    )  # fmt: skip
+    prompts, scoring = Prompts(graph.prompts, group_size=1000), Scoring(score, control=FixedKL(BETA))
+    generation = Generation(max_new_tokens=4, stop=frozenset({GOAL}))
+    env = LMEnv(model, graph.tokenizer(), prompts, scoring, generation, rows=3000, reference=Reference(model))
     actor = TokenActor(model, torch_generator(stream(0, "action")))
     experience = Collector(env, whole_episodes=True).collect(actor)
-    buffer = env.score(experience._replace(buffer=evaluate(model, experience.buffer))).buffer
+    buffer = rewarded(env, experience._replace(buffer=evaluate(model, experience.buffer))).buffer
 
     index = {}
     for i in range(len(task.score)):
         index[int(task.rows.token[i, 0]), *task.action[i][task.mask[i]].tolist()] = i
     drawn = [
-        index[int(obs[0, 0]), *action[mask].tolist()]
-        for obs, action, mask in zip(buffer.obs, buffer.action, buffer.mask, strict=True)
+        index[int(token[0]), *action[mask].tolist()]
+        for token, action, mask in zip(buffer.obs.token, buffer.action, buffer.mask, strict=True)
     ]
     counts = np.bincount(drawn, minlength=len(task.score))
     expected = judge.probability.numpy() * len(drawn)

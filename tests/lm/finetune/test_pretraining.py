@@ -112,7 +112,7 @@ def test_gradient_is_the_sum_of_both_first_order(name, kind, micro_batch_tokens)
     algorithm, scalars = FIRST_ORDER[name]
     model, buffer = double_experience()
     batch = algorithm.estimator(buffer).rows(0)
-    batch = batch.whitened().replace(old=model.distribution(batch.obs).detach())
+    batch = batch.whitened.replace(old=model.distribution(batch.obs).detach())
     expected = gradient(algorithm.loss(model, batch, *scalars), model) + GAMMA * gradient(nll(model), model)
     model.micro_batch_steps, model.auxiliary = micro_batch_tokens, ptx(micro_batch_tokens=micro_batch_tokens)
     adam = Adam(trained(model))
@@ -129,7 +129,7 @@ def test_gradient_is_the_sum_of_both_second_order(name, micro_batch_tokens, monk
     algorithm = SECOND_ORDER[name]
     model, buffer = double_experience()
     batch = algorithm.estimator(buffer).rows(0)
-    batch = batch.whitened()
+    batch = batch.whitened
     count = sum(p.numel() for p in model.policy_parameters())
     expected = (gradient(surrogate(model.distribution(batch.obs), batch), model) - GAMMA * gradient(nll(model), model))[
         :count
@@ -175,7 +175,7 @@ def test_an_accepted_trpo_step_improves_the_surrogate_less_the_pretraining_loss(
         model, _ = double_experience()
         buffer = experience(make_env(model), seed).buffer.map(lambda x: x.double() if x.is_floating_point() else x)
         batch = algorithm.estimator(buffer).rows(0)
-        batch = batch.whitened()
+        batch = batch.whitened
         model.auxiliary = ptx(coef=30.0)
 
         @torch.no_grad()

@@ -88,7 +88,7 @@ def test_natural_gradient_steps_improve_the_surrogate_within_max_kl(algorithm, m
     for _ in range(5):
         buffer = collected(trainer.task).buffer
         batch = trainer.algorithm.estimator(buffer).rows(0)
-        batch = batch.whitened().replace(old=model.distribution(batch.obs).detach())
+        batch = batch.whitened.replace(old=model.distribution(batch.obs).detach())
         metrics = trainer.algorithm.update(model, trainer.state, buffer)
         before = float(batch.mean(batch.advantage))
         policy = FlatPolicy(model)

@@ -166,6 +166,7 @@ def test_files(written, tmp_path):
     assert not any(text.startswith(tuple(held_out)) for text in texts)
 
 
+@pytest.mark.slow
 def test_the_module_runs_as_a_command_and_overwrites_nothing(written, tmp_path):
     folder, counts = written
     command = [sys.executable, "-m", "rlzoo.lm.tasks.reviews", str(tmp_path / "out"), "--seed", "5"]

