@@ -85,8 +85,6 @@ class Setup:
     """Share of the rows that Fisher products average over."""
     minibatch_sizes: Mapping[str, int | Literal["all"]] = field(default_factory=dict)
     """Sizes of the algorithm's minibatches, by the names that they have in the task's units."""
-    fast: bool = True
-    """Whether to use the faster implementations."""
     compile: bool = False
     """Whether to compile the training step."""
     folder: Path | None = None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlzoo.core.errors import ConfigError, UnknownEnv, no_such
 
 if TYPE_CHECKING:
-    from rlzoo.algorithms import Algorithm
     from rlzoo.core.task import Task
 
 
@@ -71,8 +70,8 @@ _REGISTERS = "rlzoo.control.no_velocity"
 """Module that registers environments of ours with Gymnasium."""
 
 
-def algorithm_class(name: str) -> type[Algorithm]:
-    """The class of a registered algorithm."""
+def algorithm_class(name: str) -> Any:
+    """The class of a registered algorithm, a `rlzoo.Algorithm`."""
     return resolve_name(ALGORITHMS[name].path)
 
 

@@ -177,7 +177,7 @@ def test_transformers_is_imported_in_lm_alone(module):
 
 def test_registry_names_tasks_by_strings_alone():
     assert {room(m) for m in imports(tree("rlzoo.runs.registry"))} - {""} == {"core"}
-    modules = {entry.task.split(":")[0] for entry in importlib.import_module("rlzoo.runs.registry").TASKS.values()}
+    modules = {entry.path.split(":")[0] for entry in importlib.import_module("rlzoo.runs.registry").TASKS.values()}
     assert modules <= MODULES.keys()
 
 

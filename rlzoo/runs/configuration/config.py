@@ -27,7 +27,7 @@ from rlzoo.runs.configuration.objects import describe, first_description, holds_
 from rlzoo.runs.configuration.settings import Setting, is_part, settings_of, unknown_name
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
 
-_ALGORITHMS = {name: algorithm_class(name) for name in ALGORITHMS}
+_ALGORITHMS: dict[str, type[Algorithm]] = {name: algorithm_class(name) for name in ALGORITHMS}
 _ALIASES = ALIASES | ESTIMATOR_ALIASES
 
 
@@ -126,7 +126,6 @@ class Config:
             second_order=self.algorithm.second_order,
             fisher_fraction=getattr(self.algorithm, "fisher_fraction", 1.0),
             minibatch_sizes={name: x.value for name, x in self.table.items() if x.hint == MinibatchSize},
-            fast=self.fast,
             compile=self.compile,
             folder=folder,
             progress=progress,
