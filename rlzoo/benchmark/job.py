@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -200,11 +201,13 @@ class _Recorder:
     def outcome(self) -> Outcome:
         if not self.final:
             raise RuntimeError(f"training ended before step {self.job.settings['total_steps']}")
-        returns = self.returns[False], self.returns[True], self.final[False], self.final[True]
-        return Outcome(*self.job.key, self.job.settings, self.steps, *returns, self.further, self.seconds)
+        return Outcome(
+            *self.job.key, self.job.settings, self.steps, self.returns[False], self.returns[True], self.final[False],
+            self.final[True], self.further, self.seconds,
+        )  # fmt: skip
 
 
-def finite_numbers(values: dict[str, Any]) -> dict[str, float]:
+def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """The values that are finite numbers, with six digits after the point."""
     numbers = {name: x for name, x in values.items() if type(x) in (int, float) and math.isfinite(x)}
     return {name: round(float(x), 6) for name, x in numbers.items()}

@@ -128,7 +128,7 @@ def train_seeds(
                 if outcome == "finished":
                     finished.add(seed)
                     display.say(f"seed {seed}: {describe(*final_scores(runs[seed]))}")
-                elif outcome != "stopped":
+                elif not isinstance(outcome, str):
                     failed[seed] = outcome or Failed(KILLED)
                     display.say(f"seed {seed} failed: {failed[seed].error}")
         finally:

@@ -182,7 +182,7 @@ class Study:
         levels: list[float] = np.linspace(low, high, 5)[1:-1].tolist() if low < high else []
         return {
             level: {
-                name: _floats([np.interp(level, *xy, np.nan, np.nan) for xy in path]) for name, path in paths.items()
+                name: _floats([np.interp(level, x, y, np.nan, np.nan) for x, y in path]) for name, path in paths.items()
             }
             for level in levels
         }
