@@ -42,11 +42,11 @@ def notebook(content, name):
         if cell["cell_type"] == "markdown":
             parts.append(re.sub(r"(?<=\w)\.ipynb\)", ".md)", source))
         else:
-            parts += [f"``` {{ .python }}\n{source}\n```", *(shown(output) for output in cell["outputs"])]
+            parts += [f"``` {{ .python }}\n{source}\n```", *(as_markdown(output) for output in cell["outputs"])]
     return "\n\n".join([*parts, f"The notebook: [{name}]({name})."]) + "\n"
 
 
-def shown(output):
+def as_markdown(output):
     """An output of a cell: a picture or text."""
     data = output.get("data", {})
     if "image/png" in data:
@@ -67,13 +67,13 @@ def on_page_content(content, page, config, files):
 def mathml(escaped, display):
     """An equation in TeX, escaped for HTML, as MathML."""
     tex = html.unescape(escaped)
-    made = convert(tex, display=display)
-    made = re.sub(r'(?<=<mi mathvariant="normal">)(\w)</mi>(?:<mi mathvariant="normal">\w</mi>)+', _word, made)
-    made = made.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.167em"/>')
-    unknown = re.search(r"\\\w+|>&<", made)
+    result = convert(tex, display=display)
+    result = re.sub(r'(?<=<mi mathvariant="normal">)(\w)</mi>(?:<mi mathvariant="normal">\w</mi>)+', _word, result)
+    result = result.replace("<mi>log</mi>", '<mi>log</mi><mspace width="0.167em"/>')
+    unknown = re.search(r"\\\w+|>&<", result)
     if unknown:
         raise PluginError(f"{unknown[0]!r} of the equation {tex.strip()!r} is unknown to latex2mathml")
-    return made
+    return result
 
 
 def _word(match):
@@ -90,13 +90,13 @@ def beside(path, name, rows):
     parts = [("", lines[: starts[0]])] if starts[0] else []
     for (equation, _), start, end in zip(rows, starts, [*starts[1:], len(lines)], strict=True):
         parts.append((equation, lines[start:end]))
-    made, number = [], first
+    cells, number = [], first
     for equation, code in parts:
         text = "\n".join(f'<span class="no">{number + i}</span>{line}' for i, line in enumerate(code))
-        made.append(f'<div class="said">{equation}</div><pre class="highlight"><code>{text}</code></pre>')
+        cells.append(f'<div class="equation">{equation}</div><pre class="highlight"><code>{text}</code></pre>')
         number += len(code)
     caption = f'<p class="caption"><code>{path}</code>, <code>{name}</code></p>'
-    return f'{caption}<div class="beside no-copy">{"".join(made)}</div>'
+    return f'{caption}<div class="beside no-copy">{"".join(cells)}</div>'
 
 
 def function(path, name):
@@ -104,24 +104,24 @@ def function(path, name):
     text = (ROOT / path).read_text(encoding="utf-8")
     node = ast.parse(text)
     for part in name.split("."):
-        found = [x for x in node.body if isinstance(x, ast.ClassDef | ast.FunctionDef) and x.name == part]
-        if not found:
+        matches = [x for x in node.body if isinstance(x, ast.ClassDef | ast.FunctionDef) and x.name == part]
+        if not matches:
             raise PluginError(f"{path} has no {name}")
-        node = found[0]
+        node = matches[0]
     lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
     return "\n".join(line[node.col_offset :] for line in lines), node.lineno
 
 
 def places(lines, texts, where):
     """The line in which each text begins, each after the one before."""
-    found = []
+    starts = []
     for text in texts:
-        later = range(found[-1] + 1 if found else 0, len(lines))
+        later = range(starts[-1] + 1 if starts else 0, len(lines))
         start = next((i for i in later if begins(lines[i : i + 3], text)), None)
         if start is None:
             raise PluginError(f"{where} has no line {text!r} after the lines before it")
-        found.append(start)
-    return found
+        starts.append(start)
+    return starts
 
 
 def begins(lines, text):

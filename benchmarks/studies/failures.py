@@ -6,7 +6,7 @@
 
 Each run is a call of `rlzoo.train` with one thread. Control runs have three seeds, and their return is the mean of the
 last 100 episodes. Language runs have one seed, and their curves are those of the evaluations. The pictures are read in
-docs/algorithms/*.md and docs/language-models.md.
+docs/algorithms/*.md and docs/language-guide.md.
 """
 
 from __future__ import annotations

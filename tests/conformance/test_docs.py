@@ -60,7 +60,7 @@ def arguments_of(words):
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """An empty current directory, that modules are found in; they are forgotten afterwards."""
+    """An empty current directory, from which modules can be imported; they are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(gymnasium.registry)
@@ -76,19 +76,19 @@ def brief(monkeypatch):
     """Training ends with its second iteration, final evaluations have few episodes, and fits use few texts."""
     iterate = rlzoo.Trainer.iterate
 
-    def counted(trainer):
+    def iterate_and_count(trainer):
         trainer.turns = getattr(trainer, "turns", 0) + 1
         return iterate(trainer)
 
-    monkeypatch.setattr(rlzoo.Trainer, "iterate", counted)
+    monkeypatch.setattr(rlzoo.Trainer, "iterate", iterate_and_count)
     monkeypatch.setattr(rlzoo.Trainer, "done", property(lambda trainer: getattr(trainer, "turns", 0) >= 2))
     evaluate = Session._evaluate
     monkeypatch.setattr(Session, "_evaluate", lambda run, episodes, *kind, **more: evaluate(run, 4, *kind, **more))
     monkeypatch.setattr("rlzoo.runs.finetune.read_examples", lambda source: read_examples(source)[:100])
-    monkeypatch.setattr("rlzoo.runs.finetune.read_pairs", lambda *given: read_pairs(*given)[:100])
+    monkeypatch.setattr("rlzoo.runs.finetune.read_pairs", lambda *arguments: read_pairs(*arguments)[:100])
 
 
-SLOW = [page for page in WITH_PYTHON if page.name in ("language-guide.md", "tasks.md")]
+SLOW = [page for page in WITH_PYTHON if page.name in ("language-data.md", "tasks.md")]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_python_runs(page, workplace, brief):
 
 
 class Parsed(Exception):  # noqa: N818
-    """A command made sense."""
+    """A command was understood."""
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name_of)
@@ -117,11 +117,11 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
 
     def parse_and_stop(*arguments, partly=False):
         try:
-            made = parse(*arguments, partly=partly)
+            options_ = parse(*arguments, partly=partly)
         except SystemExit as done:
             raise Parsed from done
         if partly:
-            return made
+            return options_
         raise Parsed
 
     for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs, cli.search, options):
@@ -132,9 +132,9 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
         elif language == "sh":
             for path in ("runs/cartpole", "runs/old"):  # for --config
                 Run(path).write_config(make_config("ppo-clip", "CartPole-v1"))
-            found = workplace / "searches" / "ppo-clip-CartPole-v1" / "preset.toml"  # for --preset
-            found.parent.mkdir(parents=True, exist_ok=True)
-            found.write_text("[CartPole-v1]\n")
+            preset = workplace / "searches" / "ppo-clip-CartPole-v1" / "preset.toml"  # for --preset
+            preset.parent.mkdir(parents=True, exist_ok=True)
+            preset.write_text("[CartPole-v1]\n")
             for words in commands(text):
                 arguments = arguments_of(words)
                 if arguments is not None:
@@ -151,7 +151,7 @@ def settings_tables(page):
     return [re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE) for table in tables]
 
 
-def shown(default):
+def as_shown(default):
     """As the pages write it."""
     if isinstance(default, bool):
         return "on" if default else "off"
@@ -162,7 +162,7 @@ def shown(default):
 
 def settings_of(part, leave_out=()):
     """[(name, default), ...] of a dataclass's instance."""
-    return [(f.name, shown(getattr(part, f.name))) for f in dataclasses.fields(part) if f.name not in leave_out]
+    return [(f.name, as_shown(getattr(part, f.name))) for f in dataclasses.fields(part) if f.name not in leave_out]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -232,8 +232,8 @@ def test_metrics_of_language_models_are_explained(workplace):
 def unexplained(run):
     """What a run records and the page of metrics has no row for."""
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
-    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    return {name for line in (*run.metrics(), *run.evaluations()) for name in line} - explained
+    on_page = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    return {name for line in (*run.metrics(), *run.evaluations()) for name in line} - on_page
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
@@ -278,7 +278,7 @@ def squeezed(text):
     return re.sub(r"\s+", "", text)
 
 
-QUOTATIONS = [(page, *quoted) for page in PAGES for quoted in QUOTATION.findall(page.read_text())]
+QUOTATIONS = [(page, *quotation) for page in PAGES for quotation in QUOTATION.findall(page.read_text())]
 
 
 @pytest.mark.parametrize(("page", "path", "text"), QUOTATIONS, ids=[f"{name_of(p)}-{q}" for p, q, _ in QUOTATIONS])
@@ -312,15 +312,15 @@ def exists(name):
     for end in range(len(parts), 0, -1):
         module = ".".join(parts[:end])
         try:
-            found = importlib.import_module(module)
+            thing = importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
             continue
         for part in parts[end:]:
-            if not hasattr(found, part) and part not in getattr(found, "__annotations__", {}):
+            if not hasattr(thing, part) and part not in getattr(thing, "__annotations__", {}):
                 return False
-            found = getattr(found, part, None)
+            thing = getattr(thing, part, None)
         return True
     return False
 
@@ -339,9 +339,9 @@ def test_names_in_rlzoo_exist(page):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_environments_exist(page):
     text = page.read_text()
-    named = set(re.findall(r"\b(?:[a-z]+/)?[A-Z][A-Za-z0-9]*-v\d+\b", text))
+    ids = set(re.findall(r"\b(?:[a-z]+/)?[A-Z][A-Za-z0-9]*-v\d+\b", text))
     own = set(re.findall(r"gymnasium\.register\(\"(.+?)\"", text))
-    assert named - own - set(gymnasium.registry) == set()
+    assert ids - own - set(gymnasium.registry) == set()
 
 
 SUITES = [(page, title) for page in PAGES for kind, title, _ in blocks(page) if kind == "yaml" and title]
@@ -355,11 +355,67 @@ def test_suites_can_be_loaded(page, title, workplace):
     assert load_suite(title).jobs
 
 
+RESULTS = ROOT / "benchmarks/results"
+TABLES = {path.read_text() for path in RESULTS.glob("*.md")}
+NUMBER = re.compile(r"(?<![\w.])\d{1,3}(?:[,\u202f]\d{3})+(?:\.\d+)?|(?<![\w.])\d+(?:\.\d+)?")
+
+
+def numbers(words):
+    """[(value, decimals), ...]."""
+    words = [re.sub("[,\u202f]", "", word) for word in words]
+    return [(float(word), len(word.partition(".")[2])) for word in words]
+
+
+def passages(page):
+    """Paragraphs, items of lists and rows of tables, without blocks of code."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [part for part in re.split(r"\n\s*\n|\n(?=- |\| |\d\. |#)", text) if part.strip()]
+
+
+def sources(page, passage):
+    """The committed results that a passage names: by a link, or by the command that made them."""
+    links = re.findall(r"\(([^()]*benchmarks/results/[^()]*\.md)\)", passage)
+    scripts = re.findall(r"`python benchmarks/(?:\w+/)?(\w+\.py \w+)", passage)
+    tables = [table for script in scripts for table in TABLES if f"/{script}" in table]
+    return [(page.parent / link).resolve().read_text() for link in links] + tables
+
+
+def figures(passage):
+    """The measured numbers of a passage: with decimals or thousands, and not the version of a program."""
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|\$[^$]*\$|\b(?:Python|TRL) [\d.]+", "", passage)
+    return numbers(word for word in NUMBER.findall(prose) if not word.isdigit())
+
+
+# On the first pages every measured number needs a source; elsewhere, those beside a source are checked.
+FIRST = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/performance.md"]
+FIGURES = [
+    (page, passage)
+    for page in (*FIRST, ROOT / "docs/benchmarks.md")
+    for passage in passages(page)
+    if figures(passage) and (page in FIRST or sources(page, passage))
+]
+
+
+@pytest.mark.parametrize(("page", "passage"), FIGURES, ids=[f"{name_of(page)}-{text[:40]}" for page, text in FIGURES])
+def test_figures_are_those_of_the_committed_results(page, passage):
+    results = sources(page, passage)
+    assert results, f"no source beside the figures of: {passage}"
+    measured = [value for text in results for value, _ in numbers(NUMBER.findall(text))]
+    for value, decimals in figures(passage):
+        assert any(round(x, decimals) == value for x in measured), f"{value} is not in the results of: {passage}"
+
+
+def test_speed_in_words_has_its_source_too():
+    for page in (ROOT / "README.md", ROOT / "docs/performance.md"):
+        for passage in passages(page):
+            assert not re.search(r"\d times|(two|three|four|five|twice) (times )?as fast", passage), passage
+
+
 def test_files_to_read_for_a_contribution_are_as_long_as_it_says():
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    counted = re.findall(r"about (\d+)\s+lines.*?^wc -l (.+?)$", text, re.MULTILINE | re.DOTALL)
-    assert len(counted) == 3
-    for lines, files in counted:
+    lists = re.findall(r"about (\d+)\s+lines.*?^wc -l (.+?)$", text, re.MULTILINE | re.DOTALL)
+    assert len(lists) == 3
+    for lines, files in lists:
         total = sum(len(SOURCES[path].splitlines()) for path in files.split())
         assert len(files.split()) <= 4
         assert total <= 600

@@ -27,7 +27,7 @@ spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/hooks.p
 hooks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(hooks)
 
-LISTINGS = [(page.stem, *found) for page in PAGES for found in BESIDE.findall(page.read_text())]
+LISTINGS = [(page.stem, *listing) for page in PAGES for listing in BESIDE.findall(page.read_text())]
 
 
 @pytest.mark.parametrize(("page", "path", "name", "table"), LISTINGS, ids=[" ".join(x[:3]) for x in LISTINGS])
@@ -53,11 +53,13 @@ def test_a_line_that_is_not_in_the_source_stops_the_build():
 
 
 def test_source_and_equation_stand_in_one_row():
-    made = hooks.beside(
+    content = hooks.beside(
         "rlzoo/optim/natural_gradient.py", "line_search", [("<math/>", "<code>if accept(candidate):</code>")]
     )
-    rows = re.findall(r'<div class="said">(.*?)</div><pre class="highlight"><code>(.*?)</code></pre>', made, re.DOTALL)
-    assert [said for said, _ in rows] == ["", "<math/>"]
+    rows = re.findall(
+        r'<div class="equation">(.*?)</div><pre class="highlight"><code>(.*?)</code></pre>', content, re.DOTALL
+    )
+    assert [equation for equation, _ in rows] == ["", "<math/>"]
     assert "accept" in rows[1][1]
     assert "return" in rows[1][1]
 
@@ -174,20 +176,20 @@ class Browser:
 
     def complaints(self):
         """Errors of the page since it was opened, and addresses outside of this machine that it asked for."""
-        found = []
+        complaints = []
         for event in self.events:
             method, params = event.get("method"), event.get("params", {})
             if method == "Runtime.exceptionThrown" or (
                 method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert")
             ):
-                found.append(params)
+                complaints.append(params)
             if method == "Log.entryAdded" and params["entry"]["level"] == "error":
-                found.append(params["entry"])
+                complaints.append(params["entry"])
             if method == "Network.requestWillBeSent":
                 url = params["request"]["url"]
                 if not url.startswith(("http://127.0.0.1:", "file:", "data:", "blob:", "about:")):
-                    found.append(url)
-        return found
+                    complaints.append(url)
+        return complaints
 
     def close(self):
         self.process.terminate()
@@ -235,7 +237,7 @@ def test_equations_are_drawn_without_a_network(browser, address):
     assert all(width > 3 and height > 3 for width, height in sizes)
     fraction = browser.run("document.querySelector('math mfrac').getBoundingClientRect().height")
     assert fraction > 25  # a numerator over a denominator
-    row = "document.querySelector('.beside > .said:not(:empty)')"
+    row = "document.querySelector('.beside > .equation:not(:empty)')"
     same_height = f"Math.abs({row}.getBoundingClientRect().top - {row}.nextElementSibling.getBoundingClientRect().top)"
     browser.call("Emulation.setDeviceMetricsOverride", width=1400, height=900, deviceScaleFactor=1, mobile=False)
     assert browser.run(same_height) < 2  # two columns
@@ -253,8 +255,8 @@ def test_search_finds_a_word_without_a_network(browser, address):
     browser.call("Input.insertText", text="conjugate gradien")
     browser.call("Input.dispatchKeyEvent", type="keyDown", text="t", key="t")
     browser.call("Input.dispatchKeyEvent", type="keyUp", key="t")
-    found = browser.until("[...document.querySelectorAll('.md-search-result__link')].map(x => x.href).join(' ')")
-    assert "algorithms/npg.html" in found
+    links = browser.until("[...document.querySelectorAll('.md-search-result__link')].map(x => x.href).join(' ')")
+    assert "algorithms/npg.html" in links
     assert browser.complaints() == []
 
 
