@@ -88,7 +88,7 @@ def test_what_tensorboard_shows_of_a_run(run):
     board.Reload()
     tags = board.Tags()
     env = {"env/score", "env/kl_reference", "env/beta"}
-    assert env | {"episode/return", "eval/kl_reference", "eval/ended", "train/kl"} <= set(tags["scalars"])
+    assert env | {"episode/return", "eval/kl_reference", "eval/ended", "train/kl_k3"} <= set(tags["scalars"])
     assert {"config", "eval/samples", "eval/samples_deterministic"} <= set(tags["tensors"])
     table = board.Tensors("eval/samples")[0].tensor_proto.string_val[0].decode()
     assert table.startswith("| prompt | response | score | kl | length | ended |\n| --- |")
@@ -136,7 +136,7 @@ def test_recipe(run, monkeypatch, capsys):
     assert train(out="gruped", preset="gruped") == 2
     assert complaint(capsys) == "no preset 'gruped'; did you mean 'grouped'? (a file ends in .toml)"
     assert command("train", "ppo", "CartPole-v1", preset="grouped", out="none") == 2
-    assert complaint(capsys).endswith("sets beta, which ppo on CartPole-v1 does not have")
+    assert complaint(capsys).endswith("sets beta, which ppo-clip on CartPole-v1 does not have")
 
 
 def test_settings_are_on_the_help_page(capsys):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -38,21 +37,9 @@ def responses(vocabulary: int, stop: Collection[int], max_new_tokens: int) -> It
     yield from itertools.product(others, repeat=max_new_tokens)
 
 
-@dataclass(frozen=True)
-class Weighted(Buffer):
-    """A buffer whose means are weighted, so that the losses of the package can be used on an enumeration."""
-
-    step_weight: Float[Tensor, "N T"] = field(kw_only=True)
-
-    @cached_property
-    def weight(self) -> Float[Tensor, "N T"]:
-        return self.step_weight
-
-
-def weighted(buffer: Buffer, step_weight: Float[Tensor, "N T"]) -> Weighted:
-    """`buffer` with other weights."""
-    fields = {field.name: getattr(buffer, field.name) for field in dataclasses.fields(Buffer)}
-    return Weighted(**fields, step_weight=step_weight)
+def weighted(buffer: Buffer, weight: Float[Tensor, "N T"]) -> Buffer:
+    """`buffer` whose means are weighted, so that the losses of the package can be used on an enumeration."""
+    return buffer.replace(part_weight=weight)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,11 @@ _CLIP = 0.2
 _LEAVE_ONE_OUT, _NO_BASELINE = LeaveOneOut(), MonteCarlo(gamma=1.0)
 
 
+def token_ratio(model: ActorCritic, batch: Buffer) -> Tensor:
+    """E[r·Â], the surrogate of NPG and TRPO."""
+    return surrogate(model.distribution(batch.obs), batch)
+
+
 def log_probability(model: ActorCritic, batch: Buffer) -> Tensor:
     """E[log π·Â], REINFORCE's objective: no ratio."""
     return -Reinforce().loss(model, batch, 0.0)
@@ -32,12 +37,12 @@ def log_probability(model: ActorCritic, batch: Buffer) -> Tensor:
 
 def clipped(model: ActorCritic, batch: Buffer) -> Tensor:
     """PPO-clip's objective: the ratio of each token, clipped to 1 ± 0.2."""
-    return -PPOClip(vf_coef=0.0, normalize_advantage=False).loss(model, batch, _CLIP, 0.0)
+    return -PPOClip(vf_coef=0.0).loss(model, batch, _CLIP, 0.0)
 
 
 def whitened(model: ActorCritic, batch: Buffer) -> Tensor:
     """PPO-clip's objective with advantages whitened over the batch."""
-    return -PPOClip(vf_coef=0.0, normalize_advantage=True).loss(model, batch, _CLIP, 0.0)
+    return clipped(model, batch.whitened)
 
 
 def sequence_ratio(model: ActorCritic, batch: Buffer) -> Tensor:
@@ -66,7 +71,7 @@ class Variant:
     loss_kl: str | None = None
     """Estimator of each token's KL in the loss, which is differentiated."""
     estimator: Estimator = _LEAVE_ONE_OUT
-    objective: Objective = surrogate
+    objective: Objective = token_ratio
     length: Literal["constant", "token", "response"] = "constant"
     """Sums over tokens are divided by nothing, by the tokens of the batch, or by those of each response."""
     minibatch: int | None = None
@@ -157,7 +162,7 @@ WHITENING = tuple(
 )
 STALE = (
     Variant("no ratio", objective=log_probability, setting="REINFORCE"),
-    Variant("token ratio", objective=surrogate, setting="TRPO, PPO-penalty"),
+    Variant("token ratio", objective=token_ratio, setting="TRPO, PPO-penalty"),
     Variant("token ratio, clipped (PPO)", objective=clipped, setting="PPO-clip"),
     Variant("sequence ratio", objective=sequence_ratio),
     Variant("geometric mean of ratios (GSPO)", objective=geometric_ratio, length="response"),
