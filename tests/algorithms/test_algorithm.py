@@ -15,7 +15,7 @@ from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.optim import adam
-from rlzoo.runs.registry import ALGORITHMS
+from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 SMALL = {
     "reinforce": Reinforce(vf_minibatch_size=8),
@@ -224,7 +224,7 @@ def test_auxiliary_loss_adds_its_gradient(algorithm, monkeypatch):
 @pytest.mark.parametrize("normalize", [True, False])
 def test_advantages_are_whitened_in_each_minibatch(name, normalize):
     model, advantages = make_model(), []
-    algorithm = dataclasses.replace(SMALL[name], normalize_advantage=normalize, target_kl=1e9)
+    algorithm = dataclasses.replace(SMALL[name], normalize_advantage=normalize, stop_kl=1e9)
     state = algorithm.init(model, np.random.default_rng(0))
     loss = algorithm.loss
     object.__setattr__(algorithm, "loss", lambda model, b, *scalars: advantages.append(b) or loss(model, b, *scalars))
