@@ -15,7 +15,7 @@ from rlzoo.core.distributions import Categorical
 from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.optim import adam
-from rlzoo.runs.registry import ALGORITHMS
+from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 SMALL = {
     "reinforce": Reinforce(vf_minibatch_size=8),
@@ -220,11 +220,11 @@ def test_auxiliary_loss_adds_its_gradient(algorithm, monkeypatch):
     assert added.norm() > 0.1
 
 
-@pytest.mark.parametrize("name", ["ppo-penalty", "ppo-clip"])
+@pytest.mark.parametrize(("name", "kl"), [("ppo-penalty", "target_kl"), ("ppo-clip", "stop_kl")])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_advantages_are_whitened_in_each_minibatch(name, normalize):
+def test_advantages_are_whitened_in_each_minibatch(name, kl, normalize):
     model, advantages = make_model(), []
-    algorithm = dataclasses.replace(SMALL[name], normalize_advantage=normalize, target_kl=1e9)
+    algorithm = dataclasses.replace(SMALL[name], normalize_advantage=normalize, **{kl: 1e9})
     state = algorithm.init(model, np.random.default_rng(0))
     loss = algorithm.loss
     object.__setattr__(algorithm, "loss", lambda model, b, *scalars: advantages.append(b) or loss(model, b, *scalars))

@@ -16,8 +16,9 @@ from rlzoo.benchmark.spaces import SPACES, Between, as_parameters, as_settings, 
 from rlzoo.cli import main
 from rlzoo.core.errors import TrainingError
 from rlzoo.core.fields import check_fields
-from rlzoo.runs.configuration.config import assemble, make_config
+from rlzoo.runs.configuration.config import assemble, make_config, present_names
 from rlzoo.runs.configuration.presets import environments, find_preset
+from rlzoo.runs.registry import algorithm_class
 
 optuna = pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -150,6 +151,6 @@ def test_studies_that_presets_name_hold_their_trials(path):
             file = ROOT / "benchmarks" / "studies" / "searches" / f"{name}.log"
             params = study(file, f"{path.stem}/{env}").trials[int(trial)].params
             preset = as_parameters(find_preset(path.stem, env))
-            for setting, x in params.items():
+            for setting, x in present_names(algorithm_class(path.stem), params, say=False).items():
                 given = preset.get(setting, 0.0 if setting == "noise_correlation" else False)
                 assert given == (pytest.approx(x, rel=6e-3) if isinstance(x, float) else x), setting
