@@ -102,7 +102,7 @@ def test_a_batch_in_the_table_equals_the_language_model(judge, task, policies, r
     batch = take(judge.experience(variant), chosen)
     batch = variant.weighted(variant.estimator(batch)).replace(obs=task.rows.map(lambda x: x[chosen]))
     logp = model.distribution(batch.obs).log_prob(batch.action)
-    logits = model.actor(batch.obs[..., 0], attention_mask=batch.obs[..., 1]).logits
+    logits = model.actor(batch.obs.token, attention_mask=batch.obs.attention.long()).logits
     policy = torch.distributions.Categorical(logits=logits)
     ref = judge.reference.log_probs[task.state[chosen]]
     kl = (policy.probs * (policy.logits - ref)).sum(-1)
