@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.core.version import __version__
+from rlzoo.core.system.version import __version__
 
 if TYPE_CHECKING:
     from rlzoo.algorithms import NPG, TRPO, Algorithm, PPOClip, PPOPenalty, Reinforce, State, measure
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from rlzoo.core.buffer import Buffer
     from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
     from rlzoo.core.env import Episode, Experience, VectorEnv
-    from rlzoo.core.errors import (
+    from rlzoo.core.estimators import GAE, Estimator, GroupMean, GroupNorm, LeaveOneOut, MonteCarlo
+    from rlzoo.core.evaluation import Evaluation
+    from rlzoo.core.models import ActorCritic, Policy, Value
+    from rlzoo.core.recurrent import Cell, Recurrent
+    from rlzoo.core.seen import Seen
+    from rlzoo.core.system.errors import (
         ConfigError,
         EnvError,
         Interrupted,
@@ -33,12 +38,9 @@ if TYPE_CHECKING:
         UnknownEnv,
         UnsupportedSpace,
     )
-    from rlzoo.core.estimators import GAE, Estimator, GroupMean, GroupNorm, LeaveOneOut, MonteCarlo
-    from rlzoo.core.evaluation import Evaluation
-    from rlzoo.core.models import ActorCritic, Policy, Value
-    from rlzoo.core.recurrent import Cell, Recurrent
     from rlzoo.core.task import DeployedPolicy, EnvTask, RolloutSettings, Setup, Task, TaskSettings
     from rlzoo.lm.model.language_model import LanguageModel
+    from rlzoo.lm.model.tokens import Tokens
     from rlzoo.lm.reward.env import LMEnv
     from rlzoo.lm.reward.reward_model import RewardModel
     from rlzoo.lm.tasks.language import LanguageTask
@@ -100,10 +102,12 @@ __all__ = [
     "RolloutSettings",
     "Run",
     "RunError",
+    "Seen",
     "Setup",
     "State",
     "Task",
     "TaskSettings",
+    "Tokens",
     "Trainer",
     "TrainingError",
     "UnknownEnv",
@@ -133,13 +137,16 @@ _MODULES = {
     "core.buffer": "Buffer",
     "core.distributions": "Categorical DiagGaussian Distribution MultiCategorical Product",
     "core.env": "Episode Experience VectorEnv",
-    "core.errors": "ConfigError EnvError Interrupted NonFiniteError RunError TrainingError UnknownEnv UnsupportedSpace",
+    "core.seen": "Seen",
+    "core.system.errors": "ConfigError EnvError Interrupted NonFiniteError RunError TrainingError UnknownEnv "
+    "UnsupportedSpace",
     "core.estimators": "GAE Estimator GroupMean GroupNorm LeaveOneOut MonteCarlo",
     "core.evaluation": "Evaluation",
     "core.models": "ActorCritic Policy Value",
     "core.recurrent": "Cell Recurrent",
     "core.task": "DeployedPolicy EnvTask RolloutSettings Setup Task TaskSettings",
     "lm.model.language_model": "LanguageModel",
+    "lm.model.tokens": "Tokens",
     "lm.reward.env": "LMEnv",
     "lm.reward.reward_model": "RewardModel",
     "lm.tasks.language": "LanguageTask",

@@ -30,7 +30,7 @@ hypothesis.settings.load_profile("rlzoo")
 @pytest.fixture(autouse=True)
 def own_environment():
     """Commands choose a number of threads for their process, where a later test would take it for the user's."""
-    with mock.patch.dict(os.environ), mock.patch("rlzoo.core.threads._chosen", None):
+    with mock.patch.dict(os.environ), mock.patch("rlzoo.core.system.threads._chosen", None):
         os.environ.pop("OMP_NUM_THREADS", None)
         yield
 

@@ -28,8 +28,8 @@ from jax import numpy as jnp
 
 from rlzoo.benchmark.job import Watch
 from rlzoo.control.evaluation import evaluate_actor
-from rlzoo.core.errors import no_such, require
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.system.errors import no_such, require
 
 
 class _PPO:

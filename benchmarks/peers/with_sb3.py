@@ -32,8 +32,8 @@ from torch import nn
 from rlzoo.benchmark.job import Watch
 from rlzoo.control.acting import Actor
 from rlzoo.control.evaluation import evaluate_actor
-from rlzoo.core.errors import no_such, require
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.system.errors import no_such, require
 
 _BESIDE = {"policy": "MlpPolicy", "normalize": False, "schedule": "constant", "log_std_init": 0.0, "ortho_init": True}
 """Settings that are no numbers of the constructor, as they are unless the zoo says otherwise."""

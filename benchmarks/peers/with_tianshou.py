@@ -34,8 +34,8 @@ from torch.distributions import Categorical, Independent, Normal
 
 from rlzoo.benchmark.job import Watch
 from rlzoo.control.evaluation import evaluate_actor
-from rlzoo.core.errors import no_such, require
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.system.errors import no_such, require
 
 _LOOP = ("collection_step_num_env_steps", "collection_step_num_episodes", "update_step_num_repetitions", "batch_size")
 

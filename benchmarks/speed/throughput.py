@@ -211,8 +211,6 @@ def environments(rounds: int) -> str:
     """Steps per second of 64 copies with random actions, autoreset and time limits included."""
     import numpy as np
 
-    from rlzoo.control import envs
-
     lines = ["| environment | million steps/s (median; min – max) |", "|---|---|"]
     for env_id in ("CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1"):
         env = envs.make(env_id, 64, seed=0)

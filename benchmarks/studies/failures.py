@@ -25,7 +25,7 @@ import torch
 from matplotlib.axes import Axes
 
 import rlzoo
-from rlzoo.benchmark import figures
+from rlzoo.benchmark.reports import figures
 from rlzoo.lm.tasks import reviews
 from rlzoo.lm.tasks.random_walks import WalkGraph
 

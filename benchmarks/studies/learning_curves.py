@@ -11,10 +11,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from rlzoo.benchmark import figures
+from rlzoo.benchmark.reports import figures
+from rlzoo.benchmark.reports.statistics import iqm_interval
+from rlzoo.benchmark.reports.study import Study
 from rlzoo.benchmark.results import Results
-from rlzoo.benchmark.statistics import iqm_interval
-from rlzoo.benchmark.study import Study
 
 HERE = Path(__file__).parents[1]
 CURVES = HERE.parent / "docs" / "assets" / "curves"

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from rlzoo import Trainer, make_config
-from rlzoo.benchmark.statistics import median_interval
-from rlzoo.benchmark.tables import estimate
+from rlzoo.benchmark.reports.statistics import median_interval
+from rlzoo.benchmark.reports.tables import estimate
 from rlzoo.core.collector import evaluate
 from rlzoo.runs.configuration.defaults import starting_from
 

@@ -15,7 +15,7 @@ from typing import Any
 import reasoning_gym
 
 from rlzoo import LanguageTask
-from rlzoo.core.fields import Count
+from rlzoo.core.system.fields import Count
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.tasks.settings import Language
 

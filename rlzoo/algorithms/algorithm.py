@@ -12,10 +12,10 @@ import torch
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import Estimator
-from rlzoo.core.fields import check_fields
 from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.schedules import Schedule, at
+from rlzoo.core.system.fields import check_fields
+from rlzoo.core.system.schedules import Schedule, at
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import Evaluated, evaluate_policy
 

@@ -11,8 +11,16 @@ import numpy as np
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import Advanced, Count, Fraction, MinibatchSize, NonNegative, NonNegativeInt, PositiveSchedule
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.fields import (
+    Advanced,
+    Count,
+    Fraction,
+    MinibatchSize,
+    NonNegative,
+    NonNegativeInt,
+    PositiveSchedule,
+)
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, trust_region_step

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.errors import require
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import (
+from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.fields import (
     Advanced,
     Count,
     MinibatchSize,
@@ -22,7 +23,6 @@ from rlzoo.core.fields import (
     Positive,
     PositiveSchedule,
 )
-from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import evaluate_policy, value_error, with_old
 

@@ -12,8 +12,15 @@ from torch import Tensor
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import Estimator, MonteCarlo
-from rlzoo.core.fields import Advanced, MinibatchSize, NonNegativeInt, NonNegativeSchedule, Positive, PositiveSchedule
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.fields import (
+    Advanced,
+    MinibatchSize,
+    NonNegativeInt,
+    NonNegativeSchedule,
+    Positive,
+    PositiveSchedule,
+)
 from rlzoo.optim.adam import Adam, fit_value
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
-from rlzoo.core.fields import (
+from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.fields import (
     Advanced,
     Count,
     Fraction,
@@ -21,7 +22,6 @@ from rlzoo.core.fields import (
     OpenUnitInterval,
     PositiveSchedule,
 )
-from rlzoo.core.models import ActorCritic
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step

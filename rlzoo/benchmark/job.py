@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from rlzoo.core.errors import ConfigError, described, no_such, require
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.core.files import check_regular
+from rlzoo.core.system.errors import ConfigError, described, no_such, require
+from rlzoo.core.system.files import check_regular
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
-from rlzoo.core.errors import RunError, require
-from rlzoo.core.files import naming, read_bytes
+from rlzoo.core.system.errors import RunError, require
+from rlzoo.core.system.files import naming, read_bytes
 from rlzoo.runs.configuration.record import git_commit, other_format, versions
 from rlzoo.runs.files import read_jsonl, write_atomically
 

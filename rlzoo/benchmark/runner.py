@@ -18,8 +18,8 @@ from rlzoo.benchmark import worker
 from rlzoo.benchmark.job import Failure, Job, Outcome, run_job
 from rlzoo.benchmark.results import Results, Writer, check_folder, finished
 from rlzoo.benchmark.suite import Suite
-from rlzoo.core.errors import ConfigError, require
-from rlzoo.core.progress import SILENT, Progress
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.runs.files import lock
 from rlzoo.runs.logs.display import duration
 from rlzoo.runs.signals import interruptible

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlzoo.benchmark.reports.statistics import Interval, iqm_interval
 from rlzoo.benchmark.runner import KILLED, each
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, space_for
-from rlzoo.benchmark.statistics import Interval, iqm_interval
-from rlzoo.core.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
+from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
 from rlzoo.runs.configuration.config import assemble, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rlzoo.benchmark.runner import KILLED, each
-from rlzoo.core.errors import Interrupted, RunError, described, require
+from rlzoo.core.system.errors import Interrupted, RunError, described, require
 from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.evaluate import describe
 from rlzoo.runs.logs.display import Display
@@ -160,7 +160,7 @@ def _train(work: tuple[Path, int | None, int]) -> str | Failed:
             os._exit(1)
         return "stopped"
     except Exception as error:
-        own = type(error).__module__ == "rlzoo.core.errors"
+        own = type(error).__module__ == "rlzoo.core.system.errors"
         if own or isinstance(error, (OSError, MemoryError)):
             return Failed(" ".join(str(error).split()) or type(error).__name__)
         return Failed(described(error), traceback.format_exc())

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlzoo.core.errors import require
-from rlzoo.core.schedules import linear_ends
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.schedules import linear_ends
 
 SCHEDULED = {
     "anneal_lr": ("learning_rate", "vf_learning_rate"),

@@ -15,9 +15,9 @@ import yaml
 
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.job import Job, load_peer
-from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
-from rlzoo.core.fields import Count, NonNegativeInt, check_fields
-from rlzoo.core.files import read_bytes
+from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
+from rlzoo.core.system.fields import Count, NonNegativeInt, check_fields
+from rlzoo.core.system.files import read_bytes
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, reward_threshold, task_class

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
 from rlzoo.cli.options import HELP_ALL
-from rlzoo.core.errors import (
+from rlzoo.core.system.errors import (
     ConfigError,
     EnvError,
     Interrupted,
@@ -23,9 +23,9 @@ from rlzoo.core.errors import (
     UnsupportedSpace,
     no_such,
 )
-from rlzoo.core.launch import check_alone, launched
-from rlzoo.core.screen import complain, show
-from rlzoo.core.version import __version__
+from rlzoo.core.system.launch import check_alone, launched
+from rlzoo.core.system.screen import complain, show
+from rlzoo.core.system.version import __version__
 from rlzoo.runs.signals import INTERRUPTED
 
 

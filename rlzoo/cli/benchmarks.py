@@ -10,9 +10,9 @@ from typing import Literal
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
-from rlzoo.core.errors import require
-from rlzoo.core.screen import complain, show
-from rlzoo.core.threads import Threads
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.screen import complain, show
+from rlzoo.core.system.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ def report_command(arguments: list[str]) -> int:
     options = parse(_Report, arguments, "rlzoo report", description)
     require(len(options.paths) > 0, "runs or folders of results are missing: rlzoo report PATH [PATH ...]")
     with importing(Threads(1)):
-        from rlzoo.benchmark.from_runs import find_results
-        from rlzoo.benchmark.report import write_report
+        from rlzoo.benchmark.reports.from_runs import find_results
+        from rlzoo.benchmark.reports.report import write_report
 
     results = find_results(options.paths, complain)
     out = Path(options.out or (options.paths[0] if len(options.paths) == 1 else "comparison"))

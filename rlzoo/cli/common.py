@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.cli.options import Switch
-from rlzoo.core import threads as chosen
-from rlzoo.core.errors import require
-from rlzoo.core.files import read_bytes
+from rlzoo.core.system import threads as chosen
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.files import read_bytes
 from rlzoo.runs.signals import deferred_interrupts
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
-from rlzoo.core.screen import show
-from rlzoo.core.threads import Threads
+from rlzoo.core.system.screen import show
+from rlzoo.core.system.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)

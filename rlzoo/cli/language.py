@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlzoo.cli.common import Threads, display, importing, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
-from rlzoo.core.screen import show
+from rlzoo.core.system.screen import show
 from rlzoo.runs.configuration.settings import settings_of
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ import tyro
 from tyro.conf import Positional as Positional
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from rlzoo.core.errors import ConfigError
-from rlzoo.core.schedules import Schedule
-from rlzoo.core.screen import one_line
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.schedules import Schedule
+from rlzoo.core.system.screen import one_line
 from rlzoo.runs.configuration.objects import describe, import_name
 from rlzoo.runs.configuration.settings import Setting, unknown_name
 

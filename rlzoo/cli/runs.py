@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
 from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, parse, parse_settings
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
-from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.core.screen import show
+from rlzoo.core.system.errors import ConfigError, no_such, require
+from rlzoo.core.system.screen import show
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, TASKS
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def train_command(arguments: list[str]) -> int:
     require(several or command.jobs is None, "--jobs is for several seeds: --seed 1 2 3")
     require(not (several and command.track), "--track is for one seed: start a run for each")
     with importing(threads_for(command)):
-        from rlzoo.core import processes
+        from rlzoo.core.system import processes
         from rlzoo.runs import train  # noqa: F401 - imports PyTorch
 
     with processes.joined():
@@ -128,7 +128,7 @@ def train_command(arguments: list[str]) -> int:
 
 def _train(names: list[str], rest: list[str], command: _Train) -> int:
     """`rlzoo train` with the names that come first, and the other arguments."""
-    from rlzoo.core import processes
+    from rlzoo.core.system import processes
     from rlzoo.runs.configuration.config import check
     from rlzoo.runs.configuration.defaults import configured
     from rlzoo.runs.train import train
@@ -203,7 +203,7 @@ def resume_command(arguments: list[str]) -> int:
         return resume_seeds_command(options)
     require(options.jobs is None, f"--jobs is for the runs of several seeds; {options.run} does not hold any")
     with importing(threads_for(options, options.run)):
-        from rlzoo.core import processes
+        from rlzoo.core.system import processes
         from rlzoo.runs.train import resume
 
     with processes.joined():
@@ -257,8 +257,8 @@ def list_command(arguments: list[str]) -> int:
     )
 
     from rlzoo.benchmark import known_suites
-    from rlzoo.control.classic import BUILTIN
-    from rlzoo.control.no_velocity import HIDDEN
+    from rlzoo.control.envs.classic import BUILTIN
+    from rlzoo.control.envs.no_velocity import HIDDEN
     from rlzoo.runs.configuration.presets import environments, recipes
 
     presets, builtin, suites = environments(), [*BUILTIN, *HIDDEN], list(known_suites())

@@ -13,8 +13,8 @@ import tyro
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Seeds, Switch, parse
-from rlzoo.core.screen import show
-from rlzoo.core.threads import Threads
+from rlzoo.core.system.screen import show
+from rlzoo.core.system.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)

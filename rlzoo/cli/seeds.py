@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.cli.common import Output, display, importing, threads_for
-from rlzoo.core.errors import require
-from rlzoo.core.screen import complain, show
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.screen import complain, show
 
 if TYPE_CHECKING:
     from rlzoo.runs.configuration.config import Config
@@ -69,9 +69,9 @@ def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, optio
 
 def _print_scores(folder: Path, runs: Mapping[int, Run], options: Output) -> None:
     """A table of the final scores, with their interquartile means and 95 % intervals."""
+    from rlzoo.benchmark.reports.statistics import iqm_interval
+    from rlzoo.benchmark.reports.tables import estimate, fixed
     from rlzoo.benchmark.seeds import final_scores
-    from rlzoo.benchmark.statistics import iqm_interval
-    from rlzoo.benchmark.tables import estimate, fixed
 
     finals = {seed: final_scores(run)[1:] for seed, run in runs.items()}
     modes = dict(enumerate(("stochastic", "deterministic")))

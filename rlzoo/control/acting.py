@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from rlzoo.control.spaces import is_gumbel
-from rlzoo.core import processes
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.env import Array, restored
-from rlzoo.core.fields import UnitInterval
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system import processes
+from rlzoo.core.system.fields import UnitInterval
 
 _BLOCK = 64
 """Steps of noise that are drawn at once."""

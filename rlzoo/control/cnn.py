@@ -14,8 +14,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlzoo.control.networks import MLP, NetworkSettings, make_heads
-from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import ConfigError, require
 
 _SMALLEST = 8
 """Height and width of the smallest image."""

@@ -16,9 +16,9 @@ from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
 from rlzoo.control.spaces import categories, flat_mask, illegal_part, is_gumbel, native_actions
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.task import DeployedPolicy
 
 

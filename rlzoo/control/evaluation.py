@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlzoo.control.acting import ActionNoise
-from rlzoo.control.envs import Source
+from rlzoo.control.envs.source import Source
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, play_episodes
+from rlzoo.core.system.errors import require
 
 
 def evaluate_actor(

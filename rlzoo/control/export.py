@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from rlzoo.control.networks import MLP, MLPPolicy
 from rlzoo.control.spaces import is_product
 from rlzoo.core.env import Array
-from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic, Normalizer
-from rlzoo.core.screen import one_line
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.screen import one_line
 
 
 def export_model(

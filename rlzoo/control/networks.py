@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from rlzoo.control.spaces import action_columns, box_units, categories, is_product, leaves
 from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
-from rlzoo.core.errors import ConfigError
-from rlzoo.core.fields import Advanced, check_fields
 from rlzoo.core.models import ActorCritic, Normalizer, Policy, Value
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.fields import Advanced, check_fields
 
 
 class MLP(nn.Module):

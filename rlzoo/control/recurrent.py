@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlzoo.control.networks import MLP, Network
-from rlzoo.core.fields import Advanced, Count
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
+from rlzoo.core.system.fields import Advanced, Count
 
 
 class RecurrentMLP(nn.Module):

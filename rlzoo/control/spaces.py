@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlzoo.core.env import Array
-from rlzoo.core.errors import ConfigError, UnsupportedSpace
+from rlzoo.core.system.errors import ConfigError, UnsupportedSpace
 
 Space = gymnasium.Space[Any]
 

@@ -13,23 +13,22 @@ import gymnasium
 import numpy as np
 import torch
 
-from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, MakeActor, make_actor
 from rlzoo.control.cnn import CNN, is_image
 from rlzoo.control.deploy import ControlPolicy
-from rlzoo.control.envs import Source
+from rlzoo.control.envs.rendering import watch
+from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
-from rlzoo.control.rendering import watch
-from rlzoo.core import processes
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import VectorEnv
-from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation, Played
-from rlzoo.core.fields import Advanced, Range
 from rlzoo.core.models import ActorCritic, RewardScale
-from rlzoo.core.streams import stream
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.fields import Advanced, Range
+from rlzoo.core.system.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings
 
 NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN, "gru": GRU, "lstm": LSTM}
@@ -106,7 +105,7 @@ class ControlTask(EnvTask):
 
     @classmethod
     def available(cls, env: str) -> None:
-        envs.make(env, 1, 0).close()
+        make(env, 1, 0).close()
 
     def described_spaces(self) -> dict[str, str]:
         env: Any = self.env

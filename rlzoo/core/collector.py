@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from rlzoo.core import processes
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, restored, success_of
-from rlzoo.core.errors import EnvError
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import EnvError
 from rlzoo.core.tensors import Tensors, map_leaves, zip_leaves
 
 _CHUNK = 32

@@ -92,8 +92,8 @@ class VectorEnv(abc.ABC):
     """(N,) 1 or 0 where the last step ended an episode that told whether it was a success, else NaN. None for an
     environment that never tells."""
     divided: bool = False
-    """Whether these are only this process's copies, and other processes have the others (see `rlzoo.core.processes`).
-    An environment that is not divided is stepped as a whole in every process, with the same results."""
+    """Whether these are only this process's copies, and other processes have the others. An environment that is not
+    divided is stepped as a whole in every process, with the same results."""
 
     @abc.abstractmethod
     def reset(self) -> tuple[Any, Bools]:

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.errors import require
-from rlzoo.core.fields import UnitInterval, check_fields
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.fields import UnitInterval, check_fields
 
 
 def gae(

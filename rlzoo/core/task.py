@@ -11,17 +11,17 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
-from rlzoo.core import processes
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Array, Episode, Experience, VectorEnv, env_name
-from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, OnStep, Played, play_episodes, unwatched
-from rlzoo.core.fields import Count, check_fields
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.progress import SILENT, Progress
-from rlzoo.core.streams import number, stream, torch_generator
-from rlzoo.core.threads import announce
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.fields import Count, check_fields
+from rlzoo.core.system.progress import SILENT, Progress
+from rlzoo.core.system.streams import number, stream, torch_generator
+from rlzoo.core.system.threads import announce
 
 
 class Kind(NamedTuple):

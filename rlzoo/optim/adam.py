@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.models import ActorCritic, Term, flatten_parameters
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.objective import Loss, loss_terms, value_loss
 

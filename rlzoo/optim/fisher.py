@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
+from rlzoo.core.system import processes
 from rlzoo.optim.natural_gradient import FlatPolicy, Vector, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
 

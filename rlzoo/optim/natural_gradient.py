@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.models import ActorCritic, Term, unflatten
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.objective import Surrogate, auxiliary_terms, micro_batches
 
 Vector = Float[Tensor, "P"]

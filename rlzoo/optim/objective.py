@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic, Term
+from rlzoo.core.system import processes
 
 Loss = Callable[..., Tensor]
 """`(model, batch, *scalars) -> scalar`, pure except for the model's parameters."""

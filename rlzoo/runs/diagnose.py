@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlzoo.core.errors import RunError
-from rlzoo.core.schedules import linear_ends
+from rlzoo.core.system.errors import RunError
+from rlzoo.core.system.schedules import linear_ends
 from rlzoo.runs.configuration.record import read_settings
 from rlzoo.runs.registry import reward_threshold
 from rlzoo.runs.run import Run

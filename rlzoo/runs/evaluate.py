@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlzoo.core.env import ENDLESS
-from rlzoo.core.errors import RunError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import RunError, require
 from rlzoo.core.task import Task
 from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.configuration.config import LARGEST_INT

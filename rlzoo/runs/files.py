@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from rlzoo.core.errors import RunError
-from rlzoo.core.files import LARGE, check_regular, naming
+from rlzoo.core.system.errors import RunError
+from rlzoo.core.system.files import LARGE, check_regular, naming
 
 try:
     import fcntl

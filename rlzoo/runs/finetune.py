@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlzoo.core.errors import ConfigError, require
-from rlzoo.core.launch import check_alone
-from rlzoo.core.threads import fit_to
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.launch import check_alone
+from rlzoo.core.system.threads import fit_to
 from rlzoo.lm.finetune import reward_model as rewards
 from rlzoo.lm.finetune import sft as texts_fit
 from rlzoo.lm.finetune.data import read_examples, read_pairs

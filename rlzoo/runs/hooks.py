@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlzoo.core.env import Episode
-from rlzoo.core.errors import require
+from rlzoo.core.system.errors import require
 from rlzoo.runs.loop import Iteration, Trainer
 
 OnIteration = Callable[[Trainer, Iteration], bool | Mapping[str, float] | None]

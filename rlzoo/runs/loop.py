@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from rlzoo.algorithms import Metrics
-from rlzoo.core import processes
 from rlzoo.core.collector import evaluate, score
 from rlzoo.core.env import Episode
-from rlzoo.core.errors import require
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.progress import SILENT, Progress
 from rlzoo.core.seen import Seen
-from rlzoo.core.streams import stream
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.progress import SILENT, Progress
+from rlzoo.core.system.streams import stream
 from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import Config, check, check_schedules

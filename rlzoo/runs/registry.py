@@ -6,7 +6,7 @@ import importlib
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlzoo.core.errors import ConfigError, UnknownEnv, no_such
+from rlzoo.core.system.errors import ConfigError, UnknownEnv, no_such
 
 if TYPE_CHECKING:
     from rlzoo.core.task import Task
@@ -66,7 +66,7 @@ TASKS = {
 """The registered tasks. Any other name is `module:Class` of a task, or a Gymnasium environment."""
 
 CONTROL = "rlzoo.control.task:ControlTask"
-_REGISTERS = "rlzoo.control.no_velocity"
+_REGISTERS = "rlzoo.control.envs.no_velocity"
 """Module that registers environments of ours with Gymnasium."""
 
 

@@ -25,9 +25,9 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 
-from rlzoo.core.errors import RunError
-from rlzoo.core.files import LARGE, check_regular, most_in_memory, read_bytes
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import RunError
+from rlzoo.core.system.files import LARGE, check_regular, most_in_memory, read_bytes
 from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from rlzoo.core.env import ENDLESS
-from rlzoo.core.errors import EnvError, Interrupted, NonFiniteError, ProcessError, TrainingError
-from rlzoo.core.streams import number, stream
+from rlzoo.core.system.errors import EnvError, Interrupted, NonFiniteError, ProcessError, TrainingError
+from rlzoo.core.system.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
 from rlzoo.runs.hooks import Hooks

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from rlzoo.core.errors import Interrupted
+from rlzoo.core.system.errors import Interrupted
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

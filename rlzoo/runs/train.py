@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from rlzoo.algorithms import Algorithm
-from rlzoo.core import processes
 from rlzoo.core.env import env_name
-from rlzoo.core.errors import ConfigError, RunError, described, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import ConfigError, RunError, described, require
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configured
 from rlzoo.runs.hooks import Hooks, OnIteration

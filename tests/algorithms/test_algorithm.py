@@ -12,8 +12,8 @@ from builders import SPACES, Imitation, make_buffer, make_model, parameters, wit
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
-from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.core.estimators import GAE, Estimator
+from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.optim import adam
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 

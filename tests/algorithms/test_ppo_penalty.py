@@ -9,8 +9,8 @@ from builders import SPACES, make_buffer, make_model, parameters
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from rlzoo.algorithms import PPOPenalty
-from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import GAE
+from rlzoo.core.system.errors import ConfigError
 
 
 def make_batch(space):

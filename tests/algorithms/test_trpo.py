@@ -11,7 +11,7 @@ from torch.nn.utils import vector_to_parameters
 
 from rlzoo.algorithms import TRPO, npg, trpo
 from rlzoo.core.collector import evaluate
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import Objective
 from rlzoo.runs.configuration.config import make_config

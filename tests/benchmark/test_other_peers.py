@@ -10,7 +10,7 @@ import torch
 
 from rlzoo.benchmark.job import Job, Outcome, load_peer, run_job
 from rlzoo.benchmark.suite import load_suite
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -21,8 +21,8 @@ from rlzoo.benchmark.results import Results, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
-from rlzoo.core.errors import ConfigError, RunError
-from rlzoo.core.progress import Progress
+from rlzoo.core.system.errors import ConfigError, RunError
+from rlzoo.core.system.progress import Progress
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock
 from rlzoo.runs.loop import Trainer

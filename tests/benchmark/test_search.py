@@ -14,8 +14,8 @@ import pytest
 from rlzoo.benchmark.search import score_of, search
 from rlzoo.benchmark.spaces import SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
-from rlzoo.core.errors import TrainingError
-from rlzoo.core.fields import check_fields
+from rlzoo.core.system.errors import TrainingError
+from rlzoo.core.system.fields import check_fields
 from rlzoo.runs.configuration.config import assemble, make_config, present_names
 from rlzoo.runs.configuration.presets import environments, find_preset
 from rlzoo.runs.registry import algorithm_class

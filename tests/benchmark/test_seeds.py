@@ -12,7 +12,7 @@ import short_runs
 
 from rlzoo.benchmark.seeds import create_runs, seed_runs, train_seeds
 from rlzoo.cli import main
-from rlzoo.core.errors import RunError
+from rlzoo.core.system.errors import RunError
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import train

@@ -8,7 +8,7 @@ import pytest
 from rlzoo.benchmark import known_suites
 from rlzoo.benchmark.results import Results, Writer
 from rlzoo.benchmark.suite import load_suite
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.presets import find_preset
 

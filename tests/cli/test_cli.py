@@ -11,8 +11,8 @@ import pytest
 import short_runs
 
 from rlzoo.cli import main
-from rlzoo.core.errors import NonFiniteError
-from rlzoo.core.threads import from_environment
+from rlzoo.core.system.errors import NonFiniteError
+from rlzoo.core.system.threads import from_environment
 from rlzoo.runs.run import Run
 
 SMALL = [
@@ -244,7 +244,7 @@ def threads(monkeypatch):
     """The numbers of threads that commands set, without variables of the user."""
     counts = []
     monkeypatch.setattr("torch.set_num_threads", counts.append)
-    monkeypatch.setattr("rlzoo.core.threads._chosen", None)
+    monkeypatch.setattr("rlzoo.core.system.threads._chosen", None)
     for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -543,7 +543,7 @@ def test_fast_commands_import_no_torch(arguments):
     code = f"""
 import sys
 from rlzoo.cli import main
-from rlzoo.core.errors import NonFiniteError
+from rlzoo.core.system.errors import NonFiniteError
 main({arguments!r})
 heavy = {{"torch", "transformers", "tensorboard", "matplotlib", "rich"}} & sys.modules.keys()
 sys.exit(1 if heavy else 0)
@@ -562,7 +562,7 @@ def test_memory_of_a_run(tmp_path):
     code = f"""
 import sys
 from rlzoo.cli import main
-from rlzoo.core.errors import NonFiniteError
+from rlzoo.core.system.errors import NonFiniteError
 assert main(["train", "ppo", "CartPole-v1", "--total-steps", "20000", "--out", {str(tmp_path / "run")!r}]) == 0
 assert "transformers" not in sys.modules and "tensorflow" not in sys.modules
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

@@ -12,7 +12,7 @@ import gymnasium
 import pytest
 
 import rlzoo
-import rlzoo.control.no_velocity
+import rlzoo.control.envs.no_velocity
 from rlzoo import cli
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import options

@@ -155,6 +155,11 @@ def test_every_module_is_in_a_room():
     assert {lm_room(module) for module in MODULES} - {""} == LM_MAY_IMPORT.keys()
 
 
+def test_folders_hold_at_most_14_modules():
+    for folder in {path.parent for path in MODULES.values()}:
+        assert len(list(folder.glob("*.py"))) <= 14, folder
+
+
 def test_top_of_the_package_has_at_most_ten_entries():
     entries = {path.name for path in ROOT.iterdir()} - {"__pycache__", "py.typed"}
     assert len(entries) <= 10, entries

@@ -8,10 +8,10 @@ import torch
 from gymnasium import spaces
 
 import rlzoo
-from rlzoo.control.envs import Source
+from rlzoo.control.envs.source import Source
 from rlzoo.control.spaces import flat_mask, native_actions
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
-from rlzoo.core.errors import ConfigError, EnvError, TrainingError
+from rlzoo.core.system.errors import ConfigError, EnvError, TrainingError
 from rlzoo.runs.train import train
 
 

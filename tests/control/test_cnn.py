@@ -8,8 +8,8 @@ from builders import SPACES
 from gymnasium import spaces
 
 from rlzoo.control.cnn import CNN, ConvNet, image_axes, is_image
-from rlzoo.core.errors import ConfigError
-from rlzoo.core.progress import Progress
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.progress import Progress
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS

@@ -6,13 +6,12 @@ import torch
 from builders import evaluate_model, parameters
 from gymnasium import spaces
 
-from rlzoo.control import envs
-from rlzoo.control.classic import CartPole
+from rlzoo.control.envs.classic import CartPole
+from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.fast import accelerate
-from rlzoo.control.gymnasium_env import GymnasiumEnv
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
-from rlzoo.core.errors import ConfigError, EnvError, UnknownEnv
+from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv
 from rlzoo.core.task import Setup
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer

@@ -13,8 +13,8 @@ from rlzoo.control.fast import accelerate
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.distributions import Categorical
-from rlzoo.core.errors import ConfigError
 from rlzoo.core.models import ActorCritic, Policy
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.task import Setup
 
 OBSERVATIONS = {

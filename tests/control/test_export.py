@@ -19,8 +19,8 @@ from rlzoo.control.cnn import CNN
 from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.export import FORMATS
 from rlzoo.control.networks import MLPPolicy
-from rlzoo.core.errors import ConfigError
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import ConfigError
 
 COMPILER = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 FLAGS = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]

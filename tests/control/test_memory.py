@@ -6,12 +6,11 @@ import short_runs
 import torch
 
 import rlzoo
-from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.recurrent import GRU
 from rlzoo.core.collector import Collector, evaluate
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 

@@ -10,7 +10,7 @@ from torch import nn
 from rlzoo.control.networks import MLP, Network
 from rlzoo.control.spaces import box_units, categories
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 
 OBS = spaces.Box(-1, 1, (4,))
 

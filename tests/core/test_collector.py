@@ -5,12 +5,11 @@ import pytest
 import torch
 from builders import Scripted
 
-from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.networks import Network
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.env import Episode
-from rlzoo.core.errors import EnvError
+from rlzoo.core.system.errors import EnvError
 
 
 def make_collector(lengths, num_steps=5, whole_episodes=False):

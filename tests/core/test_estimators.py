@@ -9,7 +9,6 @@ from builders import make_buffer, make_ends, make_model, with_junk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import (
     ESTIMATORS,
     GAE,
@@ -24,6 +23,7 @@ from rlzoo.core.estimators import (
     leave_one_out,
     monte_carlo,
 )
+from rlzoo.core.system.errors import ConfigError
 
 
 def tensor(rows):

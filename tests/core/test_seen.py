@@ -6,7 +6,6 @@ import torch
 from builders import SPACES, Scripted, accelerated, make_model, parameters
 
 from rlzoo.algorithms import PPOClip
-from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.networks import Network
 from rlzoo.control.recurrent import GRU

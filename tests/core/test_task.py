@@ -12,9 +12,9 @@ from simulated_gpu import GPU, simulated
 
 from rlzoo.control.networks import Network
 from rlzoo.core.env import VectorEnv
-from rlzoo.core.errors import ConfigError
-from rlzoo.core.fields import Count
-from rlzoo.core.progress import SILENT
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.fields import Count
+from rlzoo.core.system.progress import SILENT
 from rlzoo.core.task import EnvTask, RolloutSettings, Setup
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from short_runs import outcome, quick_run
 
 from rlzoo.cli import main
-from rlzoo.core.errors import NonFiniteError, TrainingError
+from rlzoo.core.system.errors import NonFiniteError, TrainingError
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.run import Run

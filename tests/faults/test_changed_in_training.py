@@ -6,7 +6,7 @@ import pytest
 import short_runs
 
 from rlzoo.cli import main
-from rlzoo.core.errors import TrainingError
+from rlzoo.core.system.errors import TrainingError
 from rlzoo.runs.train import resume
 
 

@@ -8,7 +8,7 @@ import pytest
 import short_runs
 
 from rlzoo.cli import main
-from rlzoo.core.errors import TrainingError
+from rlzoo.core.system.errors import TrainingError
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume
 

@@ -12,7 +12,7 @@ import torch
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.core.errors import RunError
+from rlzoo.core.system.errors import RunError
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume
 

@@ -14,7 +14,7 @@ from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
 from rlzoo.cli.common import Threads, pair_of, threads_for
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.lm.finetune.data import read_pairs, read_texts
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.saving import check_output

@@ -14,8 +14,8 @@ import short_runs
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.core import processes
-from rlzoo.core.errors import ConfigError, EnvError, ProcessError, RunError
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import ConfigError, EnvError, ProcessError, RunError
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train

@@ -12,8 +12,8 @@ import pytest
 import short_runs
 import tiny
 
-from rlzoo.core.errors import Interrupted
 from rlzoo.core.evaluation import play_episodes
+from rlzoo.core.system.errors import Interrupted
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import deferred_interrupts, interrupt_once
 from rlzoo.runs.train import resume

@@ -5,8 +5,8 @@ import pytest
 import torch
 from builders import SPACES, make_buffer, make_model, parameters
 
-from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.estimators import GAE
+from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.optim.objective import value_loss

@@ -8,8 +8,8 @@ from builders import KINDS, SPACES, PolicyAt, make_buffer, make_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.estimators import GAE
+from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old

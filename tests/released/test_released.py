@@ -9,8 +9,8 @@ import pytest
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.core.errors import RunError
-from rlzoo.core.version import __version__
+from rlzoo.core.system.errors import RunError
+from rlzoo.core.system.version import __version__
 from rlzoo.runs.checkpoint import FORMAT
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from builders import parameters
 from rlzoo.control.acting import make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.fast.mlp import FastMLP, FastRecurrentMLP
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer

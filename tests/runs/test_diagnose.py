@@ -9,7 +9,7 @@ import pytest
 import short_runs
 
 from rlzoo.cli import main
-from rlzoo.core.errors import RunError
+from rlzoo.core.system.errors import RunError
 from rlzoo.runs.diagnose import RULES, Record, diagnose, findings
 from rlzoo.runs.run import Run
 

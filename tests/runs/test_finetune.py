@@ -6,7 +6,7 @@ import tiny
 import torch
 
 import rlzoo
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.runs.files import lock
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import rlzoo
-from rlzoo.core.fields import Count
+from rlzoo.core.system.fields import Count
 
 
 @dataclass(frozen=True)

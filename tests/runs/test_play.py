@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.core.system.errors import ConfigError, EnvError
 
 imageio = pytest.importorskip("imageio.v2")
 

@@ -6,7 +6,7 @@ import gymnasium
 import pytest
 
 from rlzoo.control.task import ControlTask
-from rlzoo.core.errors import ConfigError, UnknownEnv
+from rlzoo.core.system.errors import ConfigError, UnknownEnv
 from rlzoo.core.task import Task
 from rlzoo.runs.registry import CONTROL, TASKS, task_class
 

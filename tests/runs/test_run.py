@@ -9,7 +9,7 @@ import short_runs
 import torch
 
 import rlzoo
-from rlzoo.core.errors import RunError
+from rlzoo.core.system.errors import RunError
 from rlzoo.runs.checkpoint import Checkpoint, pack
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock

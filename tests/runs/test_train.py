@@ -18,8 +18,8 @@ import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control
-from rlzoo.core.errors import ConfigError, Interrupted, RunError, TrainingError
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import ConfigError, Interrupted, RunError, TrainingError
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.defaults import starting_from

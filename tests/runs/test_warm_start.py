@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rlzoo
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.system.errors import ConfigError, RunError
 
 SMALL = {"num_envs": 2, "num_steps": 16, "minibatch_size": 16, "epochs": 1, "preset": False, "eval_episodes": 1}
 

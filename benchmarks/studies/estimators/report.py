@@ -13,9 +13,9 @@ from benchmarks.studies.estimators import natural, variants
 from benchmarks.studies.estimators.judge import GROUP, GROUPS
 from benchmarks.studies.estimators.study import CHECK, LEARNING_RATE, MINIBATCH
 from benchmarks.studies.estimators.task import BETA
-from rlzoo.benchmark import figures
-from rlzoo.benchmark.statistics import Interval
-from rlzoo.benchmark.tables import NOTHING, fixed, number
+from rlzoo.benchmark.reports import figures
+from rlzoo.benchmark.reports.statistics import Interval
+from rlzoo.benchmark.reports.tables import NOTHING, fixed, number
 from rlzoo.runs.publish.markup import template
 
 Record = dict[str, Any]

@@ -18,8 +18,8 @@ from benchmarks.studies.estimators.task import BETA, Enumeration, ascend, fit_wa
 from benchmarks.studies.estimators.variants import Variant
 from rlzoo.algorithms.ppo_clip import PPOClip
 from rlzoo.core.estimators import LeaveOneOut
-from rlzoo.core.progress import Progress
-from rlzoo.core.streams import stream
+from rlzoo.core.system.progress import Progress
+from rlzoo.core.system.streams import stream
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.reward.shaping import KL_ESTIMATORS, sequence_kl
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 
-from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.finetune.records import Messages
 
 if TYPE_CHECKING:

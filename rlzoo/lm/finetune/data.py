@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.finetune.chat import (
     Row,
     check_messages,

@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlzoo.core import processes
-from rlzoo.core.errors import require
 from rlzoo.core.models import ActorCritic, Term
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import require
 from rlzoo.lm.finetune.data import read_texts
 from rlzoo.lm.model.pretrained import encode
 from rlzoo.lm.model.shuffled import Shuffled

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rlzoo.core.cache import cache_directory
-from rlzoo.core.errors import ConfigError, described, require
-from rlzoo.core.files import check_regular, most_in_memory
+from rlzoo.core.system.cache import cache_directory
+from rlzoo.core.system.errors import ConfigError, described, require
+from rlzoo.core.system.files import check_regular, most_in_memory
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlzoo.core.fields import Count, NonNegative, Positive, Range
-from rlzoo.core.progress import SILENT, Progress
+from rlzoo.core.system.fields import Count, NonNegative, Positive, Range
+from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.finetune.data import Pair, split
 from rlzoo.lm.finetune.sft import FitSettings, Metrics, OnEpoch, fit, mean_of, no_report
 from rlzoo.lm.model.padding import pad

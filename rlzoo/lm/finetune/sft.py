@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlzoo.core.errors import NonFiniteError, require
-from rlzoo.core.fields import Advanced, Count, NonNegative, Positive, Range, UnitInterval, check_fields
-from rlzoo.core.progress import SILENT, Progress
+from rlzoo.core.system.errors import NonFiniteError, require
+from rlzoo.core.system.fields import Advanced, Count, NonNegative, Positive, Range, UnitInterval, check_fields
+from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.finetune.chat import Row
 from rlzoo.lm.finetune.data import Example, read_examples, split
 from rlzoo.lm.finetune.records import Source

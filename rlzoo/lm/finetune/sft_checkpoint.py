@@ -16,8 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlzoo.core.cache import cache_directory
-from rlzoo.core.progress import Progress
+from rlzoo.core.system.cache import cache_directory
+from rlzoo.core.system.progress import Progress
 from rlzoo.lm.finetune import sft
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import padding, pretrained, saving

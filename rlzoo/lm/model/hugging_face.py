@@ -14,8 +14,8 @@ import huggingface_hub
 import torch
 from transformers.utils import logging as transformers_logging
 
-from rlzoo.core.errors import ConfigError, require
-from rlzoo.core.files import LARGE, check_regular, most_in_memory, read_bytes
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.files import LARGE, check_regular, most_in_memory, read_bytes
 
 _hub: Any = huggingface_hub.utils
 

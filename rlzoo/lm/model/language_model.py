@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 
 from rlzoo.core.distributions import Categorical
-from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.models import ActorCritic, Policy, Value
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
 from rlzoo.lm.model.pretrained import without_dropout

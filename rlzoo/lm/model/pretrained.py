@@ -22,8 +22,8 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.core.files import read_bytes
+from rlzoo.core.system.errors import ConfigError, no_such, require
+from rlzoo.core.system.files import read_bytes
 from rlzoo.lm.model.hugging_face import loading, location, quiet
 from rlzoo.lm.model.precision import equal_but_for_rounding
 from rlzoo.lm.model.saving import SPECIAL_TOKENS

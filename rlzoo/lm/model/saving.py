@@ -13,8 +13,8 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rlzoo.core.errors import require
-from rlzoo.core.files import naming, read_bytes
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.files import naming, read_bytes
 from rlzoo.lm.model.hugging_face import quiet
 
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")

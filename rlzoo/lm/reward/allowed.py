@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlzoo.core.env import Bools
-from rlzoo.core.errors import EnvError, described
+from rlzoo.core.system.errors import EnvError, described
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.functions import brief, place
 

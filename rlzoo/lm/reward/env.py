@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools, Episode, Experience, VectorEnv
-from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.model.pretrained import encode, max_positions
 from rlzoo.lm.model.tokens import Tokens

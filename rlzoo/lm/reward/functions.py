@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlzoo.core.errors import ConfigError, described, no_such, require
-from rlzoo.core.files import check_regular
+from rlzoo.core.system.errors import ConfigError, described, no_such, require
+from rlzoo.core.system.files import check_regular
 
 
 def load_function(kind: str, spec: str, other: str | None = None) -> Callable[..., Any]:

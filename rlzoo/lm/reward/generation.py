@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate
 from rlzoo.core.env import Array, Experience
-from rlzoo.core.errors import require
+from rlzoo.core.system.errors import require
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlzoo.core.errors import require
+from rlzoo.core.system.errors import require
 
 RIGHT = 1.0
 """Score from which a response is right."""

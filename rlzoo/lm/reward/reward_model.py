@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlzoo.core.errors import require
+from rlzoo.core.system.errors import require
 from rlzoo.lm.model.padding import micro_batches, pack_right, pad
 from rlzoo.lm.model.pretrained import (
     HEAD,

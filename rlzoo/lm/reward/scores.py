@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.core.errors import ConfigError, EnvError, described, require
+from rlzoo.core.system.errors import ConfigError, EnvError, described, require
 from rlzoo.lm.reward.functions import brief, load_function, place
 from rlzoo.lm.reward.prompt import columns_of
 

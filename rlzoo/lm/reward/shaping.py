@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rlzoo.core.errors import NonFiniteError, require
-from rlzoo.core.fields import NonNegative, Positive, check_fields
 from rlzoo.core.kl import k1, k2, k3
+from rlzoo.core.system.errors import NonFiniteError, require
+from rlzoo.core.system.fields import NonNegative, Positive, check_fields
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor] | None] = {"k1": k1, "k2": k2, "k3": k3, "full": None}
 """(log π(a), log π_ref(a)) -> kl. None stands for Σ_a π(a)·(log π(a) − log π_ref(a)), which needs the distributions."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.errors import EnvError, described
+from rlzoo.core.system.errors import EnvError, described
 from rlzoo.lm.reward.functions import brief, place
 
 if TYPE_CHECKING:

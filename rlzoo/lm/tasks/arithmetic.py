@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from rlzoo.core.fields import Count
+from rlzoo.core.system.fields import Count
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, completed, small_gpt2
 from rlzoo.lm.reward.prompt import Prompt

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlzoo.core import processes
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Array, Bools, Experience, env_name
-from rlzoo.core.errors import ConfigError, require
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.streams import stream, torch_generator
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.streams import stream, torch_generator
+from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
-from rlzoo.core.threads import fit_to
 from rlzoo.lm.finetune.data import read_prompts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint

@@ -20,9 +20,9 @@ from scipy.sparse.csgraph import shortest_path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlzoo.core.errors import require
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.core.fields import Count
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.fields import Count
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
 from rlzoo.lm.model.language_model import LanguageModel

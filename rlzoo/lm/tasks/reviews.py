@@ -19,9 +19,9 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from rlzoo.core.errors import ConfigError, require
-from rlzoo.core.fields import Count
-from rlzoo.core.screen import complain, show
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.fields import Count
+from rlzoo.core.system.screen import complain, show
 from rlzoo.lm.finetune.sft import SFTSettings, train_tokenizer
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, small_gpt2
 from rlzoo.lm.reward.scores import Score

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlzoo.core.screen import printable
+from rlzoo.core.system.screen import printable
 
 
 class Sample(NamedTuple):

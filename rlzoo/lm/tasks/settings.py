@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from rlzoo.core.errors import require
-from rlzoo.core.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive
+from rlzoo.core.system.errors import require
+from rlzoo.core.system.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive
 from rlzoo.core.task import TaskSettings
 
 Text = Annotated[str, OrObject()]

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlzoo.core.cache import cache_directory
+from rlzoo.core.system.cache import cache_directory
 
 __all__ = ["compiled"]
 

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
-from rlzoo.core.errors import ConfigError, no_such, require
 from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
 from rlzoo.core.estimators import ESTIMATORS, Estimator
-from rlzoo.core.fields import Advanced, Count, MinibatchSize, NonNegativeInt, Range, ScheduleRange, check_fields
-from rlzoo.core.progress import SILENT, Progress
-from rlzoo.core.schedules import linear_ends, load_function
-from rlzoo.core.screen import complain
+from rlzoo.core.system.errors import ConfigError, no_such, require
+from rlzoo.core.system.fields import Advanced, Count, MinibatchSize, NonNegativeInt, Range, ScheduleRange, check_fields
+from rlzoo.core.system.progress import SILENT, Progress
+from rlzoo.core.system.schedules import linear_ends, load_function
+from rlzoo.core.system.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
 from rlzoo.runs.configuration.objects import describe, first_description, holds_object, import_name, saved, written
 from rlzoo.runs.configuration.settings import Setting, is_part, settings_of, unknown_name

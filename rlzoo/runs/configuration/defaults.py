@@ -8,7 +8,7 @@ from typing import Any
 
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
-from rlzoo.core.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.runs.configuration.config import Config, Source, fill, merge, present_names
 from rlzoo.runs.configuration.objects import first_description, holds_object
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, read_preset

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlzoo.core.errors import ConfigError, RunError, UnknownEnv
-from rlzoo.core.files import read_bytes
-from rlzoo.core.version import __version__
+from rlzoo.core.system.errors import ConfigError, RunError, UnknownEnv
+from rlzoo.core.system.files import read_bytes
+from rlzoo.core.system.version import __version__
 from rlzoo.runs.checkpoint import FORMAT
 from rlzoo.runs.configuration.config import present_names
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from rlzoo.core.errors import ConfigError, no_such
-from rlzoo.core.fields import ADVANCED
+from rlzoo.core.system.errors import ConfigError, no_such
+from rlzoo.core.system.fields import ADVANCED
 
 
 class Setting(NamedTuple):

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rlzoo.core.progress import Progress
-from rlzoo.core.screen import printable, show
+from rlzoo.core.system.progress import Progress
+from rlzoo.core.system.screen import printable, show
 
 if TYPE_CHECKING:
     import rich.progress

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.core.files import naming
-from rlzoo.core.screen import printable
+from rlzoo.core.system.files import naming
+from rlzoo.core.system.screen import printable
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.sinks import Sink, TensorBoard
 from rlzoo.runs.loop import Iteration

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlzoo.core.errors import ConfigError, require
-from rlzoo.core.files import read_bytes
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.files import read_bytes
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.logs.sinks import Sink
 

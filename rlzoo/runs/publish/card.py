@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rlzoo.core.screen import one_line
+from rlzoo.core.system.screen import one_line
 from rlzoo.runs.publish.markup import template
 from rlzoo.runs.run import Run
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlzoo.core.errors import RunError
+from rlzoo.core.system.errors import RunError
 
 PREFIX = "hf:"
 """Start of the name of a policy on the hub, `hf:user/name`."""

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from rlzoo.core.screen import one_line
+from rlzoo.core.system.screen import one_line
 
 _MARKUP = r"[&<>\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+=-]|^\d(?=\d*[.)] )"
 """Characters that Markdown could interpret: brackets only before a target, some signs only at the start of a line."""

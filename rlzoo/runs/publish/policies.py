@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from rlzoo.core.errors import RunError, require
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import RunError, require
 from rlzoo.core.task import DeployedPolicy
 from rlzoo.runs.checkpoint import FILES
 from rlzoo.runs.evaluate import load_task

@@ -10,7 +10,7 @@ from benchmarks.studies.estimators import natural
 from benchmarks.studies.estimators.task import BETA, GOAL, weighted
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.collector import score as rewarded
-from rlzoo.core.streams import stream, torch_generator
+from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.reward.env import LMEnv

@@ -5,7 +5,6 @@ import pytest
 import torch
 from builders import SPACES, make_buffer, make_model
 
-from rlzoo.control import envs
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.recurrent import GRU, LSTM

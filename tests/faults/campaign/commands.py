@@ -66,7 +66,7 @@ def one(rng: Random, sandbox: Sandbox) -> list[str]:
 
     shutil.copytree(prepared(), sandbox.work, dirs_exist_ok=True)
     words = command(rng, str(sandbox.canary))
-    with mock.patch.dict(os.environ), mock.patch("rlzoo.core.threads._chosen", None):
+    with mock.patch.dict(os.environ), mock.patch("rlzoo.core.system.threads._chosen", None):
         try:
             return [f"{fault}: {words}"[:600] for fault in attack(sandbox, words)]
         finally:
@@ -160,7 +160,7 @@ def options(algorithm: str) -> list[str]:
 @cache
 def prepared() -> Path:
     """A folder with a run, a suite, a language model, texts and pairs. All that commands import is then imported."""
-    import rlzoo.benchmark.report
+    import rlzoo.benchmark.reports.report
     import rlzoo.benchmark.search
     import rlzoo.runs.finetune  # noqa: F401
 

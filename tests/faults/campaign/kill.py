@@ -21,7 +21,7 @@ from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
 
-from rlzoo.core.errors import RunError
+from rlzoo.core.system.errors import RunError
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
 from tests import short_runs

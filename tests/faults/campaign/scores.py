@@ -92,7 +92,7 @@ def one(rng: Random, sandbox: Sandbox) -> list[str]:
 
 def _called() -> int:
     """Loads the function, and scores responses with it."""
-    from rlzoo.core.errors import ConfigError, EnvError
+    from rlzoo.core.system.errors import ConfigError, EnvError
     from rlzoo.lm.reward.scores import call_score, load_score
 
     try:

@@ -43,7 +43,7 @@ TEXTS = (
 def one(rng: Random, sandbox: Sandbox) -> list[str]:
     """Loads one hostile suite."""
     from rlzoo.benchmark.suite import load_suite
-    from rlzoo.core.errors import ConfigError
+    from rlzoo.core.system.errors import ConfigError
     from rlzoo.lm.tasks import prompts, random_walks, reviews  # noqa: F401 - importing them takes long the first time
 
     path = sandbox.work / "suite.yaml"

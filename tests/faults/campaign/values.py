@@ -12,8 +12,8 @@ WORDS = (
     "", " ", "none", "true", "null", "~", "a" * 5000, "\x00", "\x1b[31mred\x1b[0m", "\n", "a\nb", "ü" * 50, "\ud800",
     "../../outside/precious.txt", "/dev/null", "/proc/self/mem", ".", "..", "-", "--", "--help", "%s%n", "{0}",
     "{{7*7}}", "$(touch CANARY)", "`touch CANARY`", "__import__('os').system('touch CANARY')", "os:system",
-    "builtins:eval", "rlzoo:nothing", "nothing:at:all", ":", "a:", ":b", "rlzoo.core.errors:ConfigError", "linear:1:0",
-    "linear:0:1e999", "linear:a:b", "linear:", "1;2", "[1,2]", "{}", "{'a': 1}", "key=value", "=",
+    "builtins:eval", "rlzoo:nothing", "nothing:at:all", ":", "a:", ":b", "rlzoo.core.system.errors:ConfigError",
+    "linear:1:0", "linear:0:1e999", "linear:a:b", "linear:", "1;2", "[1,2]", "{}", "{'a': 1}", "key=value", "=",
     "<script>alert(1)</script>", "cuda", "cuda:99",
 )  # fmt: skip
 MOST = 2**26

@@ -3,7 +3,7 @@
 import pytest
 from tiny import CHARACTERS, EOS, make_tokenizer
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune.chat import completion_row, conversation_row, prompt_text, reply_text
 from rlzoo.lm.finetune.data import Pair, read_examples, read_pairs, read_prompts
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune.data import Example, Pair, read_examples, read_pairs, read_prompts, read_texts, split
 
 ASK = [{"role": "user", "content": "Hi"}]

@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import rlzoo
-from rlzoo.core.errors import ConfigError, NonFiniteError
+from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.lm.finetune.data import Pair, split
 from rlzoo.lm.finetune.reward_model import RewardModelSettings, preference_loss, train_reward_model
 from rlzoo.lm.reward.reward_model import RewardModel

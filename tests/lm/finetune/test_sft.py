@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlzoo
-from rlzoo.core.errors import ConfigError, NonFiniteError
+from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.lm.finetune.data import split
 from rlzoo.lm.finetune.sft import (
     SFTSettings,

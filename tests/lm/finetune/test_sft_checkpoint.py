@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from rlzoo.core.progress import SILENT, Progress
+from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.finetune import sft
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
 

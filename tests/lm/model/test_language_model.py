@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model import language_model as lm_model
 from rlzoo.lm.model.language_model import LanguageModel, Reference, with_adapter
 from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm

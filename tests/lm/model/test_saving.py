@@ -8,7 +8,7 @@ import torch
 from tiny import EOS, PAD, make_lm, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.model.saving import check_output, save
 

@@ -13,7 +13,7 @@ from simulated_gpu import GPU, simulated
 import rlzoo
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.distributions import Categorical
-from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.core.system.errors import ConfigError, EnvError
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.model.tokens import Head, TokenDistribution

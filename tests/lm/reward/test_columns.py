@@ -6,7 +6,7 @@ import pickle
 import pytest
 from tiny import make_tokenizer
 
-from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.core.system.errors import ConfigError, EnvError
 from rlzoo.lm.finetune.data import read_prompts, save_prompts
 from rlzoo.lm.reward.prompt import Prompt, columns_of
 from rlzoo.lm.reward.scores import WeightedSum, call_score, call_scores, load_score, missing_columns

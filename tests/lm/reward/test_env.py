@@ -22,8 +22,8 @@ from lm_builders import (
 )
 from tiny import EOS, PAD, make_tokenizer
 
-from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import GAE
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation, stop_ids

@@ -10,7 +10,7 @@ from tiny import score_by_definition as by_definition
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.padding import pad, position_ids
 from rlzoo.lm.reward.reward_model import RewardModel, last_scores
 

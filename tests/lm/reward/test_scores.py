@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.core.system.errors import ConfigError, EnvError
 from rlzoo.lm.reward.scores import call_score, load_score
 
 PROMPTS, RESPONSES = ["a", "b", "c"], ["first", "second", "third"]

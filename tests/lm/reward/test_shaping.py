@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlzoo.core.errors import ConfigError, NonFiniteError
 from rlzoo.core.estimators import gae
+from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.lm.reward.shaping import (
     KL_ESTIMATORS,
     AdaptiveKL,

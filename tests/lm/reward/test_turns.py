@@ -10,7 +10,7 @@ from simulated_gpu import GPU, simulated
 from tiny import PAD
 
 import rlzoo
-from rlzoo.core.errors import ConfigError, EnvError
+from rlzoo.core.system.errors import ConfigError, EnvError
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv

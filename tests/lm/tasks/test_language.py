@@ -10,7 +10,7 @@ from lm_builders import collected, same
 from transformers import AutoModelForCausalLM, pipeline
 
 import rlzoo
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.fast import packed
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model.language_model import LanguageModel

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.core.errors import ConfigError, RunError
+from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.scores import WeightedSum, call_scores
 from rlzoo.lm.tasks.settings import Language

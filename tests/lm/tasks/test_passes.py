@@ -8,7 +8,7 @@ import tiny
 
 import rlzoo
 from rlzoo import cli
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.reward.pass_at_k import pass_at_k
 
 PROMPTS = [{"prompt": "ab", "answer": "c"}, {"prompt": "hello", "answer": "x"}, {"prompt": "Q", "answer": "e"}]

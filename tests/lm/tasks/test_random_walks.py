@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lm_builders import collect, make_actor, move
 from simulated_gpu import GPU, simulated
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv

@@ -8,8 +8,8 @@ import torch
 from builders import SPACES, Imitation, accelerated, make_buffer, make_model, parameters
 
 from rlzoo.algorithms import PPOClip
-from rlzoo.core.errors import NonFiniteError
 from rlzoo.core.estimators import GAE
+from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast import adam as fast
 from rlzoo.optim.fast.adam import FastAdam

@@ -10,9 +10,9 @@ import pytest
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
-from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import GAE, MonteCarlo
-from rlzoo.core.schedules import at
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.schedules import at
 from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.configuration.config import Config, check_schedules, make_config
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class

@@ -3,8 +3,8 @@
 import pytest
 
 from rlzoo.algorithms import PPOClip
-from rlzoo.core.errors import ConfigError
 from rlzoo.core.estimators import LeaveOneOut
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.configuration import presets
 from rlzoo.runs.configuration.config import complain_once, make_config
 from rlzoo.runs.configuration.defaults import configured, starting_from

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune.reward_model import RewardModelSettings
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.runs.configuration.config import make_config

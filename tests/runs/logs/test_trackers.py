@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import short_runs
 
-from rlzoo.core.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.train import resume
 
 SCALARS = ("episode/return", "train/policy_loss", "train/value_loss", "train/learning_rate", "eval/return")

@@ -21,8 +21,8 @@ import rlzoo
 from rlzoo.cli import main
 from rlzoo.control.export import FORMATS
 from rlzoo.core.env import VectorEnv
-from rlzoo.core.errors import ConfigError, RunError
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.core.task import EnvTask
 from rlzoo.runs.publish import card
 from rlzoo.runs.publish.policies import SUFFIXES

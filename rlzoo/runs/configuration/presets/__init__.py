@@ -8,8 +8,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from rlzoo.core.errors import ConfigError, no_such, require
-from rlzoo.core.files import read_bytes
+from rlzoo.core.system.errors import ConfigError, no_such, require
+from rlzoo.core.system.files import read_bytes
 
 _RECIPES = "recipes.toml"
 

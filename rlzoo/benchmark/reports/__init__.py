@@ -1,0 +1,1 @@
+"""Reports of suites: statistics, tables, figures, pages."""

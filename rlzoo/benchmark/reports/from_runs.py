@@ -1,0 +1,178 @@
+"""Run directories as the results of a suite, for a report."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlzoo.benchmark.job import Outcome, finite_numbers
+from rlzoo.benchmark.results import Key, Results, holds_results
+from rlzoo.benchmark.suite import Environment
+from rlzoo.core.system.errors import RunError
+from rlzoo.runs.configuration.record import read_record, read_settings
+from rlzoo.runs.registry import reward_threshold
+from rlzoo.runs.run import Run
+
+_STANDARD = ("step", "final", "mean_return", "std_return", "min_return", "max_return", "mean_length", "episodes")
+_NOT_FURTHER = {*_STANDARD, "deterministic", "seed", "seconds", "exact"}
+"""Values of an evaluation that are not metrics of the task."""
+_MOST_DIFFERENCES = 3
+"""Settings that a label names; a run with more has the name of its directory."""
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A run and its settings without the seed."""
+
+    run: Run
+    algorithm: str
+    env: str
+    seed: int
+    settings: dict[str, Any]
+
+
+def find_results(paths: Sequence[Path | str], warn: Callable[[str], None]) -> list[Results]:
+    """The results that paths name: folders of suites, run directories, and directories that hold any of these.
+
+    All runs together are one of the results.
+
+    Raises:
+        RunError: a path holds neither results nor runs, or what it holds is damaged.
+    """
+    suites: list[Results] = []
+    runs: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        folders = list(_walk(path))
+        if not folders:
+            raise RunError(f"{path} holds neither runs nor results of a suite")
+        suites += [Results.read(folder, warn) for folder in folders if holds_results(folder)]
+        for folder in folders:
+            if not holds_results(folder):
+                runs.setdefault(folder.resolve(), Run(folder))
+    return [*suites, *([from_runs(list(runs.values()), warn)] if runs else [])]
+
+
+def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> Results:
+    """Runs as the results of a suite. Runs that differ in their seeds alone have one label.
+
+    A run that has not ended counts as far as it was evaluated. Without any evaluation it is missing.
+
+    Args:
+        warn: called with a line for each run that is left out because it repeats another.
+    """
+    trained = [_read(run) for run in runs]
+    labels = [_label(x, [y for y in trained if (y.algorithm, y.env) == (x.algorithm, x.env)]) for x in trained]
+    jobs: dict[Key, _Trained] = {}
+    for label, x in zip(labels, trained, strict=True):
+        first = jobs.setdefault((label, x.env, x.seed), x)
+        if first is not x:
+            warn(f"{x.run.path} is left out: it has the settings and the seed of {first.run.path}")
+    names, envs = list(dict.fromkeys(labels)), list(dict.fromkeys(x.env for x in trained))
+    order = sorted(jobs, key=lambda key: (envs.index(key[1]), names.index(key[0]), key[2]))
+    outcomes = [outcome for key in order if (outcome := _outcome(key, jobs[key])) is not None]
+    evaluated = {outcome.key for outcome in outcomes}
+    unfinished = [key for key in order if key in evaluated and not jobs[key].run.finished]
+    episodes = [n for x in trained if isinstance(n := x.settings.get("eval_episodes"), int)]
+    records = [read_record(run.path / "config.json") for run in runs]
+    return Results(
+        path=_home([run.path for run in runs]),
+        title=f"{trained[0].algorithm} on {envs[0]}" if len(names) == len(envs) == 1 else "Runs",
+        description="",
+        labels=names,
+        counterparts={},
+        environments={env: _environment([x for x in trained if x.env == env]) for env in envs},
+        seeds=sorted({x.seed for x in trained}),
+        eval_episodes=max(episodes),
+        final_episodes=max([int(run.evaluations()[-1]["episodes"]) for run in runs if run.finished], default=0),
+        record={
+            name: records[0].get(name)
+            for name in ("versions", "git_commit")
+            if all(record.get(name) == records[0].get(name) for record in records)
+        },
+        outcomes=outcomes,
+        failures=[],
+        missing=[key for key in order if key not in evaluated],
+        unfinished={key: (jobs[key].run.last_metrics() or {"step": 0})["step"] for key in unfinished},
+    )
+
+
+def _walk(path: Path) -> Iterator[Path]:
+    """Result folders and run directories in a directory, in the order of their names."""
+    if holds_results(path) or _is_run(path):
+        yield path
+    elif path.is_dir():
+        for below in sorted(path.iterdir()):
+            if below.is_dir() and not below.name.startswith("."):
+                yield from _walk(below)
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a directory holds a run. A language model's directory also has a `config.json`."""
+    try:
+        return {"algorithm", "env"} <= read_record(path / "config.json").keys()
+    except RunError:
+        return False
+
+
+def _read(run: Run) -> _Trained:
+    file = run.path / "config.json"
+    settings = read_settings(file)
+    seed = settings.pop("seed", 0)
+    integers = {"seed": seed, "total_steps": settings.get("total_steps")}
+    if settings.get("eval_interval") is not None:
+        integers["eval_interval"] = settings["eval_interval"]
+    for name, x in integers.items():
+        if type(x) is not int:
+            raise RunError(f"{file} cannot be used: {name} must be an integer, got {repr(x)[:80]}")
+    return _Trained(run, str(settings["algorithm"]), str(settings["env"]), seed, settings)
+
+
+def _label(x: _Trained, rivals: Sequence[_Trained]) -> str:
+    """A run's algorithm, and the settings in which its rivals, the runs of the same pair, differ."""
+    names = dict.fromkeys(name for y in rivals for name in y.settings)
+    differing = [name for name in names if len({repr(y.settings.get(name)) for y in rivals}) > 1]
+    suffix = ", ".join(f"{name}={x.settings.get(name)}" for name in differing)
+    if len(differing) > _MOST_DIFFERENCES:
+        path = next(y for y in rivals if repr(y.settings) == repr(x.settings)).run.path
+        suffix = path.parent.name if path.name.startswith("seed-") else path.name
+    return f"{x.algorithm}, {suffix}" if suffix else x.algorithm
+
+
+def _outcome(key: Key, trained: _Trained) -> Outcome | None:
+    """The evaluations of a run; None if there is none yet."""
+    evaluations = trained.run.evaluations()
+    stochastic = [e for e in evaluations if not e["deterministic"]]
+    if not stochastic:
+        return None
+    curve = {e["step"]: e for e in stochastic}  # a final evaluation replaces that of the same step
+    seconds = {x["step"]: finite_numbers(x).get("seconds", 0.0) for x in trained.run.metrics()}
+    final = next((e for e in evaluations if e["final"] and e["deterministic"]), None)
+    return Outcome(
+        *key,
+        settings=trained.settings,
+        steps=list(curve),
+        stochastic=[e["mean_return"] for e in curve.values()],
+        deterministic=[],
+        final_stochastic=stochastic[-1]["mean_return"],
+        final_deterministic=math.nan if final is None else final["mean_return"],
+        further=finite_numbers({name: x for name, x in stochastic[-1].items() if name not in _NOT_FURTHER}),
+        seconds=[seconds.get(step, 0.0) for step in curve],
+    )
+
+
+def _environment(trained: Sequence[_Trained]) -> Environment:
+    """An environment with the largest budget and the shortest evaluation interval of its runs."""
+    totals = [x.settings["total_steps"] for x in trained]
+    intervals = [x.settings.get("eval_interval") or max(1, n // 10) for x, n in zip(trained, totals, strict=True)]
+    return Environment(trained[0].env, max(totals), min(intervals), reward_threshold(trained[0].env))
+
+
+def _home(paths: Sequence[Path]) -> Path:
+    """The directory that all runs are in; a single run's own."""
+    if len(paths) == 1:
+        return paths[0]
+    return Path(os.path.commonpath([path.resolve().parent for path in paths]))

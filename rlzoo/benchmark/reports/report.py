@@ -1,0 +1,195 @@
+"""The report on result folders: `report.md` with its figures, and `report.html`, one page that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, PercentFormatter
+
+from rlzoo.benchmark.reports import figures, tables
+from rlzoo.benchmark.reports.statistics import iqm_interval, is_better, performance_profile
+from rlzoo.benchmark.reports.study import Algorithm, Study
+from rlzoo.benchmark.reports.tables import estimate, number, one_line
+from rlzoo.benchmark.results import Key, Results
+from rlzoo.runs.files import write_atomically
+from rlzoo.runs.publish.markup import template
+
+
+def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
+    """Writes `report.html`, `report.md` and the images of the latter, `figures/*.svg`, into a folder.
+
+    Equal results give equal bytes.
+
+    Returns:
+        The paths of the HTML and of the Markdown.
+
+    Raises:
+        ConfigError: no results are given, or a folder is given twice.
+        OSError: a file cannot be written.
+    """
+    study = Study.of(results)
+    images, markdown = draw(study), to_markdown(study)
+    paths = out / "report.html", out / "report.md"
+    for name, svg in images.items():
+        write_atomically(out / "figures" / f"{name}.svg", svg.encode())
+    for path, text in zip(paths, (to_html(markdown, images, study.title), markdown), strict=True):
+        write_atomically(path, text.encode())
+    return paths
+
+
+def draw(study: Study) -> dict[str, str]:
+    """SVG text of the figures by name: `overview`, `overall` and `pairs`, without those that have no data.
+
+    Or `against` alone, if scores are drawn against a metric.
+    """
+    if study.against:
+        return {"against": _against(study, study.against)}
+    styles = figures.styles(study.algorithms.values())
+    images = {}
+    curves: list[Callable[[Axes], None]] = []
+    for env, environment in study.environments.items():
+        series = {name: (x.grid, iqm_interval([x.curves(x.grid)])) for name, x in study.within(env).items()}
+        if series:
+            curves.append(partial(
+                figures.curves, series=series, styles=styles, level=environment.threshold, title=env.rpartition(":")[2],
+                xlabel="steps", ylabel="return", formatter=EngFormatter(sep=""),
+            ))  # fmt: skip
+    if curves:
+        level = "threshold" if any(x.threshold is not None for x in study.environments.values()) else ""
+        images["overview"] = figures.grid([*curves, partial(figures.legend, styles=styles, level=level)])
+    if study.overall[1]:
+        images["overall"] = _overall(study, styles)
+    panels: list[Callable[[Axes], None]] = []
+    for ours, theirs in study.pairs:
+        shared = study.shared(ours, theirs)
+        subsets = [([env], env) for env in shared] + [(shared, "all")] * (len(shared) > 1)
+        rows = [(label, study.better(ours, theirs, envs), styles[ours]["color"]) for envs, label in subsets]
+        panels.append(partial(
+            figures.intervals, rows=rows, title=f"{ours} and {theirs}", xlabel="P(first is better)",
+            level=0.5, limits=(0, 1),
+        ))  # fmt: skip
+    if panels:
+        images["pairs"] = figures.grid(panels)
+    return images
+
+
+def _against(study: Study, metric: str) -> str:
+    """Final scores and a metric of the final evaluation, a panel for each environment."""
+    lines = {env: study.lines(env) for env in study.environments}
+    names = dict.fromkeys(name for groups in lines.values() for name in groups)
+    styles = figures.styles(Algorithm(name, name, "") for name in names)
+    panels: list[Callable[[Axes], None]] = []
+    for env, line in lines.items():
+        series = {
+            name: [(iqm_interval([x.metric(metric)]), iqm_interval([x.final])) for x in groups]
+            for name, groups in line.items()
+        }
+        panels.append(partial(
+            figures.against, series=series, styles=styles, title=env.rpartition(":")[2], xlabel=metric, ylabel="score",
+        ))  # fmt: skip
+    return figures.grid([*panels, partial(figures.legend, styles=styles)], height=3)
+
+
+def _overall(study: Study, styles: figures.Styles) -> str:
+    """Final scores, sample efficiency and performance profile, normalised and over all environments."""
+    final = {name: study.normalised_final(name) for name in study.overall[0]}
+    shares = np.linspace(0, 1, 41)
+    efficiency = {name: (shares, iqm_interval(study.normalised_curves(name, shares))) for name in final}
+    scores = np.concatenate([sample for samples in final.values() for sample in samples])
+    scores = scores[np.isfinite(scores)]
+    taus = np.linspace(min(0.0, *scores), max(1.0, *scores), 101)
+    profiles = {name: (taus, performance_profile(samples, taus)) for name, samples in final.items()}
+    rows = [(name, iqm_interval(samples), styles[name]["color"]) for name, samples in final.items()]
+    panels = [
+        partial(figures.intervals, rows=rows, title="Final score", xlabel="normalised score, IQM", level=1),
+        partial(figures.curves, series=efficiency, styles=styles, title="Sample efficiency", level=1,
+                xlabel="share of the budget", ylabel="normalised score, IQM", formatter=PercentFormatter(1)),
+        partial(figures.curves, series=profiles, styles=styles, title="Performance profile",
+                xlabel="normalised score τ", ylabel="share of runs above τ"),
+    ]  # fmt: skip
+    return figures.grid(panels, height=max(2.6, 0.9 + 0.25 * len(rows)))
+
+
+def to_markdown(study: Study) -> str:
+    """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
+    return template("rlzoo.benchmark", "templates/report.md.jinja").render(
+        study=study,
+        tables=tables,
+        descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),
+        problems=_problems(study),
+        differences=_differences(study),
+        finding=_finding(study),
+        most=max((len(group.runs) for group in study.groups.values()), default=0),
+    )
+
+
+def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
+    """The Markdown of a report as one HTML page that contains its images."""
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    tokens = parser.parse(markdown)
+    for child in itertools.chain.from_iterable(token.children or [] for token in tokens):
+        if child.type == "image":
+            svg = images[Path(str(child.attrs["src"])).stem].encode()
+            child.attrSet("src", f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
+    body = parser.renderer.render(tokens, parser.options, {})
+    return template("rlzoo.benchmark", "templates/report.html.jinja").render(title=title, body=Markup(body))
+
+
+def _problems(study: Study) -> dict[str, list[str]]:
+    """Runs that failed, are missing or diverged, each in a line."""
+    lines: dict[str, list[str]] = {"failed": [], "missing": [], "unfinished": [], "diverged": []}
+
+    def add(kind: str, key: Key, state: str) -> None:
+        label, env, seed = key
+        lines[kind].append(f"{label} on {env}, seed {seed}{where} {state}")
+
+    for name, folder in study.folders.items():
+        where = f" ({name})" if len(study.folders) > 1 else ""
+        for failure in folder.failures:
+            add("failed", failure.key, f"failed: {one_line(failure.error)}")
+        for key in folder.missing:
+            add("missing", key, "is missing")
+        for key, step in folder.unfinished.items():
+            add("unfinished", key, f"is at step {step:,} of {folder.environments[key[1]].total_steps:,}")
+        for run in folder.outcomes:
+            if not np.isfinite(np.array([run.final_stochastic, *run.stochastic], float)).all():
+                add("diverged", run.key, "diverged")
+    return {kind: x for kind, x in lines.items() if x}
+
+
+def _differences(study: Study) -> list[str]:
+    """Machines, budgets and evaluations that differ between the folders."""
+    values: dict[str, dict[str, str]] = {}
+    for name, folder in study.folders.items():
+        facts: dict[str, Any] = {"processor": (folder.record.get("machine") or {}).get("processor")}
+        facts |= {env: dataclasses.asdict(x) for env, x in folder.environments.items()}
+        facts |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
+        for field, value in tables.flat(facts):
+            values.setdefault(field, {})[name] = number(value) if isinstance(value, int | float) else one_line(value)
+    return [
+        f"{field} ({', '.join(f'{value} in {name}' for name, value in x.items())})"
+        for field, x in values.items()
+        if len(set(x.values())) > 1
+    ]
+
+
+def _finding(study: Study) -> dict[str, Any]:
+    """The algorithm with the highest normalised score, and those without a significant difference from it."""
+    names, environments = study.overall
+    if len(names) < 2 or not environments:
+        return {}
+    scores = {name: iqm_interval(study.normalised_final(name)) for name in names}
+    best = max(scores, key=lambda name: scores[name].estimate)
+    finals = {name: study.finals(name, environments) for name in names}
+    alike = [name for name in names if name != best and not is_better(finals[best], finals[name])]
+    return {"best": best, "score": estimate(scores[best], 2), "alike": alike}

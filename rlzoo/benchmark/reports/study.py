@@ -1,0 +1,291 @@
+"""Several result folders as one study: algorithms, environments, and the runs of each pair."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlzoo.benchmark.job import Outcome
+from rlzoo.benchmark.reports.statistics import (
+    Interval,
+    iqm,
+    normalise,
+    probability_of_improvement,
+)
+from rlzoo.benchmark.results import Results
+from rlzoo.benchmark.suite import Environment
+from rlzoo.core.system.errors import require
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A label of one folder."""
+
+    name: str
+    """The label, followed by its folder if another folder has the same label: 'ppo-clip (A)'."""
+    label: str
+    folder: str
+    counterpart: str | None = None
+    """Name of the algorithm that a peer is compared with."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The finished runs, at least one, of one algorithm in one environment."""
+
+    environment: Environment
+    """As its own folder defines it."""
+    runs: tuple[Outcome, ...]
+
+    @property
+    def final(self) -> Array:
+        """(runs,) mean returns of the final stochastic evaluation; NaN for a run that diverged."""
+        return _floats([run.final_stochastic for run in self.runs])
+
+    @property
+    def final_deterministic(self) -> Array:
+        """(runs,) mean returns of the final deterministic evaluation."""
+        return _floats([run.final_deterministic for run in self.runs])
+
+    @property
+    def grid(self) -> Array:
+        """(points,) steps: the multiples of the evaluation interval, and the end of the budget.
+
+        From the first evaluation of all runs on, and as far as all have trained.
+        """
+        interval = self.environment.eval_interval
+        start = max(run.steps[0] for run in self.runs) // interval * interval
+        total = min(self.environment.total_steps, *(run.steps[-1] for run in self.runs))
+        return np.append(np.arange(min(start, total), total, interval), total)
+
+    def curves(self, steps: ArrayLike) -> Array:
+        """(runs, points): returns of the stochastic evaluations, interpolated linearly."""
+        return np.array([np.interp(np.asarray(steps), run.steps, _floats(run.stochastic)) for run in self.runs])
+
+    def reaching(self, threshold: float) -> tuple[Array, Array]:
+        """(runs,) steps and (runs,) seconds of training at the first evaluation that reaches the threshold."""
+        reached = [_floats(run.stochastic) >= threshold for run in self.runs]
+        steps, seconds = (
+            _floats(
+                [
+                    next(itertools.compress(getattr(run, unit), x), np.inf)
+                    for run, x in zip(self.runs, reached, strict=True)
+                ]
+            )
+            for unit in ("steps", "seconds")
+        )
+        return steps, seconds
+
+    @property
+    def seconds(self) -> Array:
+        """(runs,) seconds of training."""
+        return _floats([run.seconds[-1] for run in self.runs])
+
+    @property
+    def pace(self) -> Array:
+        """(runs,) steps per second of training."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return _floats([run.steps[-1] for run in self.runs]) / self.seconds
+
+    def metric(self, name: str) -> Array:
+        """(runs,) values of a metric of the task in the final evaluation; NaN for a run without it."""
+        return _floats([run.further.get(name) for run in self.runs])
+
+    @property
+    def further(self) -> dict[str, float]:
+        """Medians over the runs of the task's own metrics in the final evaluation."""
+        names = dict.fromkeys(name for run in self.runs for name in run.further)
+        return {name: float(np.nanmedian(self.metric(name))) for name in names}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The data of a report."""
+
+    folders: dict[str, Results]
+    """Results by the shortest folder names that are unique."""
+    algorithms: dict[str, Algorithm]
+    """Algorithms by name."""
+    environments: dict[str, Environment]
+    """Environments by id, as the first folder that has them defines them."""
+    groups: dict[tuple[str, str], Group]
+    """Runs by (name of the algorithm, environment), without pairs that have no finished run."""
+
+    @classmethod
+    def of(cls, results: Sequence[Results]) -> Study:
+        """The study of several result folders.
+
+        Raises:
+            ConfigError: no folder is given, or one is given twice.
+        """
+        require(bool(results), "a report needs at least one folder of results")
+        folders = dict(zip(_unique_names([folder.path for folder in results]), results, strict=True))
+        algorithms = _algorithms(folders)
+        environments = {env: x for folder in reversed(results) for env, x in folder.environments.items()}
+        environments = {env: environments[env] for folder in results for env in folder.environments}
+        groups = {}
+        for env, algorithm in itertools.product(environments, algorithms.values()):
+            folder = folders[algorithm.folder]
+            runs = [run for run in folder.outcomes if (run.label, run.env) == (algorithm.label, env)]
+            if runs:
+                groups[algorithm.name, env] = Group(folder.environments[env], tuple(sorted(runs, key=lambda x: x.seed)))
+        return cls(folders, algorithms, environments, groups)
+
+    @property
+    def title(self) -> str:
+        """Titles of the suites."""
+        return " · ".join(dict.fromkeys(folder.title for folder in self.folders.values()))
+
+    @property
+    def against(self) -> str | None:
+        """The metric that scores are drawn against: that of the first folder that names one."""
+        return next((folder.against for folder in self.folders.values() if folder.against), None)
+
+    def lines(self, env: str) -> dict[str, list[Group]]:
+        """The groups of an environment that have the metric `against`, by algorithm, in the order of its medians.
+
+        An algorithm has a group for each label with which a suite runs it, such as for each β.
+        """
+        lines: dict[str, list[Group]] = {}
+        for name, group in self.within(env).items():
+            if self.against in group.further:
+                lines.setdefault(group.runs[0].settings.get("algorithm", name), []).append(group)
+        return {name: sorted(groups, key=lambda x: x.further[str(self.against)]) for name, groups in lines.items()}
+
+    def at_equal(self, env: str) -> dict[float, dict[str, Array]]:
+        """(seeds,) scores of each algorithm at three values of the metric `against`.
+
+        Each seed's scores are interpolated linearly between its runs, and NaN outside their range. The values are the
+        quarters of the range from where half of the algorithms have begun to where half have ended. Empty if there is
+        no such range.
+        """
+        paths: dict[str, list[Array]] = {}
+        for name, groups in self.lines(env).items():
+            by_seed: dict[int, list[tuple[float, float]]] = {}
+            for group in groups:
+                for run, x, y in zip(group.runs, group.metric(str(self.against)), group.final, strict=True):
+                    by_seed.setdefault(run.seed, []).append((x, y))
+            paths[name] = [np.transpose(sorted(points)) for points in by_seed.values()]
+        if not paths:
+            return {}
+        low = np.quantile([np.median([x[0] for x, _ in path]) for path in paths.values()], 0.5, method="higher")
+        high = np.quantile([np.median([x[-1] for x, _ in path]) for path in paths.values()], 0.5, method="lower")
+        levels: list[float] = np.linspace(low, high, 5)[1:-1].tolist() if low < high else []
+        return {
+            level: {
+                name: _floats([np.interp(level, x, y, np.nan, np.nan) for x, y in path]) for name, path in paths.items()
+            }
+            for level in levels
+        }
+
+    def within(self, env: str) -> dict[str, Group]:
+        """The groups of an environment, by algorithm."""
+        return {name: self.groups[name, env] for name in self.algorithms if (name, env) in self.groups}
+
+    @cached_property
+    def scales(self) -> dict[str, tuple[float, float]]:
+        """Mean returns that are normalised to 0 and 1, by environment.
+
+        0 is the mean return of all runs before training. 1 is the threshold, or without one the highest IQM of final
+        scores. An environment is left out if the latter is not above the former, or no run was evaluated before
+        training.
+        """
+        scales = {}
+        for env, environment in self.environments.items():
+            groups = self.within(env).values()
+            untrained = _floats([run.stochastic[0] for group in groups for run in group.runs if run.steps[0] == 0])
+            untrained = untrained[np.isfinite(untrained)]
+            best = [x for group in groups if np.isfinite(x := iqm([group.final]))]
+            high = environment.threshold if environment.threshold is not None else max(best, default=np.nan)
+            if untrained.size and untrained.mean() < high < np.inf:
+                scales[env] = float(untrained.mean()), float(high)
+        return scales
+
+    @cached_property
+    def overall(self) -> tuple[list[str], list[str]]:
+        """Algorithms and environments of the aggregates, of which every pair has runs.
+
+        The environments are those of the algorithm that has runs in most of them. An algorithm without runs in one of
+        these is left out. Both are empty if scores are drawn against a metric: then the score alone ranks nothing.
+        """
+        if self.against:
+            return [], []
+        covered = {name: [env for env in self.scales if (name, env) in self.groups] for name in self.algorithms}
+        environments = max(covered.values(), key=len, default=[])
+        return [name for name, envs in covered.items() if environments and set(environments) <= set(envs)], environments
+
+    def normalised_final(self, name: str) -> list[Array]:
+        """(runs,) normalised final scores, for each environment of `overall`."""
+        return [normalise(self.groups[name, env].final, *self.scales[env]) for env in self.overall[1]]
+
+    def normalised_curves(self, name: str, shares: Array) -> list[Array]:
+        """(runs, points) normalised returns at shares of the budget, for each environment of `overall`."""
+        groups = [(self.groups[name, env], self.scales[env]) for env in self.overall[1]]
+        return [normalise(x.curves(shares * x.environment.total_steps), *scale) for x, scale in groups]
+
+    def finals(self, name: str, environments: Sequence[str]) -> list[Array]:
+        """(runs,) final scores of an algorithm in each of the environments."""
+        return [self.groups[name, env].final for env in environments]
+
+    def better(self, ours: str, theirs: str, environments: Sequence[str]) -> Interval:
+        """Probability that a run of `ours` has a higher final score than a run of `theirs`."""
+        return probability_of_improvement(self.finals(ours, environments), self.finals(theirs, environments))
+
+    def planned(self, name: str, env: str) -> int:
+        """The number of runs of an algorithm in an environment, unfinished, failed and missing ones included."""
+        algorithm = self.algorithms[name]
+        return sum(key[:2] == (algorithm.label, env) for key in self.folders[algorithm.folder].keys)
+
+    def shared(self, ours: str, theirs: str) -> list[str]:
+        """The environments in which both algorithms have runs."""
+        return [env for env in self.environments if (ours, env) in self.groups and (theirs, env) in self.groups]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(counterpart, peer) pairs, and pairs with the same label in two folders, that share an environment."""
+        algorithms = self.algorithms.values()
+        peers = [(x.counterpart, x.name) for x in algorithms if x.counterpart is not None]
+        namesakes = [(x.name, y.name) for x, y in itertools.combinations(algorithms, 2) if x.label == y.label]
+        return [pair for pair in (*peers, *namesakes) if self.shared(*pair)]
+
+
+def _unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last parts of the paths, as many as make them unique."""
+    parts = [path.resolve().parts for path in paths]
+    require(len(set(parts)) == len(parts), "a folder of results is given twice")
+    names = [["/".join(x[-depth:]) for x in parts] for depth in range(1, max(map(len, parts)) + 1)]
+    return next(x for x in names if len(set(x)) == len(x))
+
+
+def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
+    labels = [label for folder in folders.values() for label in folder.labels]
+
+    def name(label: str, folder: str) -> str:
+        return f"{label} ({folder})" if labels.count(label) > 1 else label
+
+    def counterpart(label: str | None, folder: str) -> str | None:
+        """Name of the counterpart in the peer's own folder if it is there, else in the first folder that has it."""
+        homes = [x for x in (folder, *folders) if label in set(folders[x].labels) - set(folders[x].counterparts)]
+        return name(label, homes[0]) if label is not None and homes else None
+
+    return {
+        name(label, folder): Algorithm(
+            name(label, folder), label, folder, counterpart(results.counterparts.get(label), folder)
+        )
+        for folder, results in folders.items()
+        for label in results.labels
+    }
+
+
+def _floats(values: Any) -> Array:
+    """An array of floats, with NaN for None."""
+    return np.array(values, dtype=float)

@@ -1,0 +1,223 @@
+"""Tables of a report: each is a list of column names and a list of rows of text.
+
+Numbers have thin spaces between thousands, true minus signs, and few digits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from rlzoo.benchmark.reports.statistics import Interval, iqm_interval, is_better, median_interval
+from rlzoo.benchmark.reports.study import Study
+from rlzoo.runs.logs.display import duration
+
+Table = tuple[list[str], list[list[str]]]
+NOTHING = "–"
+_SIGNS = {"-": "−", ",": "\u202f", "inf": "∞", "nan": "NaN"}
+
+
+def number(x: float, spec: str = ".10g") -> str:
+    """A number in a format of Python: '475', '−0.25', '100 000'."""
+    text = f"{x:z,{spec}}"
+    for sign, shown in _SIGNS.items():
+        text = text.replace(sign, shown)
+    return text
+
+
+def fixed(x: float, digits: int) -> str:
+    """A number with that many digits after the point: '−1 204.5'."""
+    return number(x, f".{digits}f")
+
+
+def significant(x: float) -> str:
+    """A number with three significant digits, and every digit before the point."""
+    digits = 2 - math.floor(math.log10(abs(x))) if math.isfinite(x) and x != 0 else 0
+    return fixed(x, min(6, max(0, digits)))
+
+
+def estimate(interval: Interval, digits: int) -> str:
+    """An estimate and its bounds: '490.2 [480.1, 493.0]'."""
+    middle, low, high = (fixed(float(x), digits) for x in interval)
+    return f"{middle} [{low}, {high}]"
+
+
+def one_line(text: Any, length: int = 300) -> str:
+    """Text without line breaks and control characters, cut to `length`."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def improvement(study: Study) -> Table:
+    """Probability of improvement of each algorithm on each other, over the environments of `study.overall`."""
+    names, environments = study.overall
+    intervals = {}
+    for ours, theirs in itertools.combinations(names, 2):
+        intervals[ours, theirs] = p = study.better(ours, theirs, environments)
+        intervals[theirs, ours] = Interval(1 - p.estimate, 1 - p.high, 1 - p.low)
+    rows = [[row, *(NOTHING if row == x else estimate(intervals[row, x], 2) for x in names)] for row in names]
+    return ["Algorithm", *names], rows if len(names) > 1 else []
+
+
+def scored(scores: Mapping[str, Any], digits: int, bold: bool = True) -> dict[str, str]:
+    """IQMs of (runs,) scores by name. The best is bold, and so are those without a significant difference from it."""
+    intervals = {name: iqm_interval([x]) for name, x in scores.items()}
+    best = max(intervals, key=lambda name: float(intervals[name].estimate), default="")
+    cells = {name: estimate(interval, digits) for name, interval in intervals.items()}
+    for name, cell in cells.items():
+        if bold and not is_better([scores[best]], [scores[name]]):
+            cells[name] = Markup("**{}** {}").format(*cell.split(" ", 1))
+    return cells
+
+
+def final_scores(study: Study) -> Table:
+    """IQMs of final scores; medians of the task's own metrics and of training time.
+
+    No score is bold if there is one algorithm, or if scores are drawn against a metric.
+    """
+    further = list(dict.fromkeys(key for group in study.groups.values() for key in group.further))
+    rows = []
+    for env in study.environments:
+        within, digits = study.within(env), score_digits(study, env)
+        bold = len(within) > 1 and not study.against
+        scores = scored({name: group.final for name, group in within.items()}, digits, bold)
+        for name, group in within.items():
+            rows.append([
+                env,
+                name,
+                scores[name],
+                estimate(iqm_interval([group.final_deterministic]), digits),
+                *(significant(group.further[key]) if key in group.further else NOTHING for key in further),
+                significant(float(np.median(group.seconds))),
+                fixed(float(np.median(group.pace)), 0),
+                f"{len(group.runs)} of {study.planned(name, env)}",
+            ])  # fmt: skip
+    head = ["Environment", "Algorithm", "Stochastic", "Deterministic", *further, "Seconds", "Steps per second", "Runs"]
+    return head, rows
+
+
+def at_equal(study: Study) -> Table:
+    """IQMs of scores at equal values of the metric `against`, over the seeds that have it if most do."""
+    levels = {env: study.at_equal(env) for env in study.environments}
+    names = list(dict.fromkeys(name for x in levels.values() for scores in x.values() for name in scores))
+    rows = []
+    for env, by_level in levels.items():
+        for level, scores in by_level.items():
+            reached = {name: x[np.isfinite(x)] for name, x in scores.items() if 2 * np.isfinite(x).sum() > len(x)}
+            cells = scored(reached, score_digits(study, env))
+            rows.append([env, fixed(level, 2), *(cells.get(name, NOTHING) for name in names)])
+    return ["Environment", str(study.against), *names], rows
+
+
+def time_to_threshold(study: Study) -> Table:
+    """Medians of steps and seconds up to the threshold, for the environments that have one."""
+    rows = []
+    for (name, env), group in study.groups.items():
+        threshold = study.environments[env].threshold
+        if threshold is None:
+            continue
+        runs, (steps, seconds) = len(group.runs), group.reaching(threshold)
+        median, reached = median_interval(steps), np.isfinite(steps).sum()
+        times = [estimate(median, 0), significant(float(np.median(seconds)))] if reached else [NOTHING] * 2
+        kept = (group.final >= threshold).sum()
+        rows.append([env, name, number(threshold), *times, f"{reached} of {runs}", f"{kept} of {runs}"])
+    return ["Environment", "Algorithm", "Threshold", "Steps", "Seconds", "Reached", "Kept"], rows
+
+
+def pairs(study: Study) -> Table:
+    """The pairs of `study.pairs`, in each environment that they share and over all of these."""
+    rows = []
+    for ours, theirs in study.pairs:
+        environments = study.shared(ours, theirs)
+        for env in environments:
+            a, b, digits = study.groups[ours, env], study.groups[theirs, env], score_digits(study, env)
+            x, y = float(np.median(b.pace)), float(np.median(a.pace))
+            ratio = fixed(x / y, 2) if y > 0 and math.isfinite(x) and math.isfinite(y) else NOTHING
+            scores = [estimate(iqm_interval([group.final]), digits) for group in (a, b)]
+            rows.append([ours, theirs, env, estimate(study.better(ours, theirs, [env]), 2), *scores, ratio])
+        if len(environments) > 1:
+            rows.append([ours, theirs, "all", estimate(study.better(ours, theirs, environments), 2), *[NOTHING] * 3])
+    head = ["First", "Second", "Environment", "First is better", "Score of first", "Score of second", "Time ratio"]
+    return head, rows
+
+
+def every_run(study: Study) -> Table:
+    """Final stochastic scores of all runs."""
+    rows = []
+    for (name, env), group in study.groups.items():
+        digits = score_digits(study, env)
+        scores = [f"{run.seed}: {fixed(x, digits)}" for run, x in zip(group.runs, group.final, strict=True)]
+        rows.append([env, name, ", ".join(scores)])
+    return ["Environment", "Algorithm", "Final score by seed"], rows
+
+
+def settings(study: Study) -> tuple[Table, dict[str, Table]]:
+    """Settings that are the same in all runs that have them; and the others, a table for each algorithm."""
+    columns: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    values: dict[str, set[str]] = {}
+    for pair, group in study.groups.items():
+        column = columns.setdefault(pair, {})
+        for key, value in itertools.chain.from_iterable(flat(run.settings) for run in group.runs):
+            column.setdefault(key, {})[one_line(value)] = None
+            values.setdefault(key, set()).add(one_line(value))
+    common = [[key, *x] for key, x in values.items() if len(x) == 1]
+    tables = {}
+    for name in study.algorithms:
+        mine = {env: columns[name, env] for env in study.environments if (name, env) in columns}
+        keys = dict.fromkeys(key for column in mine.values() for key in column if len(values[key]) > 1)
+        rows = [[key, *(" / ".join(x.get(key, [NOTHING])) for x in mine.values())] for key in keys]
+        tables[name] = ["Setting", *mine], rows
+    return (["Setting", "Value"], common), tables
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and values of settings, with dots in the names of nested ones."""
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        elif prefix or key not in ("seed", "env"):
+            yield prefix + key, value
+
+
+def environments(study: Study) -> Table:
+    """Budgets, thresholds, and the returns that are normalised to 0 and 1."""
+    rows = []
+    for env, x in study.environments.items():
+        scale = [fixed(score, score_digits(study, env)) for score in study.scales.get(env, ())] or [NOTHING] * 2
+        threshold = NOTHING if x.threshold is None else number(x.threshold)
+        rows.append([env, number(x.total_steps), number(x.eval_interval), threshold, *scale])
+    return ["Environment", "Steps", "Evaluation interval", "Threshold", "Normalised 0", "Normalised 1"], rows
+
+
+def records(study: Study) -> Table:
+    """Suites, commands, machines and versions, with a column for each folder."""
+    columns = []
+    for folder in study.folders.values():
+        record = folder.record
+        facts = {
+            "suite": folder.title,
+            "seeds": ", ".join(map(str, folder.seeds)),
+            "episodes of an evaluation": folder.eval_episodes,
+            "episodes of the final evaluation": folder.final_episodes,
+            "command": record.get("command"),
+            "commit": record.get("git_commit"),
+            "wall-clock time": duration(record["wall_seconds"]) if record.get("wall_seconds") else None,
+        }
+        columns.append(facts | (record.get("machine") or {}) | (record.get("versions") or {}))
+    keys = dict.fromkeys(key for column in columns for key, value in column.items() if value is not None)
+    return ["Folder", *study.folders], [[key, *(one_line(x.get(key, NOTHING), 2000) for x in columns)] for key in keys]
+
+
+def score_digits(study: Study, env: str) -> int:
+    """Digits after the point for the returns of an environment: 1 for a range of 500, 3 for one of 2."""
+    runs = [run for group in study.within(env).values() for run in group.runs]
+    scores = [x for run in runs for x in (run.stochastic[0], run.final_stochastic)]
+    values = np.array([study.environments[env].threshold, *scores], float)
+    values = values[np.isfinite(values)]
+    span = float(np.ptp(values)) if values.size else 0.0
+    return min(4, max(0, 3 - math.floor(math.log10(span)))) if span > 0 else 1

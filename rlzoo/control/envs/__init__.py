@@ -1,0 +1,1 @@
+"""Control environments: vectorised classic control, and any Gymnasium environment."""

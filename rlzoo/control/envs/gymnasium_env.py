@@ -1,0 +1,361 @@
+"""Any Gymnasium environment as a `VectorEnv`."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
+
+from rlzoo.control.envs.wrappers import Env, wrap
+from rlzoo.control.spaces import categories, check_spaces, flat_mask, illegal_part, native_actions
+from rlzoo.core.env import Array, Bools, VectorEnv
+from rlzoo.core.seen import Seen
+from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described
+
+_REPORT = "rlzoo_error"
+_OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
+"""Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
+Box2D's world, and running statistics."""
+
+
+class GymnasiumEnv(VectorEnv):
+    """A Gymnasium vector environment with NEXT_STEP autoreset.
+
+    Observations of `Box`, `Discrete`, `MultiDiscrete` and `MultiBinary` spaces, and of `Dict` and
+    `Tuple` of them, are flattened by Gymnasium's rules (`Discrete` becomes one-hot) and cast to float32.
+    Copy i is seeded with `seed + i` at the first reset only. An error in an environment becomes an `EnvError` that
+    names the copy and the number of the vector step.
+
+    Args:
+        vector: the result of `make_copies`, or a vector environment that the user made.
+        name: of the environment, for messages.
+        is_users: `vector` is the user's. It is not closed.
+        images: keep observations of bytes as bytes.
+        masks: forbid actions as the environment says, by `info["action_mask"]` or a method `action_masks`. Observations
+            are then `Seen` with the legal actions. An environment says so first when it is reset, so the first reset is
+            made at once.
+    """
+
+    has_masks = False
+    """Whether the environment says which actions are legal."""
+
+    def __init__(
+        self,
+        vector: Any,
+        name: str,
+        seed: int,
+        *,
+        is_users: bool = False,
+        images: bool = False,
+        masks: bool = True,
+    ) -> None:
+        flat = vector.single_observation_space
+        self._vector = vector
+        self._is_users = is_users
+        self._raw_space: gymnasium.Space[Any] | None = None
+        if is_users:
+            self._raw_space = flat
+            check_spaces(name, flat, vector.single_action_space)
+            flat = spaces.flatten_space(flat)
+        self.num_envs: int = vector.num_envs
+        self.action_space: gymnasium.Space[Any] = vector.single_action_space
+        dtype = np.uint8 if images and flat.dtype == np.uint8 else np.float32
+        with np.errstate(over="ignore"):
+            low, high = flat.low.astype(dtype), flat.high.astype(dtype)
+        self.observation_space: spaces.Box = spaces.Box(low, high, dtype=dtype)
+        self._name = name
+        self._seed: int | None = int(seed)
+        self._steps = 0
+        self._obs = np.zeros((self.num_envs, *flat.shape), dtype)
+        self._reward = np.zeros(self.num_envs, np.float32)
+        self.success: Array = np.full(self.num_envs, np.nan)
+        self._first: tuple[Any, dict[str, Any]] | None = None
+        if masks and categories(self.action_space):
+            self._first = self._reset()
+            self.has_masks = "action_mask" in self._first[1]
+
+    def _reset(self) -> tuple[Any, dict[str, Any]]:
+        first = self._call(partial(self._vector.reset, seed=self._seed))
+        self._seed = None
+        return first
+
+    def reset(self) -> tuple[Any, Bools]:
+        obs, info = self._first or self._reset()
+        self._first = None
+        none = np.zeros(self.num_envs, np.bool_)
+        return self._store(obs, 0.0, info, none), none
+
+    def step(self, action: Array) -> tuple[Any, Array, Bools, Bools, Bools]:
+        self._steps += 1
+        action = native_actions(self.action_space, action)
+        obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
+        if self._is_users:
+            terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
+        done = terminated | truncated
+        seen = self._store(obs, reward, info, done)
+        self.success.fill(np.nan)
+        if "is_success" in info:
+            tells = np.asarray(info.get("_is_success", True)) & done
+            self.success[tells] = np.asarray(info["is_success"]).astype(bool)[tells]
+        return seen, self._reward, terminated, truncated, done
+
+    @property
+    def raw_observation_space(self) -> gymnasium.Space[Any]:
+        """Of the observations before they are flattened."""
+        return self._raw_space or self._vector.get_attr("raw_space")[0]
+
+    @property
+    def render_mode(self) -> str | None:
+        """How the environment was made to be rendered."""
+        return self._vector.render_mode
+
+    def reseed(self, seed: int) -> bool:
+        """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
+        if self._is_users or any(self._vector.get_attr("outlasts_reset")):
+            return False
+        self._seed, self._steps, self._first = seed, 0, None
+        return True
+
+    @property
+    def render_fps(self) -> float:
+        """Frames per second at which the environment should be shown."""
+        return float(self._vector.metadata.get("render_fps") or 30)
+
+    def render(self) -> Array:
+        """The first copy's frame, (H, W, 3) uint8, of an environment made with `render_mode="rgb_array"`."""
+        try:
+            return self._vector.render()[0]
+        except Exception as error:
+            raise self._error(described(error)) from error
+
+    def close(self) -> None:
+        if self._is_users:  # it belongs to the user
+            return
+        # After a worker process has died, Gymnasium waits for the others or finds a broken pipe.
+        with contextlib.suppress(EOFError, OSError):
+            self._vector.close(timeout=1)
+
+    def _store(self, obs: Array, reward: Array | float, info: dict[str, Any], done: Bools) -> Any:
+        """Keeps observations and rewards in this environment's arrays. Returns what the model sees."""
+        try:
+            if self._is_users:
+                obs = _flatten_batch(self._vector, obs)
+            with np.errstate(over="ignore"):
+                self._obs[...] = obs
+                self._reward[...] = reward
+        except (TypeError, ValueError) as error:
+            raise self._error(described(error)) from error
+        for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
+            finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
+            if not finite.all():
+                index = int(finite.argmin())
+                raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
+        return Seen(self._obs, self._masks(info, done)) if self.has_masks else self._obs
+
+    def _masks(self, info: dict[str, Any], done: Bools) -> Array:
+        """(N, K) legal actions. After an episode's end every action is legal, since it will be ignored."""
+        masks = np.ones((self.num_envs, sum(categories(self.action_space))), np.bool_)
+        tells = np.broadcast_to(info.get("_action_mask", "action_mask" in info), self.num_envs)
+        for i in np.flatnonzero(~done):
+            if not tells[i]:
+                raise self._error(f"copy {i} gave no action mask, and did before")
+            try:
+                masks[i] = flat_mask(self.action_space, info["action_mask"][i])
+            except ValueError as error:
+                raise self._error(f"copy {i} gave an {error}") from error
+            part = illegal_part(self.action_space, masks[i])
+            if part is not None:
+                raise self._error(f"copy {i} has no legal action" + (f" in part {part}" if part else ""))
+        return masks
+
+    def _flags(self, name: str, x: Any) -> Bools:
+        flags = np.asarray(x)
+        valid = flags.shape == (self.num_envs,) and flags.dtype.kind in "biuf" and np.isin(flags, (0, 1)).all()
+        if not valid:
+            raise self._error(f"{name} must be True or False for each copy, got {x!r}")
+        return flags.astype(np.bool_)
+
+    def _call(self, method: partial[Any]) -> Any:
+        """Calls a method of the vector environment."""
+        try:
+            results = method()
+        except (Exception, SystemExit) as error:
+            raise self._error(described(error)) from error
+        for report in filter(None, results[-1].get(_REPORT, ())):
+            raise self._error(str(report)) from report.__cause__ or report
+        return results
+
+    def _error(self, fault: str) -> EnvError:
+        return EnvError(f"environment {self._name!r}, step {self._steps}: {fault}")
+
+
+class _CopyError(Exception):
+    """An exception of one copy. Its only argument is a string, so it can be pickled."""
+
+
+class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One copy, with flat observations.
+
+    It reports an exception in `info` instead of raising it: Gymnasium's worker processes lose parts of an exception,
+    and cannot be closed properly after one.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
+        super().__init__(env)
+        self._index = index
+        self.raw_space = env.observation_space
+        self._shape = env.observation_space.shape if isinstance(env.observation_space, spaces.Box) else None
+        flat = spaces.flatten_space(env.observation_space)
+        self._no_obs = np.zeros(flat.shape or (), flat.dtype)
+        self.observation_space = flat
+        layers = [env]
+        while isinstance(layers[-1], gymnasium.Wrapper):
+            layers.append(layers[-1].env)
+        self._tells_masks = env.has_wrapper_attr("action_masks")
+        self.outlasts_reset = any(cls.__name__ in _OUTLAST_RESET for x in layers for cls in type(x).__mro__)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        try:
+            obs, info = self.env.reset(seed=seed, options=options)
+            return self._flatten(obs), self._legal(info)
+        except (Exception, SystemExit) as error:
+            return self._no_obs, self._report(error)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
+            tells = (terminated or truncated) and "is_success" in info
+            success = {"is_success": bool(info["is_success"])} if tells else {}
+            return self._flatten(obs), _reward(reward), terminated, truncated, {**success, **self._legal(info)}
+        except (Exception, SystemExit) as error:
+            return self._no_obs, 0.0, False, False, self._report(error)
+
+    def close(self) -> None:
+        """Closes the environment. An error of it is a warning: whatever used the environment has its results."""
+        try:
+            super().close()
+        except (Exception, SystemExit) as error:
+            warnings.warn(f"closing the environment raised {described(error)}", RuntimeWarning, stacklevel=2)
+
+    def _flatten(self, obs: Any) -> Any:
+        if self._shape is not None and np.shape(obs) != self._shape:
+            raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
+        return spaces.flatten(self.raw_space, obs)
+
+    def _legal(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The mask of legal actions, if there is one."""
+        if "action_mask" in info:
+            return {"action_mask": flat_mask(self.env.action_space, info["action_mask"])}
+        if self._tells_masks:
+            return {"action_mask": flat_mask(self.env.action_space, self.env.get_wrapper_attr("action_masks")())}
+        return {}
+
+    def _report(self, error: BaseException) -> dict[str, Any]:
+        report = _CopyError(f"copy {self._index} raised {described(error)}")
+        report.add_note(traceback.format_exc())
+        report.__cause__ = error
+        return {_REPORT: report}
+
+
+def _flag(name: str, x: Any) -> bool:
+    """`terminated` or `truncated` of one step, which may also be 0 or 1, or an array of one of these."""
+    if type(x) in (bool, np.bool_):
+        return bool(x)
+    array = np.asarray(x)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {x!r}")
+    return bool(array.item())
+
+
+def _reward(x: Any) -> float:
+    if isinstance(x, str | bytes):
+        raise TypeError(f"reward must be a number, got {x!r}")
+    return float(x)
+
+
+def make_copies(
+    make: Callable[[], Env], name: str, num_envs: int, wrappers: Sequence[Any] = (), asynchronous: bool = False
+) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """A vector environment of copies with flat observations.
+
+    Args:
+        make: makes one environment.
+        name: of the environment, for messages.
+        wrappers: of each copy.
+        asynchronous: each copy in its own process.
+
+    Raises:
+        UnsupportedSpace: no policy can be built for its observations or actions.
+        EnvError: a copy cannot be made, is no environment, or has other spaces than the first.
+        ConfigError: a wrapper cannot be loaded.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} must be positive")
+    functions = [partial(_make_copy, make, name, tuple(wrappers), index) for index in range(num_envs)]
+    try:
+        if asynchronous:
+            return _in_processes(functions)
+        copies = [function() for function in functions]
+        _check_same(name, copies)
+        functions = [partial(_itself, copy) for copy in copies]
+        return SyncVectorEnv(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+    except (UnsupportedSpace, EnvError, ConfigError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"environment {name!r} cannot be made: {described(error)}") from error
+
+
+def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
+    """Copies in processes that begin anew, as joblib's do.
+
+    A forked process can wait for ever for a lock that another thread held when it was forked, and Python's "spawn" and
+    "forkserver" run the user's script once more in each process. The memory of such processes cannot be shared.
+    """
+    import joblib.externals.loky  # noqa: F401 - registers the context
+
+    return AsyncVectorEnv(
+        functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.NEXT_STEP
+    )
+
+
+def _itself(copy: _Copy) -> _Copy:
+    return copy
+
+
+def _make_copy(make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], index: int) -> _Copy:
+    env = make()
+    if not isinstance(env, gymnasium.Env):
+        remedy = "end it with `return env`" if env is None else "give a function that returns a gymnasium.Env"
+        raise EnvError(f"environment {name!r} is {env!r}, not a gymnasium.Env: {remedy}")
+    env = wrap(env, wrappers)
+    check_spaces(name, env.observation_space, env.action_space)
+    return _Copy(env, index)
+
+
+def _check_same(name: str, copies: Sequence[_Copy]) -> None:
+    """Raises `EnvError` if two copies have different spaces."""
+    for kind in ("raw_space", "action_space"):
+        first, *others = (getattr(copy, kind) for copy in copies)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                what = "observation" if kind == "raw_space" else "action"
+                raise EnvError(f"environment {name!r}: copy {index} has the {what} space {other}, copy 0 has {first}")
+
+
+def _flatten_batch(vector: Any, obs: Any) -> Array:
+    """Observations of a vector environment, (N, D)."""
+    space = vector.single_observation_space
+    if isinstance(space, spaces.Box):
+        return np.asarray(obs).reshape(vector.num_envs, -1)
+    rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
+    return np.stack(rows)

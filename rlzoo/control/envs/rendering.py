@@ -1,0 +1,112 @@
+"""Rendering of control environments, in a window or to a video file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.error import DependencyNotInstalled
+
+from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
+from rlzoo.control.envs.source import Source
+from rlzoo.core.actors import Actor
+from rlzoo.core.env import ENDLESS, Episode, success_of
+from rlzoo.core.system.errors import ConfigError, EnvError, require
+
+
+def watch(
+    source: Source,
+    make_actor: Callable[[GymnasiumEnv, int], Actor],
+    episodes: int,
+    seed: int,
+    video: Path | None = None,
+) -> list[Episode]:
+    """Plays episodes in a window, or records them in `video`, an `.mp4` or `.gif` file.
+
+    Args:
+        source: one copy is made; of a vector environment that the user made, the first copy is shown.
+        make_actor: makes an actor from an environment and a seed.
+
+    Raises:
+        ConfigError: there is no screen, a package is missing, or the file cannot be written.
+        EnvError: the environment cannot be rendered.
+    """
+    _check_output(video)
+    env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
+    mode = "human" if video is None else "rgb_array"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_packages_named())
+        env = source.make_rendered(env_seed, mode)
+        stack.callback(env.close)
+        record = None if video is None else stack.enter_context(_recorder(video, env))
+        actor = make_actor(env, actor_seed)
+        return [_episode(env, actor, record) for _ in range(episodes)]
+
+
+def _check_output(video: Path | None) -> None:
+    """Checks that there is a screen, or that the video can be written."""
+    if video is None:
+        require(_has_screen(), "there is no screen to open a window on: give --video FILE.mp4")
+    else:
+        require(video.suffix in (".mp4", ".gif"), f"video must end in .mp4 or .gif, got {str(video)!r}")
+        require(video.parent.is_dir(), f"video: there is no directory {video.parent}")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame then draws without a screen
+
+
+def _episode(env: GymnasiumEnv, actor: Actor, record: Callable[[Any], None] | None) -> Episode:
+    obs, forced = env.reset()
+    starts = np.ones(env.num_envs, np.bool_)
+    total, length, done = 0.0, 0, False
+    while True:
+        if record is not None:
+            record(env.render())
+        if done:
+            return Episode(total, length, success_of(env.success, 0))
+        if length >= ENDLESS:
+            return Episode(total, length, cut=True)
+        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced, starts))
+        starts = np.zeros_like(starts)
+        total, length, done = total + float(reward[0]), length + 1, bool(terminated[0] or truncated[0])
+
+
+@contextlib.contextmanager
+def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
+    """A function that appends a frame to the video. Frames are cut to the even sizes that MP4 needs."""
+    try:
+        from imageio import v2 as imageio
+
+        if path.suffix == ".mp4":
+            writer = imageio.get_writer(path, fps=env.render_fps, macro_block_size=1)
+        else:
+            writer = imageio.get_writer(path, duration=1000 / env.render_fps, loop=0)
+    except ImportError as error:
+        raise ConfigError(f"recording a video needs the packages of rlzoo[video]: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"video: cannot write {path}: {error.strerror or error}") from error
+    with contextlib.closing(writer):
+        yield lambda frame: writer.append_data(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2])
+
+
+@contextlib.contextmanager
+def _packages_named() -> Iterator[None]:
+    """Turns the error of a missing rendering package into one that names the extra to install."""
+    try:
+        yield
+    except EnvError as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, DependencyNotInstalled):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise ConfigError(f"rendering needs a package that rlzoo[video] may install: {cause}") from error
+
+
+def _has_screen() -> bool:
+    if sys.platform != "linux":
+        return True
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,0 +1,203 @@
+"""Making control environments: vectorised classic control, or any Gymnasium environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AutoresetMode
+
+from rlzoo.control.envs.classic import BUILTIN
+from rlzoo.control.envs.gymnasium_env import GymnasiumEnv, make_copies
+from rlzoo.control.envs.no_velocity import HIDDEN
+from rlzoo.control.envs.wrappers import Env, load_wrapper
+from rlzoo.core.env import VectorEnv, env_name
+from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, no_such, require
+
+_BUILTIN: Mapping[str, Callable[..., VectorEnv]] = {**BUILTIN, **HIDDEN}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the copies of a control environment come from."""
+
+    env: Any
+    """A registered id, `module:Name-v0` with a module that registers it, a function that returns an environment or its
+    `module:function`, or a `gymnasium.vector.VectorEnv`."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the environment, as for `gymnasium.make`, or of the function."""
+    wrappers: tuple[Any, ...] = ()
+    """Wrappers of each copy (see `load_wrapper`), the first one innermost."""
+    vectorized: bool = True
+    """Use the built-in NumPy version where there is one that accepts these arguments."""
+    asynchronous: bool = False
+    """Run each copy in its own process."""
+    images: bool = False
+    """Keep the pixels of images as bytes, instead of float32."""
+    masks: bool = True
+    """Forbid the actions that the environment calls illegal."""
+
+    @property
+    def vector_env(self) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
+        """The vector environment that the user made, if it is one."""
+        return self.env if isinstance(self.env, gymnasium.vector.VectorEnv) else None
+
+    @property
+    def builtin(self) -> Callable[..., VectorEnv] | None:
+        """The built-in NumPy version, if it is used."""
+        named = isinstance(self.env, str) and self.vectorized and not self.wrappers
+        make = _BUILTIN.get(self.env) if named else None
+        accepted = make is not None and self.kwargs.keys() <= inspect.signature(make).parameters.keys()
+        return make if accepted else None
+
+    def check(self, num_envs: int) -> None:
+        """Raises `ConfigError` if the parts do not fit together, or one is of the wrong kind."""
+        env = self.env
+        if isinstance(env, gymnasium.Env):
+            remedy = "give a function that makes environments, such as env=make_env"
+            raise ConfigError(f"env is one environment, and training needs copies: {remedy}")
+        require(
+            isinstance(env, str | gymnasium.vector.VectorEnv) or callable(env),
+            "env must be a Gymnasium id, module:function, a function that returns an environment, or a vector "
+            f"environment, such as env=make_env, got {env!r}",
+        )
+        for wrapper in self.wrappers:
+            load_wrapper(wrapper)
+        require(
+            not (self.asynchronous and self.builtin),
+            f"async_envs: {env} is vectorised in this process; add vectorized=False (--no-vectorized)",
+        )
+        if self.vector_env is not None:
+            _check_vector_env(self, self.vector_env, num_envs)
+
+    def make(self, num_envs: int, seed: int) -> VectorEnv:
+        """Makes copies. All their randomness comes from `seed`.
+
+        Raises:
+            UnknownEnv: no such environment is registered.
+            UnsupportedSpace: no policy can be built for its observations or actions.
+            EnvError: the environment cannot be made, for example because an optional package is missing.
+            ConfigError: an option of a built-in environment has the wrong type.
+        """
+        builtin = self.builtin
+        if builtin is None:
+            return self._gymnasium(num_envs, seed)
+        _check_options(builtin, self.kwargs)
+        try:
+            return builtin(num_envs, seed, **self.kwargs)
+        except ValueError as error:
+            raise EnvError(f"environment {self.env!r} cannot be made: {error}") from error
+
+    def make_rendered(self, seed: int, mode: str) -> GymnasiumEnv:
+        """Makes one copy that can be rendered: `mode` is "human" or "rgb_array". A given vector environment is itself.
+
+        Raises:
+            EnvError, UnsupportedSpace, UnknownEnv: as for `make`.
+            ConfigError: a function takes no `render_mode`, or a vector environment has another one.
+        """
+        if self.vector_env is not None:
+            has = self.vector_env.render_mode
+            require(has == mode, f"play needs a vector environment made with render_mode={mode!r}, got {has!r}")
+            return self._gymnasium(self.vector_env.num_envs, seed)
+        mode_kwargs = {"render_mode": mode} if _takes(_function_of(self.env), "render_mode") else {}
+        kwargs = {**self.kwargs, **mode_kwargs}
+        env = dataclasses.replace(self, kwargs=kwargs, asynchronous=False)._gymnasium(1, seed)
+        if not mode_kwargs and env.render_mode != mode:
+            env.close()
+            raise ConfigError(f"play needs {env_name(self.env)} to take render_mode={mode!r}, and to pass it on")
+        return env
+
+    def evaluation_copies(self, episodes: int) -> int:
+        """Copies that play `episodes` episodes."""
+        return min(episodes, 128 if self.builtin else 8) if self.vector_env is None else self.vector_env.num_envs
+
+    def _gymnasium(self, num_envs: int, seed: int) -> GymnasiumEnv:
+        name = env_name(self.env)
+        if self.vector_env is not None:
+            return GymnasiumEnv(self.vector_env, name, seed, is_users=True, images=self.images, masks=self.masks)
+        make = partial(_function_of(self.env), **self.kwargs)
+        vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous)
+        return GymnasiumEnv(vector, name, seed, images=self.images, masks=self.masks)
+
+
+def make(
+    env_id: Any,
+    num_envs: int,
+    seed: int,
+    *,
+    vectorized: bool = True,
+    asynchronous: bool = False,
+    **kwargs: Any,
+) -> VectorEnv:
+    """Makes `num_envs` copies of an environment. The arguments are fields of `Source`; see `Source.make`."""
+    return Source(env_id, kwargs, vectorized=vectorized, asynchronous=asynchronous).make(num_envs, seed)
+
+
+def _function_of(env: Any) -> Callable[..., Env]:
+    """The function that makes an environment.
+
+    Raises:
+        UnknownEnv: there is no environment or function of that name.
+    """
+    if not isinstance(env, str):
+        return env
+    module, _, name = env.rpartition(":")
+    function = None
+    if module:
+        try:
+            function = getattr(importlib.import_module(module), name, None)
+        except (Exception, SystemExit) as error:
+            raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
+    if name in gymnasium.registry:
+        # The passive checker would warn, for each copy, about faults that are errors here.
+        return partial(gymnasium.make, gymnasium.registry[name], disable_env_checker=True)
+    if not callable(function):
+        raise UnknownEnv(no_such("environment", name, gymnasium.registry))
+    return function
+
+
+def _takes(function: Callable[..., Any], argument: str) -> bool:
+    """Whether a function has an argument of that name, or takes any."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (ValueError, TypeError):
+        return False
+    return argument in parameters or any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+
+
+def _check_vector_env(source: Source, env: gymnasium.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
+    """Raises `ConfigError` if a vector environment cannot be used with the other settings."""
+    require(num_envs == env.num_envs, f"num_envs must be {env.num_envs}, as the vector environment has, got {num_envs}")
+    for name, x in (("env_kwargs", source.kwargs), ("wrappers", source.wrappers), ("async_envs", source.asynchronous)):
+        require(not x, f"{name} cannot change a vector environment that is made already: give env=make_env instead")
+    mode = env.metadata.get("autoreset_mode")
+    require(
+        mode in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value),
+        f"env must be a vector environment made with autoreset_mode=AutoresetMode.NEXT_STEP, got {mode}: "
+        "in other modes an episode that is cut loses its last observation",
+    )
+
+
+def _check_options(builtin: Callable[..., VectorEnv], options: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` if an option does not have the type of its default."""
+    parameters = inspect.signature(builtin).parameters
+    for name, x in options.items():
+        kind = type(parameters[name].default)
+        accepted, wanted = {
+            bool: (isinstance(x, bool), "true or false"),
+            int: (isinstance(x, int) and not isinstance(x, bool), "an integer"),
+            float: (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x), "a finite number"),
+        }[kind]
+        require(accepted, f"env_kwargs: {name} must be {wanted}, got {x!r}")
+
+
+def builtin_ids() -> tuple[str, ...]:
+    """Ids of the environments with a vectorised NumPy version."""
+    return tuple(_BUILTIN)

@@ -1,0 +1,150 @@
+"""Field types that hold a range: `max_kl: Positive = 0.01`, `learning_rate: PositiveSchedule = 3e-4`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.schedules import Schedule, linear_ends
+
+
+@dataclass(frozen=True)
+class Range:
+    """Finite numbers from `low` to `high`; `above` and `below` exclude the ends."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, x: object) -> bool:
+        if not isinstance(x, (int, float)) or not -math.inf < x < math.inf:
+            return False
+        return (x > self.low if self.above else x >= self.low) and (x < self.high if self.below else x <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"{'above' if self.above else 'at least'} {self.low:g}"
+        return f"in {'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+
+
+@dataclass(frozen=True)
+class ScheduleRange(Range):
+    """Range of a schedule's values. The END of a linear schedule may be an excluded bound, which is never reached."""
+
+
+@dataclass(frozen=True)
+class OrObject:
+    """In a field's type: anything else is valid too. Only Python can give objects, and who uses them checks them."""
+
+
+T = TypeVar("T")
+ADVANCED = "advanced"
+Advanced = Annotated[T, ADVANCED]
+"""A setting that only `--help-all` shows: `backtrack_coef: Advanced[OpenUnitInterval] = 0.8`."""
+
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+UnitInterval = Annotated[float, Range(0, 1)]
+Fraction = Annotated[float, Range(0, 1, above=True)]
+OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
+Count = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+MinibatchSize = Count | Literal["all"]
+PositiveSchedule = Annotated[Schedule, ScheduleRange(0, above=True)]
+NonNegativeSchedule = Annotated[Schedule, ScheduleRange(0)]
+
+
+_BEYOND = 2**128
+"""No integer is so large: seeds have up to 128 bits."""
+
+
+def check_fields(instance: Any) -> None:
+    """Checks each field of a dataclass against its type and range.
+
+    Raises:
+        ConfigError: names the field, what it accepts and what it got.
+    """
+    cls: Any = type(instance)
+    for name, hint in _hints(cls).items():
+        x = getattr(instance, name)
+        if isinstance(x, int) and abs(x) >= _BEYOND:
+            raise ConfigError(f"{name} must be below {_BEYOND:g}, got an integer of {x.bit_length()} bits")
+        fault = _fault(x, hint)
+        if fault is not None:
+            raise ConfigError(f"{name} must be {fault}, got {x!r}")
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _fault(x: Any, hint: Any) -> str | None:
+    """Describes what `x` must be; None if `x` is valid."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(args[1], ScheduleRange):
+        return _schedule_fault(x, args[1])
+    if origin is Annotated and any(isinstance(m, OrObject) for m in args[1:]):
+        return None
+    if origin is Annotated:
+        bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
+        return _fault(x, args[0]) or (str(bounds[0]) if bounds else None)
+    if origin in (Union, UnionType):
+        faults = [_fault(x, kind) for kind in args]
+        wanted = [fault for fault in faults if fault not in (None, "None")]
+        return None if None in faults else " or ".join(map(str, wanted))
+    if origin is Literal:
+        return None if x in args else " or ".join(map(str, args))
+    if origin is tuple and args[1:] == (...,):
+        faults = [_fault(item, args[0]) for item in (x if isinstance(x, tuple) else (None,))]
+        each = next((f"a tuple, each {fault}" for fault in faults if fault), None)
+        return each or (None if isinstance(x, tuple) else "a list")
+    hint = origin or hint
+    if hint is Any or not isinstance(hint, type):
+        return None
+    accepted = (int, float) if hint is float else hint
+    if isinstance(x, accepted) and (hint is bool or not isinstance(x, bool)):
+        return None
+    return _NAMES.get(hint, f"a {hint.__name__}")
+
+
+def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
+    """Describes the schedule that `x` must be; None if `x` is valid. Functions are checked at eight points."""
+    wanted = f"{bounds}, or a schedule such as linear:1e-3:0"
+    if isinstance(x, bool):
+        return wanted
+    if isinstance(x, (int, float)):
+        return None if x in bounds else wanted
+    closed = Range(bounds.low, bounds.high)
+    if isinstance(x, str) and x.startswith("linear:"):
+        try:
+            start, end = linear_ends(x)
+        except ConfigError:
+            return wanted
+        return None if start in bounds and end in closed else f"{bounds} throughout"
+    if isinstance(x, str):
+        module, _, name = x.partition(":")
+        return None if module and name else wanted
+    if callable(x):
+        try:
+            values = [x(k / 8) for k in range(8)]
+        except Exception as error:
+            return f"a function of the progress, which goes from 0 to 1 ({type(error).__name__}: {error})"
+        return None if all(value in closed for value in values) else f"{bounds} throughout"
+    return wanted
+
+
+_NAMES: dict[type, str] = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    NoneType: "None",
+}

@@ -1,0 +1,40 @@
+"""How this process was started. Reads the environment alone, without PyTorch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from rlzoo.core.system.errors import require
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that `torchrun` sets in the processes that it starts."""
+
+
+def launched() -> tuple[int, int]:
+    """Number of this process, from 0, and the number of processes that torchrun started; (0, 1) without it."""
+    if any(name not in os.environ for name in VARIABLES):
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def check_alone(name: str) -> None:
+    """Raises `ConfigError` if torchrun started several processes. `name` is what they cannot do together."""
+    require(launched()[1] == 1, f"{name} uses one process: start it without torchrun")
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Ends this process within a second of the process that started it.
+
+    Args:
+        parent: its number, if it may be gone already; by default that of today's parent.
+    """
+    parent = os.getppid() if parent is None else parent
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,104 @@
+"""Reports on runs: groups of seeds, runs side by side, runs that are not finished, and what is no run."""
+
+import json
+import shutil
+
+import pytest
+import short_runs
+
+from rlzoo.benchmark.reports.from_runs import find_results
+from rlzoo.cli import main
+from rlzoo.core.system.errors import RunError
+from rlzoo.runs.run import Run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of one setting, another setting, and another environment."""
+    home = tmp_path_factory.mktemp("runs")
+    for seed in (1, 2):
+        short_runs.quick_run(home / "seeds" / f"seed-{seed}", seed=seed)
+    short_runs.quick_run(home / "other", seed=1, gamma=0.5)
+    short_runs.quick_run(home / "pendulum", seed=1, env="Pendulum-v1")
+    (home / "model").mkdir()
+    (home / "model" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    return home
+
+
+def only(paths):
+    warnings = []
+    (results,) = find_results(paths, warnings.append)
+    return results, warnings
+
+
+def test_seeds_are_one_group_and_other_settings_another(runs):
+    results, warnings = only([runs])
+    assert warnings == []
+    assert results.labels == ["ppo-clip, gamma=0.5", "ppo-clip", "ppo-clip, gamma=0.99"]
+    assert list(results.environments) == ["CartPole-v1", "Pendulum-v1"]
+    by_key = {outcome.key: outcome for outcome in results.outcomes}
+    assert ("ppo-clip, gamma=0.99", "CartPole-v1", 2) in by_key
+    assert ("ppo-clip", "Pendulum-v1", 1) in by_key
+    run = Run(runs / "seeds" / "seed-2")
+    outcome = by_key["ppo-clip, gamma=0.99", "CartPole-v1", 2]
+    assert outcome.final_stochastic == run.evaluations()[-2]["mean_return"]
+    assert outcome.final_deterministic == run.evaluations()[-1]["mean_return"]
+    assert outcome.steps == sorted({e["step"] for e in run.evaluations()})
+    assert outcome.seconds[-1] == run.metrics()[-1]["seconds"]
+
+
+def test_command_writes_the_page(runs, tmp_path, capsys):
+    assert main(["report", str(runs / "seeds"), str(runs / "pendulum"), "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "report.html"), str(tmp_path / "report.md")]
+    page = (tmp_path / "report.md").read_text()
+    assert "3 of 3 runs finished." in page
+    assert "| CartPole-v1 | ppo-clip |" in page
+    assert "2 of 2 |" in page
+    assert (tmp_path / "figures" / "overview.svg").read_text().count("Pendulum-v1") == 1
+
+
+def test_run_that_goes_on_counts_as_far_as_it_is(runs, tmp_path):
+    shutil.copytree(runs / "seeds", tmp_path / "seeds")
+    run = Run(tmp_path / "seeds" / "seed-2")
+    for name, last in (("metrics.jsonl", 300), ("evaluations.jsonl", 299)):
+        lines = (run.path / name).read_text().splitlines(keepends=True)
+        (run.path / name).write_text("".join(line for line in lines if json.loads(line)["step"] <= last))
+    shutil.rmtree(run.checkpoints)
+    assert main(["report", str(tmp_path / "seeds")]) == 0
+    page = (tmp_path / "seeds" / "report.md").read_text()
+    assert "1 of 2 runs finished" in page
+    assert f"ppo-clip on CartPole-v1, seed 2 is at step {run.last_metrics()['step']} of 600" in page
+    (run.path / "evaluations.jsonl").unlink()
+    results, _ = only([tmp_path / "seeds"])
+    assert results.missing == [("ppo-clip", "CartPole-v1", 2)]
+
+
+def test_repeated_run_is_left_out(runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "again")
+    results, warnings = only([runs / "other", runs / "other", tmp_path / "again"])
+    assert len(results.outcomes) == 1
+    assert warnings == [f"{tmp_path}/again is left out: it has the settings and the seed of {runs}/other"]
+
+
+def test_path_without_runs_is_an_error(runs, tmp_path):
+    for path in (tmp_path, runs / "model", tmp_path / "nothing"):
+        with pytest.raises(RunError, match=f"{path} holds neither runs nor results of a suite"):
+            find_results([path], print)
+
+
+@pytest.mark.parametrize(("name", "value"), [("total_steps", float("inf")), ("eval_interval", []), ("seed", "a")])
+def test_setting_of_another_kind_is_named(name, value, runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
+    with pytest.raises(RunError, match=f"{name} must be an integer, got"):
+        only([tmp_path / "run"])
+
+
+def test_times_that_are_no_numbers_are_left_out(runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "run")
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) | {"seconds": [1]} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    results, _ = only([tmp_path / "run"])
+    assert set(results.outcomes[0].seconds) == {0.0}

@@ -1,0 +1,519 @@
+"""The report: numbers against hand computation, text that stays text, and the page in a browser."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from PIL import Image
+
+from rlzoo.benchmark.job import Failure, Outcome
+from rlzoo.benchmark.reports import figures, statistics, tables
+from rlzoo.benchmark.reports.report import draw, to_html, to_markdown, write_report
+from rlzoo.benchmark.reports.study import Algorithm, Study
+from rlzoo.benchmark.results import Results
+from rlzoo.benchmark.suite import Environment
+from rlzoo.core.system.errors import ConfigError
+
+RECORD = {
+    "command": "rlzoo benchmark a --out 'b|c'",
+    "machine": {"processor": "P", "cores": 2, "memory_gib": 24.0},
+    "versions": {"rlzoo": "0.1.0", "torch": "2.8.0"},
+    "git_commit": "abc123",
+    "wall_seconds": 3725.0,
+}
+NASTY = "a <b>&amp; | `c` *d* _e_ [f](g) $x$ ~~h~~"
+SLOW, FAST = (0, 10, 20, 30), (0, 100, 200, 300)
+"""Returns at steps 0, 100, 200 and 300."""
+
+
+def outcome(
+    label: str = "trpo", env: str = "E", seed: int = 0, returns: Sequence[Any] = SLOW, final: Any = None, **more: Any
+) -> Outcome:
+    """A run of 300 steps, 100 a second, whose final deterministic evaluation is better by 1."""
+    final = returns[-1] if final is None else final
+    fields: dict[str, Any] = {
+        "settings": {"algorithm": label, "total_steps": 300},
+        "steps": [0, 100, 200, 300],
+        "deterministic": list(returns),
+        "final_deterministic": final + 1,
+        "seconds": [0.0, 1.0, 2.0, 3.0],
+    }
+    return Outcome(label, env, seed, stochastic=list(returns), final_stochastic=final, **fields | more)
+
+
+def results(
+    outcomes: Sequence[Outcome],
+    thresholds: Mapping[str, float | None] | None = None,
+    path: str = "folder",
+    **more: Any,
+) -> Results:
+    """A folder with these runs and all labels, environments and seeds in them."""
+    thresholds = thresholds or dict.fromkeys((x.env for x in outcomes), 25.0)
+    fields: dict[str, Any] = {
+        "labels": list(dict.fromkeys(x.label for x in outcomes)),
+        "title": "A suite",
+        "description": "What it is for.",
+        "counterparts": {},
+        "environments": {env: Environment(env, 300, 100, x) for env, x in thresholds.items()},
+        "seeds": sorted({x.seed for x in outcomes}),
+        "record": RECORD,
+        "failures": [],
+        "missing": [],
+    }
+    return Results(Path(path), outcomes=list(outcomes), eval_episodes=20, final_episodes=100, **fields | more)
+
+
+def runs(label: str, finals: Sequence[Any], env: str = "E", **more: Any) -> list[Outcome]:
+    """A run for each final score."""
+    return [outcome(label, env, seed, final=final, **more) for seed, final in enumerate(finals)]
+
+
+def section(text: str, title: str) -> str:
+    """The Markdown of a section."""
+    (found,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def table(text: str, title: str, number: int = 0) -> list[list[str]]:
+    """Head and rows of a section's table."""
+    tables = re.findall(r"(?:^\|.*\n)+", section(text, title), re.MULTILINE)
+    rows = [line.strip("| ").split(" | ") for line in tables[number].splitlines()]
+    return [rows[0], *rows[2:]]
+
+
+def bold(text: str) -> list[str]:
+    """The algorithms whose final scores are bold."""
+    return [row[1] for row in table(text, "Final scores")[1:] if row[2].startswith("**")]
+
+
+def report(*folders: Results) -> str:
+    return to_markdown(Study.of(folders))
+
+
+def html_of(*folders: Results) -> str:
+    study = Study.of(folders)
+    return to_html(to_markdown(study), draw(study), study.title)
+
+
+# Numbers
+
+
+def test_final_scores() -> None:
+    page = report(results([*runs("trpo", range(1, 9)), *runs("npg", [7.0] * 8)]))
+    stochastic = tables.estimate(statistics.iqm_interval([range(1, 9)]), 2)
+    deterministic = tables.estimate(statistics.iqm_interval([range(2, 10)]), 2)
+    assert table(page, "Final scores") == [
+        ["Environment", "Algorithm", "Stochastic", "Deterministic", "Seconds", "Steps per second", "Runs"],
+        ["E", "trpo", stochastic, deterministic, "3.00", "100", "8 of 8"],
+        ["E", "npg", "**7.00** [7.00, 7.00]", "8.00 [8.00, 8.00]", "3.00", "100", "8 of 8"],
+    ]
+    # The middle half of 1 … 8 is 3 … 6.
+    assert stochastic.startswith("4.50 [")
+    assert deterministic.startswith("5.50 [")
+
+
+@pytest.mark.parametrize(("n", "best"), [(1, ["trpo", "npg"]), (3, ["trpo", "npg"]), (4, ["npg"])])
+def test_nothing_is_better_by_an_order_that_chance_gives(n: int, best: list[str]) -> None:
+    # All of npg above all of trpo: 2 of C(2n, n) orders are as clear, which is 1, 1/10 and 1/35.
+    page = report(results([*runs("trpo", range(n)), *runs("npg", range(10, 10 + n))]))
+    assert bold(page) == best
+    assert ("No significant difference: trpo." in page) == (len(best) == 2)
+    assert ("It is better than each of the others." in page) == (len(best) == 1)
+
+
+def sweep(label: str, points: Sequence[tuple[float, float]], seeds: Sequence[int] = range(4)) -> list[Outcome]:
+    """Runs of one algorithm at (KL, score) points, under a label for each; the KL of a seed is higher by the seed."""
+    return [
+        outcome(
+            f"{label}, {i}", seed=seed, final=score, further={"kl_reference": kl + seed}, settings={"algorithm": label}
+        )
+        for i, (kl, score) in enumerate(points)
+        for seed in seeds
+    ]
+
+
+def test_scores_at_equal_values_of_a_metric() -> None:
+    """The KL of trpo is 0 to 16, that of npg 8 to 24, and half of the seeds' offset is 1.5."""
+    outcomes = [*sweep("trpo", [(16, 32), (0, 0)]), *sweep("npg", [(8, 0), (24, 16)])]
+    study = Study.of([results(outcomes, against="kl_reference")])
+    assert list(study.lines("E")) == ["trpo", "npg"]
+    assert [group.further["kl_reference"] for group in study.lines("E")["trpo"]] == [1.5, 17.5]
+    equal = study.at_equal("E")
+    assert list(equal) == [11.5, 13.5, 15.5]  # quarters of 9.5 to 17.5
+    assert equal[11.5]["trpo"].tolist() == [23.0, 21.0, 19.0, 17.0]  # twice the KL that is left without the seed
+    assert equal[11.5]["npg"].tolist() == [3.5, 2.5, 1.5, 0.5]
+    rows = table(to_markdown(study), "Score against kl_reference")
+    assert rows[0] == ["Environment", "kl_reference", "trpo", "npg"]
+    assert [row[1] for row in rows[1:]] == ["11.50", "13.50", "15.50"]
+    assert rows[1][2].startswith("**20.00** [")
+    assert rows[1][3].startswith("2.00 [")
+
+
+def test_time_to_threshold() -> None:
+    reached_late = outcome(seed=0, returns=(0, 10, 20, 30))  # at 300 steps, 3 s
+    reached_soon = outcome(seed=1, returns=(0, 26, 0, 0))  # at 100 steps, and lost again
+    never = outcome(seed=2, returns=(0, 0, 0, 24.9))
+    diverged = outcome(seed=3, returns=(0, 0, 0, 0), final=float("nan"))
+    nobody = outcome("npg", seed=0, returns=(0, 0, 0, 0))
+    page = report(results([reached_late, reached_soon, never, diverged, nobody]))
+    assert table(page, "Time to threshold") == [
+        ["Environment", "Algorithm", "Threshold", "Steps", "Seconds", "Reached", "Kept"],
+        ["E", "trpo", "25", "∞ [100, ∞]", "∞", "2 of 4", "1 of 4"],
+        ["E", "npg", "25", "–", "–", "0 of 1", "0 of 1"],
+    ]
+
+
+def test_scales_and_aggregates() -> None:
+    """E has a threshold, F has none: its best IQM is 200. Both start from 0."""
+    outcomes = [
+        *runs("trpo", [50.0] * 4),
+        *runs("npg", [25.0] * 4),
+        *runs("trpo", [100.0] * 4, "F"),
+        *runs("npg", [200.0] * 4, "F"),
+    ]
+    study = Study.of([results(outcomes, {"E": 25.0, "F": None})])
+    assert study.scales == {"E": (0.0, 25.0), "F": (0.0, 200.0)}
+    assert [x.tolist() for x in study.normalised_final("trpo")] == [[2.0] * 4, [0.5] * 4]
+    page = to_markdown(study)
+    # trpo is above in E and below in F.
+    assert table(page, "Overall") == [
+        ["Algorithm", "trpo", "npg"],
+        ["trpo", "–", "0.50 [0.50, 0.50]"],
+        ["npg", "0.50 [0.50, 0.50]", "–"],
+    ]
+    # The middle half of four 2.0 and four 0.5 is two of each.
+    finding = "trpo has the highest interquartile mean of normalised final scores, 1.25 [1.25, 1.25]."
+    assert finding in page
+    assert table(page, "Method")[1:] == [
+        ["E", "300", "100", "25", "0.00", "25.00"],
+        ["F", "300", "100", "–", "0.0", "200.0"],
+    ]
+
+
+def test_every_run_has_its_place() -> None:
+    outcomes = [outcome(seed=0), outcome(seed=2), outcome("npg", seed=0)]
+    folder = results(
+        outcomes,
+        seeds=[0, 1, 2],
+        failures=[Failure("trpo", "E", 1, "ValueError: no")],
+        missing=[("npg", "E", 1), ("npg", "E", 2)],
+    )
+    page = report(folder)
+    assert table(page, "Runs and settings")[1:] == [["E", "trpo", "0: 30.00, 2: 30.00"], ["E", "npg", "0: 30.00"]]
+    assert page.split("> ")[1:4] == [
+        "**Runs failed: 1.** **Runs missing: 2.** \n>\n",
+        "- trpo on E, seed 1 failed: ValueError: no\n",
+        "- npg on E, seed 1 is missing\n",
+    ]
+    assert "> - npg on E, seed 2 is missing\n" in page
+    assert "3 of 6 runs finished (2 algorithms × 1 environments × 3 seeds)" in page
+    assert [row[-1] for row in table(page, "Final scores")[1:]] == ["2 of 3", "1 of 3"]
+
+
+def test_settings_are_flat_and_show_where_seeds_and_algorithms_differ() -> None:
+    first = outcome(settings={"seed": 0, "policy": {"hidden": [64, 64]}, "num_envs": 8, "gamma": 0.9})
+    second = outcome(seed=1, settings={"seed": 1, "policy": {"hidden": [64, 64]}, "num_envs": 16, "gamma": 0.9})
+    other = outcome("npg", settings={"policy": {"hidden": [32]}, "gamma": 0.9, "max_kl": 0.01})
+    page = report(results([first, second, other]))
+    assert table(page, "Runs and settings", 1) == [["Setting", "Value"], ["gamma", "0.9"], ["max_kl", "0.01"]]
+    assert table(page, "Runs and settings", 2) == [
+        ["Setting", "E"],
+        ["policy.hidden", "[64, 64]"],
+        ["num_envs", "8 / 16"],
+    ]
+    assert table(page, "Runs and settings", 3) == [["Setting", "E"], ["policy.hidden", "[32]"]]
+
+
+# Peers and folders
+
+
+def peers(**more: Any) -> Results:
+    outcomes = [*runs("ppo-clip", [10, 11, 12, 13]), *runs("sb3-ppo", [1, 2, 3, 4], seconds=[0.0, 2.0, 4.0, 6.0])]
+    return results(outcomes, counterparts={"sb3-ppo": "ppo-clip"}, **more)
+
+
+def test_a_peer_of_another_folder() -> None:
+    ours = results(runs("ppo-clip", [10, 11]), path="x/ours")
+    theirs = results(runs("sb3-ppo", [1, 2]), path="x/theirs", counterparts={"sb3-ppo": "ppo-clip"})
+    page = report(ours, theirs)
+    assert table(page, "Pairs")[1][:2] == ["ppo-clip", "sb3-ppo"]
+    assert len(table(page, "Pairs")) == 2
+
+
+def test_two_folders_with_one_label() -> None:
+    a = results(runs("trpo", [1, 2]), path="x/A")
+    b = results(
+        [*runs("trpo", [3, 4]), *runs("npg", [3, 4])],
+        path="x/B",
+        environments={"E": Environment("E", 600, 100, 25)},
+        record={**RECORD, "machine": {"processor": "Q"}},
+    )
+    page = report(a, b)
+    assert [row[:4] for row in table(page, "Pairs")[1:]] == [["trpo (A)", "trpo (B)", "E", "0.00 [0.00, 0.00]"]]
+    assert [row[1] for row in table(page, "Final scores")[1:]] == ["trpo (A)", "trpo (B)", "npg"]
+    assert "The folders differ in processor (P in A, Q in B); E.total_steps (300 in A, 600 in B)." in page
+    assert "- A: 2 of 2 runs finished" in page
+
+
+def test_no_folder_and_the_same_folder_twice() -> None:
+    with pytest.raises(ConfigError, match="at least one folder"):
+        Study.of([])
+    with pytest.raises(ConfigError, match="given twice"):
+        Study.of([peers(), peers()])
+
+
+# What can go wrong
+
+
+def test_a_run_that_diverged_counts_as_worst() -> None:
+    nan = float("nan")
+    diverged = outcome(seed=4, returns=(0, 5, None, nan), final=nan, final_deterministic=None)
+    page = report(results([*runs("trpo", [1, 2, 3, 4]), diverged]))
+    # Of −∞, 1, 2, 3, 4 the middle three are 1, 2 and 3.
+    assert table(page, "Final scores")[1][2].startswith("2.00 [−∞, ")
+    assert "Runs diverged: 1." in page
+    assert "> - trpo on E, seed 4 diverged" in page
+    assert "4: NaN" in page
+
+
+@pytest.mark.parametrize("level", [0.0, -5.0])
+def test_no_scale_without_room(level: float, tmp_path: Path) -> None:
+    """The threshold is not above what an untrained policy gets."""
+    folder = results([outcome(), outcome(env="F")], {"E": level, "F": 25.0})
+    assert list(Study.of([folder]).scales) == ["F"]
+    write_report([folder], tmp_path)
+
+
+def test_no_run_has_finished(tmp_path: Path) -> None:
+    failures = [Failure("trpo", "E", 0, "ValueError: no")]
+    folder = results([], {"E": 25.0}, labels=["trpo"], seeds=[0, 1], failures=failures, missing=[("trpo", "E", 1)])
+    page, markdown = write_report([folder], tmp_path)
+    for path in (page, markdown):
+        text = path.read_text(encoding="utf-8")
+        assert "No run has finished yet" in text
+        assert "ValueError: no" in text
+
+
+def test_twelve_labels_look_different() -> None:
+    labels = [f"TRPO without part {i}" for i in range(9)] + ["trpo", "ppo-clip", "npg"]
+    styles = figures.styles(Algorithm(label, label, "A") for label in labels)
+    assert len({tuple(style.values()) for style in styles.values()}) == 12
+    assert styles["trpo"] == {"color": "#009E73", "linestyle": "solid"}
+    assert styles["ppo-clip"] == {"color": "#D55E00", "linestyle": "solid"}
+
+
+def test_a_peer_has_the_colour_of_its_counterpart() -> None:
+    algorithms = [
+        Algorithm("sb3-ppo", "sb3-ppo", "A", "ppo-clip"),
+        Algorithm("ppo-clip", "ppo-clip", "A"),
+        Algorithm("other-ppo", "other-ppo", "A", "ppo-clip"),
+    ]
+    styles = figures.styles(algorithms)
+    assert styles["ppo-clip"] == {"color": "#D55E00", "linestyle": "solid"}
+    assert styles["sb3-ppo"] == {"color": "#D55E00", "linestyle": "dashed"}
+    assert styles["other-ppo"] == {"color": "#D55E00", "linestyle": "dashdot"}
+
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+COMMITTED = sorted(path.parent for path in RESULTS.glob("*/suite.json"))
+QUICK = ("classic", "lm", "frontier")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(x, id=x.name, marks=[] if x.name in QUICK else [pytest.mark.slow]) for x in COMMITTED],
+)
+def test_committed_reports_are_those_of_the_committed_results(folder: Path) -> None:
+    study = Study.of([Results.read(folder, pytest.fail)])
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert to_markdown(study) == text
+    assert {*re.findall(r"\(figures/(\w+)\.svg\)", text)} == {x.stem for x in (folder / "figures").iterdir()}
+
+
+def test_the_committed_comparison_is_that_of_its_two_folders() -> None:
+    study = Study.of([Results.read(RESULTS / name) for name in ("classic", "peers")])
+    assert to_markdown(study) == (RESULTS / "classic-and-peers" / "report.md").read_text(encoding="utf-8")
+
+
+# Text and files
+
+
+class Reader(html.parser.HTMLParser):
+    """Ids, references and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.references: list[tuple[str, str]] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src", "data", "action", "poster", "srcset") or "url(" in (value or ""):
+                self.references.append((tag, value or ""))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def nasty() -> Results:
+    outcomes = [*runs(NASTY, [1, 2]), *runs("_PPO_", [1, 2])]
+    return results(outcomes, title=NASTY, description=NASTY, seeds=[0, 1, 2], missing=[("_PPO_", "E", 2)],
+                   failures=[Failure(NASTY, "E", 2, NASTY + "\n\x1b[31m<script>alert(1)</script>")])  # fmt: skip
+
+
+def test_text_stays_text_in_html(nasty: Results) -> None:
+    reader = Reader(html_of(nasty))
+    assert not {"script", "b", "code", "s", "del"} & set(reader.tags)
+    assert [value for tag, value in reader.references if tag == "a"] == ["https://arxiv.org/abs/2108.13264"]
+    assert reader.text.count(NASTY) > 8
+    assert f"failed: {NASTY} [31m<script>alert(1)</script>" in reader.text
+
+
+def test_text_stays_text_in_markdown(nasty: Results) -> None:
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(report(nasty))
+    inline = [token for token in tokens if token.type == "inline"]
+    said = ["".join(child.content for child in token.children or [] if child.type != "html_inline") for token in inline]
+    assert said.count(NASTY) > 4
+    assert f"{NASTY} on E, seed 2 failed: {NASTY} [31m<script>alert(1)</script>" in said
+    kinds = {child.type for token in inline for child in token.children or []}
+    assert kinds <= {"text", "text_special", "softbreak", "image", "strong_open", "strong_close", "em_open", "em_close",
+                     "link_open", "link_close"}  # fmt: skip
+    links = [child.attrs["href"] for token in inline for child in token.children or [] if child.type == "link_open"]
+    assert links == ["https://arxiv.org/abs/2108.13264"]
+    rows = [token for token in tokens if token.type == "tr_open"]
+    cells = [token for token in tokens if token.type in ("td_open", "th_open")]
+    assert len(rows) > 20
+    assert len(cells) > 60
+
+
+def test_no_text_commands_a_terminal_or_breaks_a_picture(tmp_path: Path) -> None:
+    name = "\x1b]0;title\x07\x9b2J \b\r \u202e \ud800 \0\n# [red] <script>alert(1)</script>"
+    outcomes = [x for label in (name, "trpo") for x in runs(label, range(6), env=name, settings={name: name})]
+    more = {"failures": [Failure(name, name, 8, name)], "missing": [(name, name, 9)], "description": name}
+    folder = results(outcomes, title=name, record=RECORD | {"command": name}, **more)
+    write_report([folder], tmp_path)
+    shown = r"\x1b]0;title\x07\x9b2J \x08  \u202e \ud800 \x00 # [red] <script>alert(1)</script>"
+    page = Reader((tmp_path / "report.html").read_text())
+    assert "script" not in page.tags
+    assert page.text.count(shown) > 8
+    pictures = list(tmp_path.glob("figures/*.svg"))
+    assert len(pictures) == 2
+    for path in (*pictures, tmp_path / "report.html", tmp_path / "report.md"):
+        text = path.read_text()
+        assert not [c for c in text if not c.isprintable() and c not in "\n\u202f\u200b"], path
+    for path in pictures:
+        words = "".join(ElementTree.parse(path).getroot().itertext())
+        assert r"\x1b]0;title\x07\x9b2J" in words
+
+
+@pytest.mark.parametrize(
+    "text", ["# a", "- a", "+ a", "1. a", "12) a", "= a", "a\\*b", "[a]: b", "&lt;", "snake_case_"]
+)
+def test_a_paragraph_is_a_paragraph(text: str) -> None:
+    tokens = MarkdownIt("commonmark").parse(report(results([outcome()], description=text)))
+    assert [token.type for token in tokens[3:6]] == ["paragraph_open", "inline", "paragraph_close"]
+    assert "".join(child.content for child in tokens[4].children or []) == text
+
+
+def test_a_page_loads_nothing(nasty: Results) -> None:
+    study = Study.of([nasty, peers(path="x/peers")])
+    images = draw(study)
+    text = to_html(to_markdown(study), images, study.title)
+    reader = Reader(text)
+    shown = [base64.b64decode(value.removeprefix("data:image/svg+xml;base64,")).decode()
+             for tag, value in reader.references if tag == "img"]  # fmt: skip
+    assert sorted(shown) == sorted(images.values())
+    assert [(tag, x) for tag, x in reader.references if tag != "img"] == [("a", "https://arxiv.org/abs/2108.13264")]
+    for document in (text, *shown):
+        assert not re.search(r"@import|url\((?!#)|<(script|link|iframe|object|image)\b", document)
+        assert not re.search(r"""(href|src)=["'](?!#|data:|https://arxiv)""", document)
+
+
+def test_equal_results_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(name: str) -> dict[str, bytes]:
+        write_report([peers()], tmp_path / name)
+        return {
+            str(x.relative_to(tmp_path / name)): x.read_bytes() for x in (tmp_path / name).rglob("*") if x.is_file()
+        }
+
+    first = write("first")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    with mpl.rc_context({"font.size": 20, "lines.linewidth": 9, "svg.hashsalt": None}):
+        second = write("second")
+        assert mpl.rcParams["font.size"] == 20
+    assert first == second
+    assert set(first) == {
+        "report.html", "report.md", "figures/overview.svg", "figures/overall.svg", "figures/pairs.svg",
+    }  # fmt: skip
+
+
+# Figures
+
+
+# Formatting
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (tables.fixed(-1204.46, 1), "−1\u202f204.5"),
+        (tables.fixed(-0.04, 1), "0.0"),
+        (tables.fixed(float("-inf"), 1), "−∞"),
+        (tables.fixed(float("nan"), 1), "NaN"),
+        (tables.number(475.0), "475"),
+        (tables.number(-0.25), "−0.25"),
+        (tables.number(200_000), "200\u202f000"),
+        (tables.significant(0.012345), "0.0123"),
+        (tables.significant(1234.5), "1\u202f234"),
+        (tables.significant(0.0), "0"),
+        (tables.one_line("a\n\tb\x1b c"), "a b c"),
+        (tables.one_line("abcdef", 4), "abc…"),
+    ],
+)
+def test_numbers(said: str, text: str) -> None:
+    assert said == text
+
+
+# In a browser
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "coloured"), [(1280, 500), (420, 300)])  # the narrow one scrolls to the legend
+def test_the_page_in_a_browser(width: int, coloured: int, tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
+    page, _ = write_report([peers()], tmp_path)
+    image = tmp_path / "page.png"
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--blink-settings=preferredColorScheme=1"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={image}", f"--window-size={width},1500"]
+    subprocess.run([*command, page.as_uri()], check=True, capture_output=True, timeout=60)
+    pixels = np.asarray(Image.open(image).convert("RGB")).astype(int)
+    assert pixels.shape[1] == width
+    ink = (pixels.sum(2) < 3 * 90).mean()
+    vermilion = np.abs(pixels - (0xD5, 0x5E, 0x00)).max(2) < 24
+    grey = np.abs(pixels - 0x66).max(2) < 24
+    assert 0.002 < ink < 0.2
+    assert vermilion.sum() > coloured  # curves and legend of PPO and its peer
+    assert grey.sum() > 500  # axes and captions, in the page's own colours
+    assert (pixels == 255).all(2).mean() > 0.6
