@@ -6,6 +6,7 @@ import torch
 from builders import evaluate_model, parameters
 from gymnasium import spaces
 
+from rlzoo.control.envs import source as envs
 from rlzoo.control.envs.classic import CartPole
 from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.fast import accelerate

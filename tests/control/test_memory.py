@@ -7,6 +7,7 @@ import torch
 
 import rlzoo
 from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.envs import source as envs
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.recurrent import GRU
 from rlzoo.core.collector import Collector, evaluate

@@ -6,6 +6,7 @@ import torch
 from builders import Scripted
 
 from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.envs import source as envs
 from rlzoo.control.networks import Network
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.env import Episode

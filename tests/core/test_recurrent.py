@@ -162,21 +162,3 @@ def test_rows_are_padded_by_masked_steps():
     assert rows.row_size == 4
     assert torch.equal(rows.reward[rows.mask], torch.cat([reward[0], reward[1]]))
     assert float(rows.mean(rows.reward)) == pytest.approx(float(reward.mean()))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_network_remembers_in_columns_of_its_own(kind):
-    model = make_model(kind, shared_trunk=False)
-    policy, value = (
-        next(x for x in part.modules() if isinstance(x, Recurrent)).owned for part in (model.policy, model.value)
-    )
-    columns = list(range(model.memory_size))
-    assert columns[policy] + columns[value] == columns
-    seen = packed(model, 2, 3)
-    before, values = model(seen)
-    for owned in (policy, value):
-        other = seen.clone()
-        other[:, 0, 4:][:, owned] += 1
-        after, changed = model(other)
-        assert torch.equal(before.logits, after.logits) == (owned is value)
-        assert torch.equal(values, changed) == (owned is policy)

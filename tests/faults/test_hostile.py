@@ -192,6 +192,7 @@ def test_pickle_in_disguise_is_not_executed(run, name, writer, tmp_path):
         "{}",
         '{"format": 1}',
         '{"format": "3"}',
+        '{"format": 2}',
         '{"format": 4}',
         '{"format": 3}',
         '{"format": 3, "algorithm": "ppo-clip"}',
@@ -214,32 +215,6 @@ def test_damaged_configuration(run, text, capsys):
         resume(run)
     assert main(["eval", str(run.path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"algorithm": 3},
-        {"env": []},
-        {"gama": 0.9},
-        {"learning_rate": 1e-3, "anneal_lr": "yes", "minibatch_size": []},
-        {"learning_rate": "high", "anneal_lr": True},
-        {"learning_rate": [1], "anneal_lr": True},
-        {"max_new_tokens": "x", "minibatch_size": 64},
-        {"max_new_tokens": 0, "minibatch_size": 64},
-        {"max_new_tokens": None, "num_envs": "many"},
-    ],
-)
-def test_damaged_configuration_of_format_2(run, settings, capsys):
-    pair = {"algorithm": "ppo-clip", "env": "CartPole-v1"} if settings else {}
-    (run.path / "config.json").write_text(json.dumps({"format": 2, **pair, **settings}))
-    with pytest.raises(RunError, match=r"config\.json"):
-        rlzoo.evaluate(run)
-    assert main(["eval", str(run.path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    with pytest.raises(RunError, match="has an older format"):
-        resume(run)
 
 
 @pytest.mark.parametrize("name", ["1e9", "-5", "../1", "latest", ".200.tmp", "200.bak"])

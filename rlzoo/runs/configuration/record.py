@@ -61,7 +61,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         RunError: as for `read_record`.
     """
     settings = {name: x for name, x in read_record(file).items() if name not in _NOT_SETTINGS}
-    if settings.get("algorithm") in ALGORITHMS:
+    if settings.get("algorithm") in list(ALGORITHMS):
         return present_names(algorithm_class(settings["algorithm"]), settings, say=False)
     return settings
 

@@ -8,6 +8,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from scipy import stats
 
+from rlzoo.control.envs import source as envs
 from rlzoo.control.envs.classic import BUILTIN
 from rlzoo.core.system.errors import EnvError
 

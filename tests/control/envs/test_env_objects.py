@@ -13,6 +13,7 @@ from gymnasium.wrappers import FrameStackObservation, TimeLimit
 
 import rlzoo
 from rlzoo.cli import main
+from rlzoo.control.envs import source as envs
 from rlzoo.control.envs.source import Source
 from rlzoo.control.envs.wrappers import load_wrapper, wrap
 from rlzoo.control.task import Control, ControlTask
@@ -117,7 +118,7 @@ def test_run_of_a_function_without_a_name_needs_it_again(tmp_path):
     ("env", "error", "message"),
     [
         (3, ConfigError, "env must be a Gymnasium id, module:function, a function that returns an environment"),
-        (Walk(), ConfigError, "env is one environment, and training needs copies: give a function that makes them"),
+        (Walk(), ConfigError, "env is one environment, and training needs copies: give a function that makes"),
         (make_nothing, EnvError, "environment 'make_nothing' is None, not a gymnasium.Env: end it with `return env`"),
         (NotAnEnv, EnvError, "not a gymnasium.Env: give a function that returns a gymnasium.Env"),
         (lambda: 1 / 0, EnvError, "environment 'lambda' cannot be made: ZeroDivisionError: division by zero"),

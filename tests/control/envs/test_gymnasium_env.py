@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from rlzoo.control.envs import source as envs
 from rlzoo.core.system.errors import EnvError, UnknownEnv, UnsupportedSpace
 
 RECEIVED = []

@@ -6,6 +6,7 @@ import torch
 from builders import SPACES, make_buffer, make_model
 
 from rlzoo.control.acting import ActionNoise, make_actor
+from rlzoo.control.envs import source as envs
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.core.actors import ModelActor
