@@ -211,9 +211,11 @@ def environments(rounds: int) -> str:
     """Steps per second of 64 copies with random actions, autoreset and time limits included."""
     import numpy as np
 
+    from rlzoo.control.envs.source import make
+
     lines = ["| environment | million steps/s (median; min – max) |", "|---|---|"]
     for env_id in ("CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1"):
-        env = envs.make(env_id, 64, seed=0)
+        env = make(env_id, 64, seed=0)
         space = env.action_space
         actions = [np.stack([space.sample() for _ in range(64)]) for _ in range(100)]
         env.reset()
