@@ -80,7 +80,7 @@ def make_sb3(algorithm: str, seed: int = 0) -> Any:
     from stable_baselines3.common.vec_env import VecNormalize
     from torch import nn
 
-    from rlzoo.control import no_velocity  # noqa: F401 - registers CartPoleNoVel-v1
+    from rlzoo.control.envs import no_velocity  # noqa: F401 - registers CartPoleNoVel-v1
 
     if algorithm == "recurrent-ppo":
         env = VecNormalize(make_vec_env("CartPoleNoVel-v1", 8, seed=seed), gamma=0.98)
