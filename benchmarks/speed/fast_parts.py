@@ -1,10 +1,11 @@
 """What each faster implementation gains: processor time of a training iteration without it, relative to with it.
 
-    python benchmarks/speed/fast_parts.py               # control and language models, about ten minutes
+    python benchmarks/speed/fast_parts.py               # control and language models, about half an hour
     python benchmarks/speed/fast_parts.py control
 
-Every row takes turns with the complete set in one process each, and the table shows the median ratio. A part that gains
-less than 1.15 in every row does not stay in the package. Writes benchmarks/results/fast-parts.md.
+Each row takes turns with the complete set, each in a process of its own, and the table has the median of the ratios.
+The language model is a GPT-2 of four layers with random weights. A part that gains less than 1.15 in every row does not
+stay in the package. Writes benchmarks/results/fast-parts.md.
 """
 
 from __future__ import annotations
@@ -15,28 +16,35 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 RESULT = Path(__file__).parents[1] / "results" / "fast-parts.md"
 ZOO = {"num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20}
-GPT2 = {
-    "responses_per_batch": 16,
-    "max_new_tokens": 32,
-    "minibatch_responses": 16,
-    "epochs": 4,
-}
+PAPER = {"num_envs": 1, "num_steps": 2048, "minibatch_size": 64, "epochs": 10}
+PERCEPTRON, RECURRENCE, NUMPY = "backward pass of MLPs", "backward pass through time", "acting through NumPy"
+COMPILED = "compiled step"
+PACKED, PRODUCTS = "packed weights", "attention by products, and its cache"
+BLOCKS, CASTS, LAYERS = "vocabulary in blocks", "weights cast once", "layers with gradients in place"
 
 ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     "control": [
-        ("written-out backward pass of MLPs", "ppo-clip", "CartPole-v1", ZOO),
-        ("written-out backward pass through time", "ppo-clip", "CartPoleNoVel-v1", {**ZOO, "network": "gru"}),
-        ("written-out backward pass through time", "ppo-clip", "CartPoleNoVel-v1", {**ZOO, "network": "lstm"}),
-        ("acting through NumPy", "ppo-clip", "CartPole-v1", ZOO),
-        ("acting through NumPy", "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
-        ("acting through NumPy", "ppo-clip", "CartPoleNoVel-v1", {**ZOO, "network": "gru"}),
-        ("compiled step", "ppo-clip", "CartPole-v1", ZOO),
+        (PERCEPTRON, "ppo-clip", "CartPole-v1", ZOO),
+        (PERCEPTRON, "ppo-clip", "CartPole-v1", PAPER),
+        (RECURRENCE, "ppo-clip", "CartPoleNoVel-v1", {**ZOO, "network": "gru"}),
+        (RECURRENCE, "ppo-clip", "CartPoleNoVel-v1", {**ZOO, "network": "lstm"}),
+        (NUMPY, "ppo-clip", "CartPole-v1", ZOO),
+        (NUMPY, "ppo-clip", "CartPole-v1", PAPER),
+        (NUMPY, "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
+        (COMPILED, "ppo-clip", "CartPole-v1", ZOO),
+    ],
+    "language": [
+        *((part, "ppo-clip", "Prompts", {"precision": "float32"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
+        *((part, "ppo-clip", "Prompts", {"precision": "bfloat16"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
+        (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16"}),
+        (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16", "minibatch_responses": 2}),
     ],
 }
 """Part, algorithm, environment and settings."""
@@ -44,17 +52,44 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
 
 def leave_out(part: str) -> None:
     """Takes a part out of the set of faster implementations."""
-    from rlzoo.control import fast as control
-    from rlzoo.control.acting import make_actor
-    from rlzoo.control.networks import MLP
-    from rlzoo.control.recurrent import RecurrentMLP
+    if part in (PERCEPTRON, RECURRENCE, NUMPY):
+        from rlzoo.control import fast as control
+        from rlzoo.control.acting import make_actor
+        from rlzoo.control.networks import MLP
+        from rlzoo.control.recurrent import RecurrentMLP
 
-    if part == "written-out backward pass of MLPs":
-        del control.NETWORKS[MLP]
-    elif part == "written-out backward pass through time":
-        del control.NETWORKS[RecurrentMLP]
-    elif part == "acting through NumPy":
-        control.make_numpy_actor = make_actor
+        if part == NUMPY:
+            control.make_numpy_actor = make_actor
+        else:
+            del control.NETWORKS[MLP if part == PERCEPTRON else RecurrentMLP]
+        return
+    from transformers import DynamicCache
+
+    from rlzoo.lm.fast import model
+    from rlzoo.lm.model.language_model import LanguageModel, TokenHead
+
+    changes: dict[str, dict[str, Any]] = {
+        PACKED: {"FastLanguageModel": LanguageModel},
+        PRODUCTS: {"use_fastest_attention": lambda model: None, "new_cache": lambda base: DynamicCache()},
+        BLOCKS: {"FastTokenHead": TokenHead},
+        CASTS: {"Casts": lambda base, precision: None},
+        LAYERS: {"use_faster_layers": lambda model: None},
+    }
+    for name, plain in changes[part].items():
+        setattr(model, name, plain)
+
+
+def language(folder: Path) -> dict[str, Any]:
+    """Settings of a run with a GPT-2 of four layers."""
+    from language_throughput import SETTINGS, SIZES, __file__, make_model, make_prompts
+
+    SIZES["four layers"] = {**SIZES["gpt2"], "config": {"n_layer": 4}}
+    make_model("four layers", folder / "model")
+    make_prompts("four layers", folder / "prompts.txt")
+    return {
+        "model": str(folder / "model"), "prompts": str(folder / "prompts.txt"), "reward": f"{__file__}:random_scores",
+        "responses_per_batch": 8, "max_new_tokens": 32, **SETTINGS["ppo-clip"], "epochs": 1,
+    }  # fmt: skip
 
 
 def seconds(part: str | None, algorithm: str, env: str, settings: dict[str, Any]) -> float:
@@ -64,40 +99,39 @@ def seconds(part: str | None, algorithm: str, env: str, settings: dict[str, Any]
     from rlzoo import Trainer, make_config
 
     torch.set_num_threads(1)
-    compiled = part in ("compiled step", "with the compiled step")
-    if part is not None and part != "compiled step":
+    if part not in (None, COMPILED):
         leave_out(part)
-    trainer = Trainer(make_config(algorithm, env, total_steps=10**9, compile=compiled, **settings))
-    best = float("inf")
-    for _ in range(12):
-        start = time.process_time()
-        trainer.iterate()
-        best = min(best, time.process_time() - start)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**(language(Path(folder)) if env == "Prompts" else {}), **settings}
+        trainer = Trainer(make_config(algorithm, env, total_steps=10**9, compile=part == COMPILED, **settings))
+        best = float("inf")
+        for _ in range(3 if env == "Prompts" else 12):
+            start = time.process_time()
+            trainer.iterate()
+            best = min(best, time.process_time() - start)
     return best
 
 
-def in_a_process(*arguments: Any) -> float:
-    command = [sys.executable, __file__, "--row", json.dumps(arguments)]
+def in_a_process(*row: Any) -> float:
+    """`seconds` in a new process."""
+    command = [sys.executable, __file__, "--row", json.dumps(row)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     return float(output.splitlines()[-1])
 
 
 def table(kinds: list[str], rounds: int) -> str:
-    lines = ["| part | run | gain |", "| --- | --- | --- |"]
-    for kind in kinds:
-        for part, algorithm, env, settings in ROWS[kind]:
-            ratios = []
-            for _ in range(rounds):
-                without, complete = (
-                    in_a_process(part, algorithm, env, settings),
-                    in_a_process(None, algorithm, env, settings),
-                )
-                ratios.append(complete / without if part == "compiled step" else without / complete)
-            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})"
-            network = settings.get("network", "")
-            lines.append(f"| {part} | {algorithm} {env} {network} | {spread} |".replace("  ", " "))
-            print(lines[-1], flush=True)
+    """The gain of each part, in Markdown."""
+    lines = ["| part | run | gain (median; min – max) |", "|---|---|---|"]
+    for part, algorithm, env, settings in (row for kind in kinds for row in ROWS[kind]):
+        ratios = []
+        for _ in range(rounds):
+            without, complete = (in_a_process(x, algorithm, env, settings) for x in (part, None))
+            ratios.append(complete / without if part == COMPILED else without / complete)
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})"
+        options = " ".join(f"{name}={x}" for name, x in settings.items())
+        lines.append(f"| {part} | {algorithm} {env} {options} | {spread} |")
+        print(lines[-1], flush=True)
     return "\n".join(lines) + "\n"
 
 
