@@ -54,9 +54,7 @@ def test_a_buffer_holds_the_memory_that_acting_had(make_actor):
     assert buffer.obs.legal is None
 
 
-@pytest.mark.parametrize(
-    "algorithm", [name if name == "ppo-clip" else pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_trains_and_resumes_exactly(algorithm, tmp_path):
     settings = {k: x for k, x in QUICK.items() if algorithm != "reinforce" or k != "num_steps"}
     whole = train(algorithm, out=tmp_path / "whole", **settings)

@@ -9,7 +9,7 @@ import torch
 from benchmarks.studies.estimators import natural, variants
 from benchmarks.studies.estimators.judge import assess, squared_mean, take
 from benchmarks.studies.estimators.study import later_policies
-from benchmarks.studies.estimators.variants import Variant, surrogate
+from benchmarks.studies.estimators.variants import Variant, token_ratio
 
 BY_NAME = {
     x.name: x for x in (*variants.KL, *variants.BASELINES, *variants.LENGTHS, *variants.WHITENING, *variants.STALE)
@@ -44,7 +44,7 @@ def test_k1_in_the_reward_is_unbiased_and_measured_so(judge, rows):
 
 def backwards(model, batch):
     """Wrong on purpose: the advantages of one response go to the next one."""
-    return surrogate(model, batch.replace(advantage=batch.advantage.roll(1, 0)))
+    return token_ratio(model, batch.replace(advantage=batch.advantage.roll(1, 0)))
 
 
 @pytest.mark.parametrize("wrong", [
