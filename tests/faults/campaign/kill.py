@@ -231,7 +231,7 @@ def _suite(rng: Random, sandbox: Sandbox) -> list[str]:
 @functools.cache
 def whole_suite() -> tuple[bytes, float]:
     folder = tasks.scratch() / "suite"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "tiny.yaml").write_text(tasks.SUITE)
     start = time.monotonic()
     ended = Process(command("benchmark", folder / "tiny.yaml", "--out", folder / "out", "--jobs", 2), folder).end(300)
