@@ -62,7 +62,7 @@ def test_a_run_and_hostile_answers(example, tmp_path, monkeypatch, capfd):
         minibatch_responses=2, final_eval_episodes=2, out=tmp_path / "run",
     )  # fmt: skip
     task = rlzoo.Trainer(run.read_config()).task
-    assert task.env.prompts == ["0+0=", "3+3=", "4+4=", "0+5="]  # without the two for evaluations
+    assert task.env.prompts.texts == ["0+0=", "3+3=", "4+4=", "0+5="]  # without the two for evaluations
     assert task.eval_texts == ["1+1=", "2+2="]
     source = [x.columns["source"] for x in task.eval_texts]
     assert example.score(task.eval_texts, ["2", "7"], source, [0, 1]) == [1.0, 0.01]
