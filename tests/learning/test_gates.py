@@ -1,7 +1,8 @@
 """Every algorithm learns CartPole, and four of them Pendulum, within a small budget.
 
 The bounds come from seeds 100 to 109 of each case, and for NPG on Pendulum, which has the preset's settings, from seeds
-10 to 19 of the suite `classic`: `worst` is the lowest of their mean returns.
+10 to 19 of the suite `classic`: `worst` is the lowest of their mean returns. For TRPO on Pendulum it depends on the
+rounding of the processor: seed 100 has ended above -262 and at -611, the other nine above -302.
 """
 
 from typing import NamedTuple
@@ -32,6 +33,8 @@ class Gate(NamedTuple):
     worst: int
     bound: int
     settings: dict
+    seeds: tuple = (100,)
+    """The median of these seeds must be above the bound."""
 
 
 GATES = [
@@ -41,7 +44,7 @@ GATES = [
     Gate("ppo-penalty", "CartPole-v1", 500, 475, PROXIMAL),
     Gate("ppo-clip", "CartPole-v1", 500, 475, PROXIMAL | {"clip_coef": "linear:0.2:0"}),
     Gate("npg", "Pendulum-v1", -185, -300, find_preset("npg", "Pendulum-v1")),
-    Gate("trpo", "Pendulum-v1", -262, -500, SWING_NATURAL | {"total_steps": 60_000}),
+    Gate("trpo", "Pendulum-v1", -611, -500, SWING_NATURAL | {"total_steps": 60_000}, (100, 101, 102)),
     Gate("ppo-penalty", "Pendulum-v1", -231, -500, SWING_PROXIMAL),
     Gate("ppo-clip", "Pendulum-v1", -334, -500, SWING_PROXIMAL),
 ]
@@ -64,8 +67,10 @@ def test_return_rises(gate):
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", GATES, ids=name_of)
 def test_algorithm_learns(gate):
-    trainer = Trainer(make_config(gate.algorithm, gate.env, seed=100, **gate.settings))
-    while not trainer.done:
-        trainer.iterate()
-    evaluation = evaluate_model(trainer.model, gate.env, 50, seed=100)
-    assert evaluation.mean_return > gate.bound, f"the worst of ten seeds was {gate.worst}"
+    returns = []
+    for seed in gate.seeds:
+        trainer = Trainer(make_config(gate.algorithm, gate.env, seed=seed, **gate.settings))
+        while not trainer.done:
+            trainer.iterate()
+        returns.append(evaluate_model(trainer.model, gate.env, 50, seed=100).mean_return)
+    assert np.median(returns) > gate.bound, f"the worst of ten seeds was {gate.worst}"
