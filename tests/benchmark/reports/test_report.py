@@ -326,7 +326,7 @@ def test_a_peer_has_the_colour_of_its_counterpart() -> None:
     assert styles["other-ppo"] == {"color": "#D55E00", "linestyle": "dashdot"}
 
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 COMMITTED = sorted(path.parent for path in RESULTS.glob("*/suite.json"))
 QUICK = ("classic", "lm", "frontier")
 
