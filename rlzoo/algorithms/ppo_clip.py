@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
+from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, joint_state, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.models import ActorCritic
@@ -19,11 +19,11 @@ from rlzoo.core.system.fields import (
     Count,
     MinibatchSize,
     NonNegative,
+    NonNegativeInt,
     NonNegativeSchedule,
     Positive,
     PositiveSchedule,
 )
-from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import approximate_kl, value_error
 
 
@@ -45,6 +45,10 @@ class PPOClip(Algorithm):
     """Steps in a minibatch."""
     vf_coef: Advanced[NonNegative] = 1.0
     """Weight of the value loss ½(V − G)²."""
+    vf_learning_rate: Advanced[PositiveSchedule | None] = None
+    """Adam's step size for the value's own parameters; none for `learning_rate`."""
+    vf_warmup: Advanced[NonNegativeInt] = 0
+    """First updates that train the value's own parameters alone."""
     clip_value: Advanced[bool] = False
     """Clip the value to ±ε around its old value, and use the larger loss."""
     ent_coef: NonNegativeSchedule = 0.0
@@ -57,7 +61,7 @@ class PPOClip(Algorithm):
     """Stop the update before a step where the minibatch's KL (k3) exceeds 1.5 times this."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
-        return State(rng, {"all": Adam(list(model.parameters()))})
+        return joint_state(model, rng, self.vf_warmup, self.vf_learning_rate is not None)
 
     def loss(self, model: ActorCritic, batch: Buffer, clip_coef: float, ent_coef: float) -> Tensor:
         """−E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
@@ -74,7 +78,7 @@ class PPOClip(Algorithm):
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
         clip_coef, ent_coef = state.at(self.clip_coef), state.at(self.ent_coef)
-        learning_rate = state.at(self.learning_rate)
+        rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
         steps, grad_norm = 0, 0.0
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
@@ -88,9 +92,9 @@ class PPOClip(Algorithm):
                 minibatch,
                 clip_coef,
                 ent_coef,
-                learning_rate=learning_rate,
+                **rates,
                 max_grad_norm=self.max_grad_norm,
             )
             steps += 1
         metrics = measure(model, batch.whitened if self.normalize_advantage else batch, clip_coef)
-        return {**metrics, "learning_rate": learning_rate, "gradient_steps": steps, "grad_norm": grad_norm}
+        return {**metrics, "learning_rate": rates["learning_rate"], "gradient_steps": steps, "grad_norm": grad_norm}

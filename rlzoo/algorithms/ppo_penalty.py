@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
+from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, joint_state, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator
 from rlzoo.core.models import ActorCritic
@@ -19,11 +19,11 @@ from rlzoo.core.system.fields import (
     Count,
     MinibatchSize,
     NonNegative,
+    NonNegativeInt,
     NonNegativeSchedule,
     Positive,
     PositiveSchedule,
 )
-from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import evaluate_policy, value_error, with_old
 
 
@@ -54,6 +54,10 @@ class PPOPenalty(Algorithm):
     """Steps in a minibatch."""
     vf_coef: Advanced[NonNegative] = 1.0
     """Weight of the value loss ½(V − G)²."""
+    vf_learning_rate: Advanced[PositiveSchedule | None] = None
+    """Adam's step size for the value's own parameters; none for `learning_rate`."""
+    vf_warmup: Advanced[NonNegativeInt] = 0
+    """First updates that train the value's own parameters alone."""
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
     max_grad_norm: Advanced[Positive | None] = 0.5
@@ -67,7 +71,8 @@ class PPOPenalty(Algorithm):
         require(ordered, f"kl_coef must be in [kl_coef_min, kl_coef_max], got {self.kl_coef}")
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
-        return State(rng, {"all": Adam(list(model.parameters()))}, {"kl_coef": self.kl_coef})
+        two_rates = self.vf_learning_rate is not None
+        return joint_state(model, rng, self.vf_warmup, two_rates, kl_coef=self.kl_coef)
 
     def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float, ent_coef: float) -> Tensor:
         """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
@@ -85,7 +90,7 @@ class PPOPenalty(Algorithm):
         batch = self.estimator(buffer).rows(model.context)
         batch = with_old(model, batch)
         kl_coef, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
-        learning_rate = state.at(self.learning_rate)
+        rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
         grad_norm = 0.0
         for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
@@ -97,15 +102,16 @@ class PPOPenalty(Algorithm):
                 minibatch,
                 kl_coef,
                 ent_coef,
-                learning_rate=learning_rate,
+                **rates,
                 max_grad_norm=self.max_grad_norm,
             )
 
         after = evaluate_policy(model, batch)
         assert after.kl is not None
-        state.scalars["kl_coef"] = self.adapt(kl_coef, d=float(batch.mean(after.kl)))
+        if rates["learning_rate"]:
+            state.scalars["kl_coef"] = self.adapt(kl_coef, d=float(batch.mean(after.kl)))
         metrics = measure(model, batch.whitened if self.normalize_advantage else batch, after=after)
-        return {**metrics, "learning_rate": learning_rate, "kl_coef": kl_coef, "grad_norm": grad_norm}
+        return {**metrics, "learning_rate": rates["learning_rate"], "kl_coef": kl_coef, "grad_norm": grad_norm}
 
     def adapt(self, kl_coef: float, d: float) -> float:
         """β for the next update, given d = E[KL(π_old ‖ π_θ)] of this one."""

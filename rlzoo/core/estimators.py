@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.fields import UnitInterval, check_fields
+from rlzoo.core.system.fields import Advanced, UnitInterval, check_fields
 
 
 def gae(
@@ -183,19 +183,20 @@ class Estimator(abc.ABC):
 
 @dataclass(frozen=True)
 class GAE(Estimator):
-    """`gae` as an estimator. The critic's target is the λ-return: return_ = advantage + value."""
+    """`gae` as an estimator. The critic's target is the λ-return: advantage + value, with a λ of its own if set."""
 
     gamma: UnitInterval = 0.99
     """Discount factor, in [0, 1]."""
     gae_lambda: UnitInterval = 0.95
     """λ, in [0, 1]: 0 is one-step TD, 1 is Monte Carlo minus the value."""
+    vf_lambda: Advanced[UnitInterval | None] = None
+    """λ of the critic's target (Yuan et al. 2025, decoupled GAE); none for that of the advantages."""
 
     def __call__(self, buffer: Buffer) -> Buffer:
-        advantage = gae(
-            buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask,
-            self.gamma, self.gae_lambda,
-        )  # fmt: skip
-        return buffer.replace(advantage=advantage, return_=advantage + buffer.value[:, :-1])
+        steps = buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask
+        advantage = gae(*steps, self.gamma, self.gae_lambda)
+        error = advantage if self.vf_lambda is None else gae(*steps, self.gamma, self.vf_lambda)
+        return buffer.replace(advantage=advantage, return_=error + buffer.value[:, :-1])
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,27 @@ class Adam:
 
     The parameters become views of one flat vector θ (P,). Of several processes, each keeps the moments of its share of
     θ, makes the step of that share, and gets the others' (Rajbhandari et al. 2020). Of a small θ, each keeps all.
+
+    Args:
+        value: those of the parameters that may have another learning rate. They become the last of θ.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], eps: float = 1e-5, betas: tuple[float, float] = (0.9, 0.999)
+        self,
+        parameters: Sequence[nn.Parameter],
+        eps: float = 1e-5,
+        betas: tuple[float, float] = (0.9, 0.999),
+        value: Sequence[nn.Parameter] = (),
     ) -> None:
-        self.parameters = [p for p in parameters if p.requires_grad]
+        last = {id(p) for p in value}
+        self.parameters = [p for p in [*(p for p in parameters if id(p) not in last), *value] if p.requires_grad]
         self.theta = flatten_parameters(self.parameters)
         self.sharded = processes.size() > 1 and len(self.theta) > _SMALL
         self.share = processes.share(len(self.theta)) if self.sharded else slice(0, len(self.theta))
         self.m, self.v = (torch.zeros_like(self.theta[self.share]) for _ in range(2))
         self.eps, self.betas, self.count = eps, betas, 0
+        before_value = len(self.theta) - sum(p.numel() for p in value if p.requires_grad)
+        self.rest = min(max(before_value - self.share.start, 0), len(self.m))
 
     def minimize(
         self,
@@ -52,6 +62,7 @@ class Adam:
         batch: Buffer,
         *scalars: float,
         learning_rate: float,
+        vf_learning_rate: float | None = None,
         max_grad_norm: float | None = None,
         auxiliary: bool = True,
     ) -> float:
@@ -59,12 +70,20 @@ class Adam:
 
         With `auxiliary`, the model's auxiliary loss is added, if it has one.
 
+        Args:
+            vf_learning_rate: that of the `value` parameters; None for `learning_rate`.
+
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
         """
         g = self.gradient(loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
         norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
-        self.step(self.theta[self.share], self.m, self.v, g[self.share], *self.bias_corrected(learning_rate))
+        theta, g = self.theta[self.share], g[self.share]
+        rates = [(slice(None), learning_rate)]
+        if vf_learning_rate is not None:
+            rates = [(slice(self.rest), learning_rate), (slice(self.rest, None), vf_learning_rate)]
+        for part, rate in rates:
+            self.step(theta[part], self.m[part], self.v[part], g[part], *self.bias_corrected(rate))
         self.stepped()
         return norm
 

@@ -302,3 +302,35 @@ def test_explained_variance_by_hand():
         ({}, 1),
     ):
         assert measure(acting(new), batch.replace(**changes))["explained_variance"] == expected
+
+
+@pytest.mark.parametrize("name", ["ppo-clip", "ppo-penalty"])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+def test_the_policy_waits_until_the_value_is_warm(name, shared_trunk):
+    algorithm = dataclasses.replace(SMALL[name], vf_warmup=2)
+    model = make_model(shared_trunk=shared_trunk)
+    state, own = algorithm.init(model, np.random.default_rng(0)), {id(p) for p in model.value_parameters()}
+    moved = []
+    for _ in range(3):
+        before = [p.detach().clone() for p in model.parameters()]
+        metrics = algorithm.update(model, state, make_buffer(model))
+        now = zip(model.parameters(), before, strict=True)
+        moved.append({id(p) in own for p, old in now if not torch.equal(p, old)})
+    assert moved == [{True}, {True}, {True, False}]
+    assert metrics.get("kl_coef", algorithm.learning_rate) in (1.0, algorithm.learning_rate)
+
+
+@pytest.mark.parametrize("name", ["ppo-clip", "ppo-penalty"])
+def test_a_warm_up_goes_on_after_a_checkpoint(name):
+    algorithm = dataclasses.replace(SMALL[name], vf_warmup=2, vf_learning_rate=1e-2)
+    models, states = [], []
+    for _ in range(2):
+        models.append(make_model())
+        states.append(algorithm.init(models[-1], np.random.default_rng(0)))
+    algorithm.update(models[0], states[0], make_buffer(models[0]))
+    models[1].load_state_dict(models[0].state_dict())
+    states[1].load_state_dict(states[0].state_dict())
+    for model, state in zip(models, states, strict=True):
+        for _ in range(2):
+            algorithm.update(model, state, make_buffer(model, seed=1))
+    assert torch.equal(parameters(models[0]), parameters(models[1]))

@@ -96,9 +96,10 @@ def spy(state):
     """Clip coefficient, entropy coefficient, learning rate and bound on the gradient of each step."""
     calls, minimize = [], state.optimizers["all"].minimize
 
-    def recording(loss, model, batch, *scalars, learning_rate, max_grad_norm):
+    def recording(loss, model, batch, *scalars, learning_rate, max_grad_norm, **more):
         calls.append((*scalars, learning_rate, max_grad_norm))
-        return minimize(loss, model, batch, *scalars, learning_rate=learning_rate, max_grad_norm=max_grad_norm)
+        rates = {"learning_rate": learning_rate, "max_grad_norm": max_grad_norm}
+        return minimize(loss, model, batch, *scalars, **rates, **more)
 
     state.optimizers["all"].minimize = recording
     return calls

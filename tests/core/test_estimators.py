@@ -180,6 +180,14 @@ def test_gae_estimator_fills_advantage_and_lambda_return():
     assert torch.equal(filled.mask, buffer.mask)
 
 
+def test_the_critic_may_have_a_lambda_of_its_own():
+    buffer = make_buffer(make_model())
+    filled = GAE(gamma=0.9, gae_lambda=0.8, vf_lambda=1.0)(buffer)
+    steps = buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask
+    assert torch.equal(filled.advantage, gae(*steps, 0.9, 0.8))
+    assert torch.equal(filled.return_, gae(*steps, 0.9, 1.0) + buffer.value[:, :-1])
+
+
 def test_monte_carlo_estimator_masks_the_unfinished_tail():
     buffer = make_buffer(make_model(), rows=6, steps=9)
     filled = MonteCarlo(gamma=0.9)(buffer)

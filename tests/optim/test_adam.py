@@ -57,6 +57,25 @@ def test_adam_equals_torch_over_many_steps(make_optimizer, shared_trunk, max_gra
     )
 
 
+@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize("rates", [(1e-2, 1e-3), (0.0, 1e-2)])
+def test_value_parameters_have_a_learning_rate_of_their_own(rates, shared_trunk):
+    ours, theirs = (make_model(shared_trunk=shared_trunk) for _ in range(2))
+    value = ours.value_parameters()
+    optimizer = FastAdam(Adam(list(ours.parameters()), value=value))
+    own = {id(p) for p in theirs.value_parameters()}
+    rest = [p for p in theirs.parameters() if id(p) not in own]
+    groups = [{"params": rest, "lr": rates[0]}, {"params": theirs.value_parameters(), "lr": rates[1]}]
+    reference = torch.optim.Adam(groups, eps=1e-5)
+    for seed in range(20):
+        batch = make_batch(ours, seed % 4)
+        optimizer.minimize(joint_loss, ours, batch, learning_rate=rates[0], vf_learning_rate=rates[1])
+        reference.zero_grad()
+        joint_loss(theirs, batch).backward()
+        reference.step()
+    torch.testing.assert_close(parameters(ours), parameters(theirs), rtol=0, atol=1e-9)
+
+
 def joint_loss(model, batch):
     """Of policy and value."""
     policy, value = model(batch.obs)

@@ -27,7 +27,7 @@ class FastAdam(Adam):
 
     Args:
         compile: run steps as native code, which is compiled for each shape of batch (see
-            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss are not compiled.
+            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss or two learning rates are not compiled.
     """
 
     def __init__(self, adam: Adam, compile: bool = False) -> None:
@@ -44,13 +44,15 @@ class FastAdam(Adam):
         batch: Buffer,
         *scalars: float,
         learning_rate: float,
+        vf_learning_rate: float | None = None,
         max_grad_norm: float | None = None,
         auxiliary: bool = True,
     ) -> float:
-        if self.compile and not (auxiliary and model.auxiliary):
+        if self.compile and vf_learning_rate is None and not (auxiliary and model.auxiliary):
             return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
-        limits: Any = {"learning_rate": learning_rate, "max_grad_norm": max_grad_norm, "auxiliary": auxiliary}
-        return super().minimize(loss, model, batch, *scalars, **limits)
+        rates: Any = {"learning_rate": learning_rate, "vf_learning_rate": vf_learning_rate}
+        limits: Any = {"max_grad_norm": max_grad_norm, "auxiliary": auxiliary}
+        return super().minimize(loss, model, batch, *scalars, **rates, **limits)
 
     def step(self, theta: Vector, m: Vector, v: Vector, g: Vector, step_size: float, eps: float) -> None:
         if len(m) <= _BLOCK:
