@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class _Fit(Threads):
     model: str
-    """Initial model: a directory, a run, or a name on the hub."""
+    """Initial model: a directory, a run, a GGUF file, or a name on the hub."""
     out: str
     """Directory for the model and its tokenizer."""
     overwrite: Switch = False
@@ -37,7 +37,7 @@ class _SFT(_Fit):
     """A .txt file with one text in each line, a .jsonl or .parquet file, or the directory of a dataset: "text",
     "messages", or "prompt" and "completion" in each record."""
     model: str
-    """Initial model: a directory, a run, a name on the hub, or a configuration for a model with random weights."""
+    """Initial model: a directory, a run, a GGUF file, a name on the hub, or a configuration for a model with random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.train import check_device
 
 S = TypeVar("S", bound=FitSettings)
+M = TypeVar("M")
 Model = PreTrainedModel | Path | str
 Tokenizer = PreTrainedTokenizerBase | Path | str
 
@@ -73,6 +74,7 @@ def sft(
     settings = _settings(SFTSettings, settings, changes)
     start = time.perf_counter()
     with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
+        model = _located(model, display)
         examples = read_examples(texts)
         bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
         if bare and not (tokenizer or settings.tokenizer or (Path(str(model)) / "tokenizer.json").exists()):
@@ -124,6 +126,7 @@ def train_reward_model(
     settings = _settings(RewardModelSettings, settings, changes)
     start = time.perf_counter()
     with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
+        model = _located(model, display)
         scorer = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
         preferences = read_pairs(pairs, scorer.tokenizer)
         _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)
@@ -187,6 +190,11 @@ def _begin(
     size = sum(p.numel() for p in model.parameters())
     display.say(f"{data}; {type(model).__name__} of {size:,} parameters, {len(tokenizer):,} tokens")
     fit_to(size, display.say)
+
+
+def _located(model: M, display: Display) -> M | str:
+    """A loaded model, or the directory or Hub name of one that is named."""
+    return pretrained.located(str(model), display) if isinstance(model, (Path, str)) else model
 
 
 def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizerBase:

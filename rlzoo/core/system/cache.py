@@ -1,9 +1,20 @@
-"""The cache directory."""
+"""The cache directory, and the directories in it that are made once and checked at each use."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.files import check_sealed
+
+try:
+    import fcntl
+except ImportError:  # Windows has no file locks of this kind: each process makes the directory, and the first counts
+    fcntl = None  # type: ignore[assignment]
 
 
 def cache_directory() -> Path:
@@ -11,3 +22,46 @@ def cache_directory() -> Path:
     if own := os.environ.get("RLZOO_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlzoo"
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """A directory of the cache. If it is missing, one process makes it while the others wait.
+
+    Args:
+        make: writes a sealed directory (see `files.seal`) at the path that it gets, which is renamed afterwards.
+
+    Raises:
+        ConfigError: its files have changed since they were written.
+    """
+    if not folder.is_dir():
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _lock(folder.with_name(f".{folder.name}.lock")):
+            if not folder.is_dir():
+                _make(folder, make)
+    try:
+        check_sealed(folder)
+    except OSError as error:
+        raise ConfigError(f"{error}; delete {folder}, and it is made again") from error
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+        make(Path(scratch, "new"))
+        try:
+            Path(scratch, "new").rename(folder)
+        except OSError:  # a process without locks was first: use its directory
+            if not folder.is_dir():
+                raise
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Waits for the lock on a file, which is deleted in the end. The system releases the lock of a killed process."""
+    if fcntl is None:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)

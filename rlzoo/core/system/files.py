@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ SMALL = 64 * 2**20
 """Largest size of a file of settings, in bytes."""
 LARGE = 2**30
 """Largest size of a log or a tokenizer, in bytes."""
+MANIFEST = "manifest.json"
+"""File of a sealed directory with the SHA-256 of every other file."""
 
 
 def read_bytes(path: Path | str, most: int = SMALL) -> bytes:
@@ -36,9 +40,47 @@ def check_regular(path: Path | str, most: int = SMALL) -> None:
         raise OSError(errno.EFBIG, f"it has {status.st_size:,} bytes; at most {most:,} are read", str(path))
 
 
+def memory() -> int:
+    """Size of the machine's memory, in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**37
+
+
 def most_in_memory() -> int:
     """Largest size of a file of weights or data, in bytes: half of the memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 2**36
+    return memory() // 2
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(folder).as_posix(): checksum(path) for path in paths}
+
+
+def seal(folder: Path) -> None:
+    """Writes the checksums of a directory's files into it."""
+    (folder / MANIFEST).write_text(json.dumps(_checksums(folder), indent=1))
+
+
+def check_sealed(folder: Path) -> None:
+    """Raises `OSError` if a file of a sealed directory is missing, new, or another one than when it was sealed.
+
+    A directory without checksums passes: rlzoo 0.1.0 wrote none.
+    """
+    if not (folder / MANIFEST).exists():
+        return
+    try:
+        sealed = json.loads(read_bytes(folder / MANIFEST))
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{folder / MANIFEST} is damaged") from error
+    present = _checksums(folder)
+    for name in sorted({*sealed, *present} if isinstance(sealed, dict) else {MANIFEST}):
+        if not isinstance(sealed, dict) or sealed.get(name) != present.get(name):
+            raise OSError(f"{folder / name} is damaged, or not the file that was saved there")
 
 
 @contextlib.contextmanager

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import inspect
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,17 +14,12 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlzoo.core.system.cache import cache_directory
+from rlzoo.core.system.cache import cache_directory, made_once
 from rlzoo.core.system.progress import Progress
 from rlzoo.lm.finetune import sft
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import padding, pretrained, saving
 from rlzoo.lm.reward.prompt import Prompt
-
-try:
-    import fcntl
-except ImportError:  # Windows has no file locks of this kind: each process makes the checkpoint, and the first counts
-    fcntl = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -52,39 +45,16 @@ class SFTCheckpoint:
         parts = list(self.texts), self.config, self.fit, versions, source
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         folder = cache_directory() / f"{name.rpartition(':')[2]}-{key}"
-        if not folder.is_dir():
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _lock(folder.with_name(f".{folder.name}.lock")):
-                if not folder.is_dir():
-                    self._make(folder, name, progress)
-        return folder
+        return made_once(folder, lambda new: self._make(new, folder, name, progress))
 
-    def _make(self, folder: Path, name: str, progress: Progress) -> None:
+    def _make(self, new: Path, folder: Path, name: str, progress: Progress) -> None:
         progress.say(f"{name}: SFT on {len(self.texts):,} texts, once; cached in {folder}")
         tokenizer = self.tokenizer()
         model = pretrained.new_causal_lm(self.config, len(tokenizer), self.fit.seed)
         saving.use_tokens(model, tokenizer)
         metrics = sft.sft(self.texts, self.fit, model, tokenizer, progress=progress)
         progress.say(f"{name}: {sft.describe(metrics, self.fit.epochs)}")
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sft-") as scratch:
-            saving.save(model, tokenizer, Path(scratch, "model"))
-            try:
-                Path(scratch, "model").rename(folder)
-            except OSError:  # a process without locks was first: use its checkpoint
-                if not folder.is_dir():
-                    raise
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Waits for the lock on a file, which is deleted in the end. The system releases the lock of a killed process."""
-    if fcntl is None:
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        path.unlink(missing_ok=True)
+        saving.save(model, tokenizer, new, sealed=True)
 
 
 def completed(prompts: Sequence[Prompt], n: int, complete: Callable[[Prompt, Random], str]) -> list[dict[str, str]]:

@@ -24,6 +24,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
+from rlzoo.core.system.progress import SILENT, Progress
+from rlzoo.lm.model import gguf
 from rlzoo.lm.model.hugging_face import loading, location, quiet
 from rlzoo.lm.model.precision import equal_but_for_rounding
 from rlzoo.lm.model.saving import SPECIAL_TOKENS
@@ -45,7 +47,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: there is none, it has neither of the two tokens, or its model_max_length is no number.
     """
-    name = of_run(str(name))
+    name = located(str(name))
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
@@ -140,12 +142,19 @@ def new_causal_lm(
     return _ready(model.float(), name)
 
 
-def of_run(name: str) -> str:
-    """The directory of the final actor if `name` is that of a run, else `name`.
+def located(name: str, progress: Progress = SILENT) -> str:
+    """The directory or Hub name of a model: the converted file for a GGUF file or `smollm2`, the final actor of a run.
+
+    Args:
+        progress: callbacks of the conversion.
 
     Raises:
-        ConfigError: it is a run that has no final actor.
+        ConfigError: it is a run that has no final actor, or a GGUF file that cannot be converted.
     """
+    if name == "smollm2" and not Path(name).exists():
+        return str(gguf.converted(gguf.smollm2(), progress))
+    if name.lower().endswith(".gguf") and not Path(name).is_dir():
+        return str(gguf.converted(Path(name), progress))
     try:
         record = json.loads(read_bytes(Path(name, "config.json")))
     except (OSError, ValueError, RecursionError):
@@ -173,7 +182,7 @@ def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
 
 def is_config(source: Path | str) -> bool:
     """Whether `source` is a configuration without weights: a .json file, or a directory with a config.json only."""
-    path = Path(of_run(str(source)))
+    path = Path(located(str(source)))
     return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file() and not _weights(path))
 
 
@@ -226,7 +235,7 @@ def _weights(folder: Path) -> bool:
 
 def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = None) -> PreTrainedModel:
     classifier = auto is AutoModelForSequenceClassification
-    name = of_run(name)
+    name = located(name)
     folder = Path(name)
     if folder.is_dir():
         require((folder / "config.json").is_file(), f"{name} holds no model: there is no config.json")

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.files import naming, read_bytes
+from rlzoo.core.system.files import naming, read_bytes, seal
 from rlzoo.lm.model.hugging_face import quiet
 
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -56,7 +56,11 @@ def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def save(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path | str, stops: Collection[int] = ()
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path | str,
+    stops: Collection[int] = (),
+    sealed: bool = False,
 ) -> None:
     """Saves both as Hugging Face does, weights as safetensors. A model that the folder holds is replaced.
 
@@ -65,6 +69,7 @@ def save(
 
     Args:
         stops: ids of other tokens that end a text.
+        sealed: also save checksums (see `files.seal`).
 
     Raises:
         ConfigError: the folder holds something other than a model.
@@ -78,12 +83,16 @@ def save(
     for leftover in (new, old):
         shutil.rmtree(leftover, ignore_errors=True)
     own: Any = model.generation_config if model.can_generate() else None
+    saver: Any = model
+    saver.should_save_on_this_rank = lambda _: True  # else only the first process of a group would write the weights
     try:
         with quiet(), naming(folder):
             if own is not None:
                 model.generation_config = _generation_config(copy.deepcopy(own), tokenizer, new, stops)
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)
+            if sealed:
+                seal(new)
         mode = (new / "config.json").stat().st_mode  # weights are written readable for their owner only
         for path in new.iterdir():
             path.chmod(mode)
@@ -100,6 +109,7 @@ def save(
     finally:
         if own is not None:
             model.generation_config = own
+        del saver.should_save_on_this_rank
         shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -164,7 +164,7 @@ class LanguageTask(Task):
             return str(folder / START)
         model = self.settings.model
         if isinstance(model, str):
-            return pretrained.of_run(model)
+            return pretrained.located(model, self.setup.progress)
         if isinstance(model, Mapping):
             raise ConfigError(f"{folder} was stopped before its model was saved in it: train it again")
         if model is not None:
@@ -182,7 +182,7 @@ class LanguageTask(Task):
         if tokenizer is None or isinstance(tokenizer, Mapping) or (folder is not None and (folder / START).is_dir()):
             return pretrained.load_tokenizer(self._source)
         if isinstance(tokenizer, str):
-            return pretrained.load_tokenizer(tokenizer)
+            return pretrained.load_tokenizer(pretrained.located(tokenizer, self.setup.progress))
         return pretrained.with_padding(tokenizer, "given")
 
     def _find_score(self) -> tuple[Score, str]:

@@ -47,10 +47,10 @@ class Language(TaskSettings):
     responses_per_batch: Count = 64
     """Responses in a buffer."""
     model: Text | None = None
-    """Directory or Hub name of the actor to start from, or the directory of a run, for its final actor; none for the
-    task's own SFT checkpoint."""
+    """Directory, GGUF file or Hub name of the actor to start from, or the directory of a run, for its final actor; none
+    for the task's own SFT checkpoint."""
     tokenizer: Text | None = None
-    """Directory or Hub name of the tokenizer; none for the model's own."""
+    """Directory, GGUF file or Hub name of the tokenizer; none for the model's own."""
     prompts: Text | None = None
     """File of prompts, .txt (one in each line), .jsonl or .parquet, or the directory of a dataset; none for the task's
     own."""
