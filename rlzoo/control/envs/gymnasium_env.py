@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
-from rlzoo.control.spaces import categories, check_spaces, flat_mask, illegal_part, native_actions
+from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation, illegal_part, native_actions
 from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described
@@ -250,7 +250,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
-        return spaces.flatten(self.raw_space, obs)
+        return flat_observation(self.raw_space, obs)
 
     def _legal(self, info: dict[str, Any]) -> dict[str, Any]:
         """The mask of legal actions, if there is one."""
@@ -357,5 +357,4 @@ def _flatten_batch(vector: Any, obs: Any) -> Array:
     space = vector.single_observation_space
     if isinstance(space, spaces.Box):
         return np.asarray(obs).reshape(vector.num_envs, -1)
-    rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
-    return np.stack(rows)
+    return np.stack([flat_observation(space, row) for row in iterate(vector.observation_space, obs)])
