@@ -151,8 +151,9 @@ def flat_observation(space: Any, obs: Any) -> Any:
 
 def _check_discrete(space: Any, obs: Any) -> None:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key in space if isinstance(space, spaces.Dict) else range(len(space)):
-            _check_discrete(space[key], obs[key])
+        parts: Any = space.spaces
+        for key in parts if isinstance(parts, dict) else range(len(parts)):
+            _check_discrete(parts[key], obs[key])
     elif not isinstance(space, spaces.Box):
         category = np.asarray(obs) - getattr(space, "start", 0)
         counts = space.n if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2)
