@@ -118,6 +118,11 @@ class GymnasiumEnv(VectorEnv):
         """How the environment was made to be rendered."""
         return self._vector.render_mode
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether a wrapper of each copy normalises observations by statistics that no other copy sees."""
+        return not self._is_users and any(self._vector.get_attr("normalizes"))
+
     def reseed(self, seed: int) -> bool:
         """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
         if self._is_users or any(self._vector.get_attr("outlasts_reset")):
@@ -221,7 +226,9 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
         self._tells_masks = env.has_wrapper_attr("action_masks")
-        self.outlasts_reset = any(cls.__name__ in _OUTLAST_RESET for x in layers for cls in type(x).__mro__)
+        names = {cls.__name__ for layer in layers for cls in type(layer).__mro__}
+        self.outlasts_reset = not names.isdisjoint(_OUTLAST_RESET)
+        self.normalizes = "NormalizeObservation" in names
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         try:
