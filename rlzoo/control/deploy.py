@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
-from rlzoo.control.spaces import categories, flat_mask, illegal_part, is_gumbel, native_actions
+from rlzoo.control.spaces import categories, flat_mask, flat_observation, illegal_part, is_gumbel, native_actions
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
@@ -97,7 +97,7 @@ class ControlPolicy(DeployedPolicy):
         space = self.observation_space
         try:
             rows = [obs] if _is_single(space, obs) else list(iterate(batch_space(space), obs))
-            flat: list[Any] = [spaces.flatten(space, row) for row in rows]
+            flat = [flat_observation(space, row) for row in rows]
             with np.errstate(over="ignore"):
                 return np.stack(flat).astype(np.float32).reshape(len(rows), spaces.flatdim(space))
         except (ValueError, TypeError, KeyError, IndexError) as error:

@@ -121,7 +121,7 @@ def flat_mask(space: Space, mask: Any) -> Array:
         mask: an array, or arrays nested like the space; for MultiDiscrete also a tuple of arrays.
 
     Raises:
-        ValueError: it has another number of entries.
+        ValueError: it has another number of entries, or entries other than booleans, or 0 and 1.
     """
     if isinstance(space, spaces.Dict) and isinstance(mask, dict):
         parts = [flat_mask(part, mask.get(name)) for name, part in space.spaces.items() if sum(categories(part))]
@@ -133,7 +133,32 @@ def flat_mask(space: Space, mask: Any) -> Array:
     wanted = sum(categories(space))
     if flat.shape != (wanted,) or not (np.issubdtype(flat.dtype, np.number) or flat.dtype == np.bool_):
         raise ValueError(f"action mask of {_described(mask)}, the action space has {wanted} categories")
+    others = flat[(flat != 0) & (flat != 1)]
+    if len(others):
+        raise ValueError(f"action mask with {others[0]}: its entries must be booleans, or 0 and 1")
     return flat.astype(bool)
+
+
+def flat_observation(space: Any, obs: Any) -> Any:
+    """An observation as a vector, by Gymnasium's rules.
+
+    Raises:
+        ValueError: a discrete part lies outside its space. Gymnasium would take -1 for the last category.
+    """
+    _check_discrete(space, obs)
+    return spaces.flatten(space, obs)
+
+
+def _check_discrete(space: Any, obs: Any) -> None:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: Any = space.spaces
+        for key in parts if isinstance(parts, dict) else range(len(parts)):
+            _check_discrete(parts[key], obs[key])
+    elif not isinstance(space, spaces.Box):
+        category = np.asarray(obs) - getattr(space, "start", 0)
+        counts = space.n if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2)
+        if not ((category >= 0) & (category < counts) & (category % 1 == 0)).all():
+            raise ValueError(f"observation {obs} lies outside {space}")
 
 
 def illegal_part(space: Space, mask: Array) -> int | None:

@@ -82,6 +82,9 @@ class ControlTask(EnvTask):
 
     def __init__(self, settings: Control, setup: Setup, model: ActorCritic | None = None) -> None:
         super().__init__(settings, setup, model)
+        if getattr(self.env, "normalizes", False):
+            fault = "NormalizeObservation has other statistics in each copy, in evaluation and in load_policy"
+            setup.progress.say(f"{fault}: use --normalize-obs instead, whose statistics belong to the policy")
         if settings.normalize_reward:
             self.model.reward_scale = RewardScale(settings.num_envs, setup.gamma).to(setup.device)
         rng = np.random.default_rng(stream(setup.seed, "action"))

@@ -6,6 +6,7 @@ and of broken runs).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ Array = np.ndarray[Any, Any]
 
 PAGE = "docs/metrics.md"
 """The page that explains metrics, with a section for each rule."""
+
+_NAME = r"`\w+`(?: \([\d.]+\))?"
+_NAMES = re.compile(rf"{_NAME}(?:(?:, | or ){_NAME})*")
 
 _UNKNOWN_AT_FIRST = ("mean_return", "mean_length", "success_rate")
 """Metrics that are null until an episode has ended."""
@@ -114,7 +118,17 @@ class Rule(NamedTuple):
     reason: str
     """What it likely means."""
     turn: str
-    """Settings to change."""
+    """What to change. Names of settings are in backticks."""
+
+    def turn_of(self, settings: Mapping[str, Any]) -> str:
+        """`turn` without the settings that a run does not have."""
+
+        def own(names: re.Match[str]) -> str:
+            has = [x for x in re.findall(_NAME, names[0]) if x.split("`")[1] in settings]
+            return " or ".join(filter(None, [", ".join(has[:-1]), *has[-1:]]))
+
+        parts = [(part, _NAMES.sub(own, part)) for part in self.turn.split("; ")]
+        return "; ".join(left for part, left in parts if "`" in left or "`" not in part).replace("`", "")
 
 
 @dataclass(frozen=True)
@@ -145,7 +159,8 @@ def findings(record: Record) -> list[Finding]:
     """The rules that apply to a record."""
     applicable = [rule for rule in RULES if {*rule.needs.split()} <= record.metrics.keys()]
     seen = [(rule, rule.seen(record)) for rule in applicable]
-    return [Finding(x.name, text, x.reason, x.turn, f"{PAGE}#{x.name}") for x, text in seen if text is not None]
+    own = record.settings
+    return [Finding(x.name, text, x.reason, x.turn_of(own), f"{PAGE}#{x.name}") for x, text in seen if text is not None]
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
@@ -191,6 +206,32 @@ def _returns_fall(r: Record) -> str | None:
     if peak - start <= noise or peak - end <= 0.3 * (peak - start):
         return None
     return f"the mean return fell from {peak:.4g} to {end:.4g}; it began at {start:.4g}"
+
+
+def _no_progress(r: Record) -> str | None:
+    x, spread = r.numbers("mean_return"), r.returns("std_return")
+    if len(x) < 10 or len(spread) == 0 or r.solved or _returns_equal(r) or _returns_fall(r):
+        return None
+    start, end = float(x[0]), float(np.median(x[-max(1, len(x) // 10) :]))
+    noise = float(np.nanmedian(spread)) / 10  # that of the mean of 100 episodes
+    return _below(end - start, 2 * noise, f"the mean return began at {start:.4g} and is {end:.4g}")
+
+
+def _gamma_too_small(r: Record) -> str | None:
+    _, gamma = r.bound("gamma") or ("", 1.0)
+    steps, length = 1 / max(1 - gamma, 1e-9), r.median("mean_length", 0.5)
+    if gamma >= 0.9 or r.solved or not length > 20 * steps:
+        return None
+    return f"gamma {gamma:g} weighs rewards of the next {steps:.2g} steps, and episodes have {length:.4g}"
+
+
+def _never_explores(r: Record) -> str | None:
+    name, least = ("action_std", 1e-3) if "action_std" in r.metrics else ("entropy", 0.01)
+    x = r.numbers(name)
+    # A negative entropy is that of a density, which has no zero.
+    if r.solved or len(x) < 5 or x.min() < 0:
+        return None
+    return _below(float(x.max()), least, f"{name} is at most {{:.2g}} from the first update on")
 
 
 def _step_too_large(r: Record) -> str | None:
@@ -300,71 +341,82 @@ def _reward_hacking(r: Record) -> str | None:
 RULES = [
     Rule("not-finite", "", _not_finite,
          "A loss or a statistic overflowed, often after too large a step or with rewards of very different sizes.",
-         "lower learning_rate, max_kl or step_kl; normalize_reward; normalize_obs"),
+         "lower `learning_rate`, `max_kl` or `step_kl`; `normalize_reward`; `normalize_obs`"),
     Rule("no-episode-ends", "mean_return step",
          lambda r: _below(len(r.numbers("mean_return")), 1, f"no episode ended in {r.metrics['step'][-1]:,.0f} steps"),
          "Episodes have no time limit, or it is longer than the run. Returns and evaluations need complete episodes.",
-         "--env-kwargs max_episode_steps=N; raise total_steps"),
+         "--env-kwargs max_episode_steps=N; raise `total_steps`"),
     Rule("all-returns-equal", "", _returns_equal,
          "No episode has found a reward, so there is nothing to learn from yet.",
-         "noise_correlation (0.9) or ent_coef to explore; a reward on the way; more total_steps"),
+         "`noise_correlation` (0.9) or `ent_coef` to explore; a reward on the way; more `total_steps`"),
     Rule("returns-fall", "", _returns_fall,
          "The policy has lost what it had learned: too large steps late in the run, or too small buffers.",
-         "learning_rate, max_kl or step_kl linear:X:0; larger num_envs or num_steps; rlzoo play --checkpoint best"),
+         "`learning_rate`, `max_kl` or `step_kl` linear:X:0; larger `num_envs`, `num_steps` or "
+         "`responses_per_batch`; rlzoo play --checkpoint best"),
+    Rule("no-progress", "mean_return", _no_progress,
+         "The policy is no better than at the start: too few steps so far, or advantages that say nothing.",
+         "raise `total_steps`; `learning_rate`, `max_kl` or `step_kl` ten times as large or small; `gamma`; "
+         "`normalize_obs`"),
+    Rule("gamma-too-small", "mean_length", _gamma_too_small,
+         "What an action earns after these steps does not count, so long-term gains cannot be learned.",
+         "raise `gamma` (0.99)"),
     Rule("step-too-large", "kl", _step_too_large,
          "An update moves the policy further than its data can tell. Advantages of the old policy do not hold there.",
-         "lower max_kl, step_kl, learning_rate or epochs; for ppo-clip set stop_kl"),
+         "lower `max_kl`, `step_kl`, `learning_rate` or `epochs`; set `stop_kl`"),
     Rule("step-too-small", "kl", _step_too_small,
          "Updates hardly change the policy, so the run spends its steps on nothing.",
-         "raise learning_rate, epochs, max_kl or step_kl"),
+         "raise `learning_rate`, `epochs`, `max_kl` or `step_kl`"),
     Rule("line-search-fails", "accepted", _line_search_fails,
          "The quadratic model does not hold as far as the step goes, or its direction is not an ascent direction.",
-         "lower max_kl; raise cg_iters or cg_damping; larger buffers (num_envs, num_steps)"),
+         "lower `max_kl`; raise `cg_iters` or `cg_damping`; larger `num_envs`, `num_steps` or `responses_per_batch`"),
     Rule("too-few-cg-iterations", "cg_residual",
          lambda r: _above(r.median("cg_residual"), 0.3, "conjugate gradient leaves a residual of {:.0%} with cg_iters "
                           f"{r.settings.get('cg_iters', '?')}"),
          "The direction is nearer to the plain gradient than to the natural gradient.",
-         "raise cg_iters (10) or cg_damping (0.1)"),
+         "raise `cg_iters` (10) or `cg_damping` (0.1)"),
     Rule("clipping-too-often", "clip_fraction",
          lambda r: _above(r.median("clip_fraction"), 0.4, "the ratio of {:.0%} of the steps is outside the clip range"),
          "Most steps have no gradient any more: the policy leaves the clip range early in each update.",
-         "lower learning_rate or epochs; larger minibatch_size; set stop_kl"),
+         "lower `learning_rate` or `epochs`; larger `minibatch_size` or `minibatch_responses`; set `stop_kl`"),
     Rule("never-clipping", "clip_fraction", _never_clipping,
          "The policy stays so near to the old one that clipping has no effect; more could be learned from each buffer.",
-         "raise learning_rate or epochs"),
+         "raise `learning_rate` or `epochs`"),
     Rule("penalty-at-its-bound", "kl_coef", _penalty_at_its_bound,
          "The penalty cannot hold the KL at target_kl: steps are too large for any β.",
-         "lower learning_rate or epochs; raise target_kl"),
+         "lower `learning_rate` or `epochs`; raise `target_kl`"),
     Rule("updates-cut-short", "gradient_steps", _updates_cut_short,
          "The first few minibatches already move the policy by stop_kl; the rest of the buffer is not used.",
-         "lower learning_rate; raise stop_kl; lower epochs"),
+         "lower `learning_rate`; raise `stop_kl`; lower `epochs`"),
     Rule("entropy-collapses", "", _entropy_collapses,
          "The policy became deterministic before it had found good actions, and no longer explores.",
-         "ent_coef (0.01); lower learning_rate, max_kl or step_kl; a higher log_std_init for Box actions"),
+         "`ent_coef` (0.01); lower `learning_rate`, `max_kl` or `step_kl`; a higher `log_std_init` for Box actions"),
+    Rule("never-explores", "entropy", _never_explores,
+         "The policy is deterministic: the first update was far too large, or it started so. It learns nothing more.",
+         "lower `learning_rate`, `max_kl` or `step_kl`; a higher `log_std_init` for Box actions; higher `temperature`"),
     Rule("value-lags", "explained_variance", _value_lags,
          "The value predicts returns no better than their mean, so advantages are mostly noise.",
-         "raise vf_learning_rate, vf_epochs or vf_coef; normalize_reward; normalize_obs; a lower gamma"),
+         "raise `vf_learning_rate`, `vf_epochs` or `vf_coef`; `normalize_reward`; `normalize_obs`; a lower `gamma`"),
     Rule("gradient-grows", "grad_norm", _gradient_grows,
          "Losses grow without bound: a value that diverges, or a policy near a boundary of its distribution.",
-         "lower learning_rate or vf_learning_rate; normalize_reward; max_grad_norm 0.5"),
+         "lower `learning_rate` or `vf_learning_rate`; `normalize_reward`; `max_grad_norm` 0.5"),
     Rule("gradient-always-clipped", "grad_norm", _gradient_always_clipped,
          "Nearly all of the gradient is that of a value with large returns; clipping leaves the policy little of it.",
-         "normalize_reward; lower vf_coef; raise max_grad_norm"),
+         "`normalize_reward`; lower `vf_coef`; raise `max_grad_norm`"),
     Rule("responses-never-stop", "ended", _responses_never_stop,
          "Longer responses score higher, or the limit is shorter than the responses.",
-         "raise max_new_tokens; missing_eos_penalty (1); SFT texts with an end; stop_tokens"),
+         "raise `max_new_tokens`; `missing_eos_penalty` (1); SFT texts with an end; `stop_tokens`"),
     Rule("responses-collapse", "ended mean_length", _responses_collapse,
          "Short responses cost less KL or score higher: the length has become the goal.",
-         "look at the samples; lower beta; a score that does not grow as responses shrink; lower learning_rate"),
+         "look at the samples; lower `beta`; a score that does not grow as responses shrink; lower `learning_rate`"),
     Rule("scores-all-equal", "score_std", _scores_all_equal,
          "Equal scores give advantages of 0: the score is saturated, or the same for all responses.",
-         "a finer score; harder prompts; higher temperature; more responses_per_prompt"),
+         "a finer score; harder prompts; higher `temperature`; more `responses_per_prompt`"),
     Rule("kl-runs-away", "kl_reference score mean_length", _kl_runs_away,
          "The policy leaves the reference without a higher score for it.",
-         "lower learning_rate or epochs; raise beta; set beta_target"),
+         "lower `learning_rate` or `epochs`; raise `beta`; set `beta_target`"),
     Rule("reward-hacking", "kl_reference score mean_length", _reward_hacking,
          "So far from the reference a learned score is no longer a measure of what it was trained on.",
-         "read the samples (rlzoo play); raise beta, or set beta_target; stop at the best true measure"),
+         "read the samples (rlzoo play); raise `beta`, or set `beta_target`; stop at the best true measure"),
 ]
 # fmt: on
 """What `rlzoo diagnose` looks for."""

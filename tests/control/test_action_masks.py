@@ -95,14 +95,18 @@ def test_every_algorithm_trains(algorithm, tmp_path):
     assert all(np.isfinite(x) for record in run.metrics() for x in record.values() if isinstance(x, float))
 
 
+OTHERS = [np.nan, 0.5, -1, 2, -np.inf, 1j]
+"""Entries that are no part of a mask: an additive one has 0 and -inf, which mean the opposite."""
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
         (np.zeros(4), "step 3: copy 0 has no legal action"),
         (np.ones(3), "copy 0 .*action mask of shape .3,., the action space has 4 categories"),
         ("all", "copy 0 .*action mask of kind str, the action space has 4 categories"),
+        *((np.array([1, 0, x, 1]), f"copy 0 .*action mask with {x}: its entries must be bool") for x in OTHERS),
     ],
-    ids=["none", "shape", "kind"],
 )
 def test_wrong_mask_is_one_line(fault, said):
     env = Source(lambda: Forbidding(fault=fault)).make(2, 0)

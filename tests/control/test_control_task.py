@@ -5,6 +5,7 @@ import pytest
 import torch
 from builders import evaluate_model, parameters
 from gymnasium import spaces
+from tiny import Said
 
 from rlzoo.control.envs import source as envs
 from rlzoo.control.envs.classic import CartPole
@@ -25,6 +26,16 @@ def make_task(env="CartPole-v1", seed=3, model=None, **settings):
 
 def collect(task):
     return task.collector.collect(task.actor()).buffer
+
+
+def test_a_wrapper_with_statistics_of_its_own_is_named():
+    said = []
+    for name in ("NormalizeObservation", "NormalizeReward"):
+        config = make_config("ppo", "CartPole-v1", wrappers=(f"gymnasium.wrappers:{name}",))
+        Trainer(config, progress=Said(said)).task.close()
+    (line,) = said
+    assert line.startswith("NormalizeObservation has other statistics in each copy")
+    assert "--normalize-obs" in line
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ import short_runs
 
 from rlzoo.cli import main
 from rlzoo.core.system.errors import RunError
+from rlzoo.runs import registry
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.diagnose import RULES, Record, diagnose, findings
 from rlzoo.runs.run import Run
 
@@ -50,12 +53,23 @@ ALGORITHMS = {
         "ended": ramp(0.6, 1),
     },
 }
-SETTINGS = {"max_kl": "linear:0.02:0", "stop_kl": None, "kl_coef_max": 1e4, "max_grad_norm": 0.5, "cg_iters": 10}
+NAMES = {
+    algorithm: {name for env in ("CartPole-v1", "RandomWalks") for name in make_config(algorithm, env).to_dict()}
+    for algorithm in registry.ALGORITHMS
+}
+SETTINGS = dict.fromkeys(set().union(*NAMES.values())) | {
+    "max_kl": "linear:0.02:0",
+    "kl_coef_max": 1e4,
+    "max_grad_norm": 0.5,
+    "cg_iters": 10,
+}
 STEADY = {"mean_return": np.array([-1200.0, -400, -150]), "std_return": np.array([300.0, 250, 120])}
+SCORES = {"mean_return": np.array([0.3, 0.6, 0.95]), "std_return": np.array([0.4, 0.3, 0.1])}
 
 
-def record(kind="trpo", evaluations=STEADY, settings=None, threshold=None, **changes):
+def record(kind="trpo", evaluations=None, settings=None, threshold=None, **changes):
     metrics = {name: np.asarray(x, float) for name, x in {**ALGORITHMS[kind], **changes}.items()}
+    evaluations = evaluations or (SCORES if kind == "language" else STEADY)
     return Record(metrics, evaluations, SETTINGS | (settings or {}), threshold)
 
 
@@ -71,6 +85,8 @@ SICK = {
         mean_return=constant(-200), evaluations={"mean_return": constant(-200), "std_return": constant(0)}
     ),
     "returns-fall": record(mean_return=np.where(T < 0.5, ramp(-1200, 900), -1000)),
+    "no-progress": record(mean_return=-1200 + 30 * np.sin(40 * T)),
+    "gamma-too-small": record(settings={"gamma": 0.0}),
     "step-too-large": record(kl=constant(0.06)),
     "step-too-small": record("ppo-clip", kl=constant(1e-7)),
     "line-search-fails": record(accepted=np.arange(N) % 2),
@@ -80,6 +96,7 @@ SICK = {
     "penalty-at-its-bound": record("ppo-penalty", kl_coef=np.minimum(2.0 ** np.arange(N), 1e4)),
     "updates-cut-short": record("ppo-clip", gradient_steps=np.where(T < 0.1, 40, 2), settings={"stop_kl": 0.01}),
     "entropy-collapses": record(entropy=np.exp(-30 * T)),
+    "never-explores": record(entropy=constant(0)),
     "value-lags": record(explained_variance=constant(-0.2)),
     "gradient-grows": record(grad_norm=10 ** (3 * T)),
     "gradient-always-clipped": record("ppo-clip", grad_norm=constant(300)),
@@ -96,6 +113,33 @@ def test_each_rule_names_what_it_is_for(name):
     (found,) = (x for x in findings(SICK[name]) if x.name == name)
     assert re.search(r"\d|not a number", found.seen)
     assert (found.page, bool(found.reason), bool(found.turn)) == (f"docs/metrics.md#{name}", True, True)
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_findings_name_settings_that_the_run_has(algorithm):
+    known = {name for rule in RULES for name in re.findall(r"`(\w+)`", rule.turn)}
+    assert known <= SETTINGS.keys()
+    for sick in SICK.values():
+        settings = {name: x for name, x in sick.settings.items() if name in NAMES[algorithm]}
+        for found in findings(replace(sick, settings=settings)):
+            assert known.intersection(re.findall(r"\w+", found.turn)) <= settings.keys()
+            assert not re.search(r"`|  |^;|;$|(or|,)(;|$)", found.turn), found.turn
+
+
+def test_settings_to_turn():
+    rule = next(x for x in RULES if x.name == "entropy-collapses")
+    assert rule.turn_of(SETTINGS) == (
+        "ent_coef (0.01); lower learning_rate, max_kl or step_kl; a higher log_std_init for Box actions"
+    )
+    assert rule.turn_of({"max_kl": 0.01, "step_kl": 1}) == "lower max_kl or step_kl"
+
+
+def test_a_run_that_learned_nothing_is_named():
+    """Pendulum with gamma 0: the return of a random policy, to the end."""
+    returns = {"mean_return": np.full(5, -1210.0), "std_return": np.full(5, 290.0)}
+    found = findings(record("ppo-clip", returns, {"gamma": 0.0}, mean_return=-1200 + 25 * np.cos(30 * T)))
+    assert [x.name for x in found] == ["no-progress", "gamma-too-small"]
+    assert "began at -1175 and is -12" in found[0].seen
 
 
 def test_reward_hacking_is_also_seen_in_evaluations_that_fall():

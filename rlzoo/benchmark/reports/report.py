@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from rlzoo.benchmark.reports import figures, tables
-from rlzoo.benchmark.reports.statistics import iqm_interval, is_better, performance_profile
+from rlzoo.benchmark.reports.statistics import are_comparable, iqm_interval, is_better, performance_profile
 from rlzoo.benchmark.reports.study import Algorithm, Study
 from rlzoo.benchmark.reports.tables import estimate, number, one_line
 from rlzoo.benchmark.results import Key, Results
@@ -184,12 +184,14 @@ def _differences(study: Study) -> list[str]:
 
 
 def _finding(study: Study) -> dict[str, Any]:
-    """The algorithm with the highest normalised score, and those without a significant difference from it."""
+    """The algorithm with the highest normalised score, and those without a significant difference, or too few runs."""
     names, environments = study.overall
     if len(names) < 2 or not environments:
         return {}
     scores = {name: iqm_interval(study.normalised_final(name)) for name in names}
     best = max(scores, key=lambda name: scores[name].estimate)
     finals = {name: study.finals(name, environments) for name in names}
-    alike = [name for name in names if name != best and not is_better(finals[best], finals[name])]
-    return {"best": best, "score": estimate(scores[best], 2), "alike": alike}
+    others = [name for name in names if name != best and not is_better(finals[best], finals[name])]
+    alike = [name for name in others if are_comparable(finals[best], finals[name])]
+    unclear = [name for name in others if name not in alike]
+    return {"best": best, "score": estimate(scores[best], 2), "alike": alike, "unclear": unclear}

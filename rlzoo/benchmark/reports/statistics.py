@@ -96,15 +96,18 @@ def probability_of_improvement(
     return _percentiles(np.mean(wins, axis=0))
 
 
-def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
-    """Whether x is better than y: the 95 % interval of `probability_of_improvement` lies above one half.
-
-    It is not if there are so few runs that even complete separation has a p-value of 0.05 or more.
-    """
-    probability = probability_of_improvement(x, y)
+def are_comparable(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
+    """Whether x and y have enough runs for a significant difference: complete separation has a p-value below 0.05."""
     pairs = zip(_scores(x), _scores(y), strict=True)
     orders = math.prod(math.comb(len(ours) + len(theirs), len(ours)) for ours, theirs in pairs)
-    return bool(2 / orders < 0.05 and probability.low > 0.5)
+    return 2 / orders < 0.05
+
+
+def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
+    """Whether x is better than y: they are comparable, and the 95 % interval of `probability_of_improvement` lies above
+    one half.
+    """
+    return are_comparable(x, y) and bool(probability_of_improvement(x, y).low > 0.5)
 
 
 def median_interval(values: ArrayLike) -> Interval:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from rlzoo.benchmark.reports.statistics import Interval, iqm_interval, is_better, median_interval
+from rlzoo.benchmark.reports.statistics import Interval, are_comparable, iqm_interval, is_better, median_interval
 from rlzoo.benchmark.reports.study import Study
 from rlzoo.runs.logs.display import duration
 
@@ -42,9 +42,9 @@ def significant(x: float) -> str:
 
 
 def estimate(interval: Interval, digits: int) -> str:
-    """An estimate and its bounds: '490.2 [480.1, 493.0]'."""
+    """An estimate and its bounds, if they differ from it: '490.2 [480.1, 493.0]'."""
     middle, low, high = (fixed(float(x), digits) for x in interval)
-    return f"{middle} [{low}, {high}]"
+    return middle if low == middle == high else f"{middle} [{low}, {high}]"
 
 
 def one_line(text: Any, length: int = 300) -> str:
@@ -65,13 +65,18 @@ def improvement(study: Study) -> Table:
 
 
 def scored(scores: Mapping[str, Any], digits: int, bold: bool = True) -> dict[str, str]:
-    """IQMs of (runs,) scores by name. The best is bold, and so are those without a significant difference from it."""
+    """IQMs of (runs,) scores by name. The best is bold, and so are those without a significant difference from it.
+
+    Nothing is bold if one has too few runs to tell.
+    """
     intervals = {name: iqm_interval([x]) for name, x in scores.items()}
     best = max(intervals, key=lambda name: float(intervals[name].estimate), default="")
     cells = {name: estimate(interval, digits) for name, interval in intervals.items()}
+    bold = bold and all(are_comparable([scores[best]], [scores[name]]) for name in scores if name != best)
     for name, cell in cells.items():
         if bold and not is_better([scores[best]], [scores[name]]):
-            cells[name] = Markup("**{}** {}").format(*cell.split(" ", 1))
+            middle, space, bounds = cell.partition(" ")
+            cells[name] = Markup("**{}**{}{}").format(middle, space, bounds)
     return cells
 
 

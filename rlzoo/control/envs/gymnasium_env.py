@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
-from rlzoo.control.spaces import categories, check_spaces, flat_mask, illegal_part, native_actions
+from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation, illegal_part, native_actions
 from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described
@@ -117,6 +117,11 @@ class GymnasiumEnv(VectorEnv):
     def render_mode(self) -> str | None:
         """How the environment was made to be rendered."""
         return self._vector.render_mode
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether a wrapper of each copy normalises observations by statistics that no other copy sees."""
+        return not self._is_users and any(self._vector.get_attr("normalizes"))
 
     def reseed(self, seed: int) -> bool:
         """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
@@ -221,7 +226,9 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
         self._tells_masks = env.has_wrapper_attr("action_masks")
-        self.outlasts_reset = any(cls.__name__ in _OUTLAST_RESET for x in layers for cls in type(x).__mro__)
+        names = {cls.__name__ for layer in layers for cls in type(layer).__mro__}
+        self.outlasts_reset = not names.isdisjoint(_OUTLAST_RESET)
+        self.normalizes = "NormalizeObservation" in names
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         try:
@@ -250,7 +257,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
-        return spaces.flatten(self.raw_space, obs)
+        return flat_observation(self.raw_space, obs)
 
     def _legal(self, info: dict[str, Any]) -> dict[str, Any]:
         """The mask of legal actions, if there is one."""
@@ -357,5 +364,4 @@ def _flatten_batch(vector: Any, obs: Any) -> Array:
     space = vector.single_observation_space
     if isinstance(space, spaces.Box):
         return np.asarray(obs).reshape(vector.num_envs, -1)
-    rows: list[Any] = [spaces.flatten(space, row) for row in iterate(vector.observation_space, obs)]
-    return np.stack(rows)
+    return np.stack([flat_observation(space, row) for row in iterate(vector.observation_space, obs)])

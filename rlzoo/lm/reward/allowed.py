@@ -15,7 +15,7 @@ from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.functions import brief, place
 
 Allowed = Callable[[list[int]], Iterable[int]]
-"""A function of a row's tokens, prompt included, to the ids of the tokens that may come next."""
+"""A function of a row's tokens, prompt included, to the ids of the tokens that may come next, or to V booleans."""
 
 
 class AllowedTokens:
@@ -59,12 +59,18 @@ class AllowedTokens:
     def _tokens(self, row: list[int], where: str) -> list[int]:
         try:
             result: Any = self.function(list(row))
+            result = result.tolist() if hasattr(result, "tolist") else result
             tokens: list[Any] = [result] if isinstance(result, (str, bytes)) else list(result)
         except (Exception, SystemExit) as error:
             raise EnvError(f"{where}: {described(error)}{place(error, self.function)}") from error
+        if tokens and all(isinstance(x, (bool, np.bool_)) for x in tokens):
+            if len(tokens) != self.vocabulary:
+                raise EnvError(f"{where}: a mask of {len(tokens)} booleans; there are {self.vocabulary} tokens")
+            tokens = np.flatnonzero(tokens).tolist()
         if not tokens:
             raise EnvError(f"{where}: no token is allowed after {row[-8:]}")
-        wrong = [x for x in tokens if not isinstance(x, (int, np.integer)) or not 0 <= x < self.vocabulary]
+        whole = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in tokens]
+        wrong = [x for x, is_id in zip(tokens, whole, strict=True) if not (is_id and 0 <= x < self.vocabulary)]
         if wrong:
             raise EnvError(f"{where}: {brief(wrong[0])} is no token; tokens are 0 to {self.vocabulary - 1}")
         return tokens

@@ -112,7 +112,7 @@ class Responses:
             reward[i] = answer.reward
             if answer.text is None or len(conversation.turns) // 2 + 1 == turns.max_turns:
                 continue
-            reply = encode_reply(self.tokenizer, answer.text, f"reply {turns.name}, row {self._first + i}")
+            reply = encode_reply(self.tokenizer, answer, f"reply {turns.name}, row {self._first + i}")
             if self._lengths[i] + len(reply) < self.generation.max_new_tokens:
                 self._talk.reply(i, reply)
                 replied[i] = True
@@ -123,7 +123,7 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = ()
     """Ids of the tokens that end a response; by default the tokenizer's end of sequence.
 
     Raises:
-        ConfigError: there is none, or a text is not a single token.
+        ConfigError: there is none, or a text is not a single token, such as one that the tokenizer does not know.
     """
     if not stop_tokens:
         end = tokenizer.eos_token_id
@@ -134,4 +134,7 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = ()
     for text, tokens in ids.items():
         if text not in vocabulary and len(tokens) != 1:
             raise ConfigError(f"stop_tokens: {text!r} is {len(tokens)} tokens to this tokenizer, not one")
+        meant = str(tokenizer.decode(tokens))
+        known = text in vocabulary or meant.strip() == text.strip()
+        require(known, f"stop_tokens: {text!r} is {meant!r} to this tokenizer")
     return frozenset(int(vocabulary.get(text, tokens[0])) for text, tokens in ids.items())

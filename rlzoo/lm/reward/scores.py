@@ -106,7 +106,7 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
     if len(items) != count:
         number = len(items) if len(items) < count or isinstance(result, Sized) else f"more than {count}"
         raise fail(f"must return {count} numbers, one for each response, returned {number}")
-    scores = [_number(item) for item in items]
+    scores = [as_number(item) for item in items]
     if None in scores:
         index = scores.index(None)
         raise fail(f"is {brief(items[index])}, not a number", index)
@@ -151,7 +151,7 @@ def _items(result: Any, count: int) -> list[Any] | None:
     return list(result if isinstance(result, Sized) else itertools.islice(result, count + 1))
 
 
-def _number(x: Any) -> float | None:
+def as_number(x: Any) -> float | None:
     """`x` as a float if it is a number, or an array or tensor of one number; otherwise None."""
     if hasattr(x, "item"):
         with suppress(RuntimeError, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -14,9 +13,14 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.system.errors import EnvError, described
 from rlzoo.lm.reward.functions import brief, place
+from rlzoo.lm.reward.scores import as_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_LARGEST = float(np.finfo(np.float32).max)
+_LONGEST = 1_000_000
+"""Characters of a reply. Tokenizers run out of memory with texts of many megabytes, which ends the process."""
 
 
 class Conversation(NamedTuple):
@@ -40,6 +44,9 @@ class Answer(NamedTuple):
     """The next turn; None ends the conversation."""
     reward: float = 0.0
     """Reward of the turn that the model has just ended."""
+    special_tokens: bool = False
+    """Whether the names of special tokens in the text, such as the markup of a chat, are these tokens. Otherwise they
+    are plain text, so that a tool that echoes text cannot end a turn."""
 
 
 Reply = Callable[[list[Conversation]], Sequence[Any]]
@@ -80,13 +87,15 @@ class Turns:
         return [self._answer(x, row) for x, row in zip(answers, rows, strict=True)]
 
     def _answer(self, x: Any, row: int) -> Answer:
-        answer = Answer(*x) if isinstance(x, tuple) and len(x) == 2 else Answer(x)
+        if not isinstance(x, Answer):
+            x = Answer(*x) if isinstance(x, tuple) and len(x) == 2 else Answer(x)
+        answer: Answer = x
         if not (answer.text is None or isinstance(answer.text, str)):
-            raise EnvError(f"{self._of([row])}: returned {brief(x)}, which is neither a text nor None")
-        number = isinstance(answer.reward, (int, float)) and math.isfinite(answer.reward)
-        if not number:
-            raise EnvError(f"{self._of([row])}: the reward {brief(answer.reward)} is not a finite number")
-        return answer
+            raise EnvError(f"{self._of([row])}: returned {brief(answer.text)}, which is neither a text nor None")
+        reward = as_number(answer.reward)
+        if reward is None or not abs(reward) <= _LARGEST:
+            raise EnvError(f"{self._of([row])}: the reward {brief(answer.reward)} is not a finite 32-bit number")
+        return answer._replace(reward=reward)
 
     def _of(self, rows: Sequence[int]) -> str:
         return f"reply {self.name}, row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:8]))}"
@@ -145,14 +154,18 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], st
     return tokenizer.batch_decode(kept, clean_up_tokenization_spaces=False)
 
 
-def encode_reply(tokenizer: PreTrainedTokenizerBase, text: str, name: str) -> list[int]:
+def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) -> list[int]:
     """The tokens of a reply, without special tokens around it.
 
     Raises:
-        EnvError: the tokenizer has no tokens for it.
+        EnvError: the tokenizer has no tokens for it, or it is too long to be tokenised.
     """
+    text = str(answer.text)
+    if len(text) > _LONGEST:
+        raise EnvError(f"{name}: {brief(text)} has {len(text):,} characters; at most {_LONGEST:,} are tokenised")
     try:
-        tokens = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        plain = not answer.special_tokens
+        tokens = list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
     except Exception as error:  # tokenizers raise Exception itself
         raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {described(error)}") from error
     if not tokens:

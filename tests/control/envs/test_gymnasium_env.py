@@ -1,6 +1,7 @@
 """The Gymnasium adapter, on small environments that show what they were given and break on demand."""
 
 import copy
+import functools
 import gc
 import os
 import sys
@@ -273,6 +274,30 @@ def test_broken_part_of_a_dict_observation_is_an_error():
     env.reset()
     with pytest.raises(EnvError, match="copy 0 raised KeyError: 'b'"):
         env.step(zeros(env))
+
+
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [
+        (spaces.Discrete(3), -1),
+        (spaces.Discrete(3), 7),
+        (spaces.Discrete(3, start=2), 1),
+        (spaces.MultiDiscrete([3, 4]), np.array([3, 0])),
+        (spaces.MultiDiscrete([3, 4]), np.array([0, -1])),
+        (spaces.MultiBinary(2), np.array([5, 5])),
+        (spaces.MultiBinary(2), np.array([0.5, 1])),
+    ],
+)
+@pytest.mark.parametrize("part", [False, True], ids=["alone", "part"])
+@pytest.mark.parametrize("given", [False, True], ids=["copies", "vector"])
+def test_discrete_observation_outside_its_space_is_an_error(space, obs, part, given):
+    if part:
+        space, obs = spaces.Dict({"a": UNIT_BOX, "b": spaces.Tuple([space])}), {"a": np.zeros(3), "b": (obs,)}
+    fault = functools.partial(Echo, space, fault=lambda *_: (obs, 0.0), faulty_seed=10)
+    env = envs.make(SyncVectorEnv([fault], autoreset_mode="NextStep") if given else fault, 1, 10)
+    env.reset()
+    with pytest.raises(EnvError, match=r"step 1: .*(observation .* lies outside|Cannot cast)"):
+        env.step(np.zeros(1, int))
 
 
 def test_broken_reset_is_an_error():

@@ -104,6 +104,15 @@ def test_mode_is_the_best_allowed_token():
     assert torch.equal(mode[buffer.mask], buffer.action[buffer.mask])
 
 
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor])
+def test_ids_and_masks_in_every_form_mean_the_same(form):
+    expected = only()([[3], None, [7]], 0)
+    as_ids = only(lambda tokens: form(next_letters(tokens)))
+    as_mask = only(lambda tokens: form([token in next_letters(tokens) for token in range(V)]))
+    for allowed in (as_ids, as_mask):
+        np.testing.assert_array_equal(allowed([[3], None, [7]], 0), expected)
+
+
 def test_whole_rows_get_what_they_got_step_by_step():
     env = make_env(make_model(), allowed=only())
     tokens = collect(env).obs
@@ -176,6 +185,10 @@ def test_every_algorithm_keeps_to_allowed_tokens(algorithm, data):
         (lambda tokens: [], r"no token is allowed after \[0, 1\]"),
         (lambda tokens: [1, V], rf"{V} is no token; tokens are 0 to {V - 1}"),
         (lambda tokens: [0.5], r"0.5 is no token"),
+        (lambda tokens: [1, True], r"True is no token"),
+        (lambda tokens: np.ones(3, bool), rf"a mask of 3 booleans; there are {V} tokens"),
+        (lambda tokens: [True] * (V + 1), rf"a mask of {V + 1} booleans; there are {V} tokens"),
+        (lambda tokens: torch.zeros(V, dtype=torch.bool), r"no token is allowed after \[0, 1\]"),
         (lambda tokens: "ab", r"'ab' is no token"),
         (lambda tokens: 3, r"TypeError: 'int' object is not iterable"),
         (lambda tokens: tokens[99], r"IndexError: list index out of range \(.*test_allowed.py:\d+\)"),

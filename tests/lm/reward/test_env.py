@@ -20,7 +20,7 @@ from lm_builders import (
     same,
     scored,
 )
-from tiny import EOS, PAD, make_tokenizer
+from tiny import CHARACTERS, EOS, PAD, make_tokenizer
 
 from rlzoo.core.estimators import GAE
 from rlzoo.core.system.errors import ConfigError
@@ -269,6 +269,9 @@ def test_stop_tokens_by_text():
     assert stop_ids(tokenizer, ["a", "<pad>"]) == {0, PAD}
     with pytest.raises(ConfigError, match="stop_tokens: 'ab' is 2 tokens to this tokenizer, not one"):
         stop_ids(tokenizer, ["a", "ab"])
+    with pytest.raises(ConfigError, match=r"stop_tokens: 'é' is '\.' to this tokenizer"):
+        stop_ids(tokenizer, ["é"])
+    assert stop_ids(tokenizer, ["."]) == {CHARACTERS.index(".")}
     with pytest.raises(ConfigError, match="no end-of-sequence token; set stop_tokens"):
         stop_ids(make_tokenizer(eos=None))
     assert LMEnv(make_model(), tokenizer, ["a"], one, Generation(4)).stop == {EOS}

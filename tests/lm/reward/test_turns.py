@@ -250,8 +250,14 @@ def test_evaluation_and_play_have_the_whole_conversation(data):
             r"reply echo, rows 0, 1: ZeroDivisionError: division by zero \(.*test_turns.py:\d+\)",
         ),
         (lambda conversations: [""] * 2, r"reply echo, row 0: '' has no tokens; None ends a conversation"),
-        (lambda conversations: [("no", None)] * 2, r"reply echo, row 0: the reward None is not a finite number"),
-        (lambda conversations: [("no", float("nan"))] * 2, r"reply echo, row 0: the reward nan is not a finite number"),
+        (lambda conversations: ["n" * 10**6 + "o"] * 2, r"reply echo, row 0: .* has 1,000,001 characters; at most 1,0"),
+        *(
+            (
+                lambda conversations, reward=reward: [("no", reward)] * 2,
+                r"reply echo, row 0: the reward .* is not a finite 32-bit number",
+            )
+            for reward in (None, "1", float("nan"), 1e39, 10**400, np.float32("inf"))
+        ),
     ],
 )
 def test_wrong_replies(reply, message):
@@ -265,6 +271,21 @@ def test_a_reply_that_never_ends_is_cut_at_the_limit_of_tokens():
     assert text(play(env, "zzzzzz")[0].token[0]) == "abznznznz"
     env = conversation_env(lambda x: ["n" * 10**5] * len(x), stop=letters("z"), max_new_tokens=7).over(["ab"])
     assert text(play(env, "zzzzzz")[0].token[0]) == "abz"
+
+
+def test_rewards_of_turns_are_numbers_of_any_kind():
+    for one in (1, True, np.float32(1), np.ones(()), torch.ones(1)):
+        env = conversation_env(lambda x, one=one: [(None, one)] * len(x), stop=letters("z")).over(["ab"])
+        assert play(env, "z")[1].tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_special_tokens_in_a_reply_are_plain_text_unless_it_says_otherwise(special):
+    """The tokenizer knows none of the characters "<", "o", ... in another way than as those of a text."""
+    answer = Answer("a<eos>", special_tokens=special)
+    env = conversation_env(lambda x: [answer] * len(x), stop=letters("z"), max_new_tokens=9).over(["ab"])
+    rows, *_ = play(env, "zyyyyyy")
+    assert text(rows.token[0]) == ("abza$yyyyyy" if special else "abza.eos.yy")
 
 
 def test_settings(data):
