@@ -58,6 +58,18 @@ TASKS = {
         "rlzoo.lm.tasks.calculator:Calculator",
         "products with a calculator to ask, in two turns or more; the answer is checked",
     ),
+    "Sums": Entry(
+        "rlzoo.lm.tasks.sums:Sums",
+        "sums asked of a chat model, SmolLM2-135M-Instruct; the answer is checked",
+    ),
+    "Sentiment": Entry(
+        "rlzoo.lm.tasks.sentiment:Sentiment",
+        "openings of reviews, stories and letters that SmolLM2-135M-Instruct continues; the sentiment is the score",
+    ),
+    "Instructions": Entry(
+        "rlzoo.lm.tasks.instructions:Instructions",
+        "instructions of ten kinds to SmolLM2-135M-Instruct; whether it follows them is checked",
+    ),
     "Prompts": Entry(
         "rlzoo.lm.tasks.prompts:Prompts",
         "your own prompts, language model and score: --prompts FILE --model DIR --reward module:function",

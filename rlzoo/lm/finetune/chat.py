@@ -64,6 +64,13 @@ def prompt_text(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> str:
     return text.removeprefix(str(begin)) if added else text
 
 
+def asked(question: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The prompt of a user's message; of a tokenizer without a chat template, the question and a line feed."""
+    if tokenizer.chat_template is None:
+        return f"{question}\n"
+    return prompt_text([{"role": "user", "content": question}], tokenizer)
+
+
 def reply_text(prompt: Messages, reply: Messages, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text that follows `prompt_text(prompt)` if the reply is `reply`, without end of sequence.
 

@@ -1,0 +1,135 @@
+"""Instructions to a chat model that a program can check."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rlzoo.core.system.fields import Count
+from rlzoo.lm.finetune.chat import asked
+from rlzoo.lm.reward.prompt import Prompt
+from rlzoo.lm.reward.scores import Score
+from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.settings import Language, Text
+
+SUBJECTS = ("rain", "a cat", "the moon", "bread", "a train", "music", "winter", "a river", "coffee", "an old house")
+WORDS = ("red", "morning", "slowly", "bridge", "seven", "window", "paper", "quiet", "market", "green")
+PROMPTS, HELD_OUT = 400, 60
+"""Prompts of training, and of evaluations."""
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w'-]+", text)
+
+
+def _has_keys(text: str, keys: Sequence[str]) -> bool:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and record.keys() == set(keys)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of instruction: its text, its arguments, and whether a response follows it."""
+
+    text: str
+    arguments: Callable[[Random], list[Any]]
+    follows: Callable[..., bool]
+    training: bool = True
+    """Whether it is among the prompts of training; evaluations have all kinds."""
+
+
+KINDS = {
+    "words": Kind(
+        "Write exactly {} words about {subject}.",
+        lambda rng: [rng.randint(3, 8)],
+        lambda text, n: len(_words(text)) == n,
+    ),
+    "lower case": Kind(
+        "Write a sentence about {subject}. Use lower case letters only.",
+        lambda rng: [],
+        lambda text: text.islower(),
+    ),
+    "capitals": Kind(
+        "Write a sentence about {subject} in capital letters only.",
+        lambda rng: [],
+        lambda text: text.isupper(),
+    ),
+    "json": Kind(
+        'Describe {subject} as a JSON object with the keys "{}" and "{}". Write nothing else.',
+        lambda rng: rng.sample(["name", "colour", "size", "use", "age"], 2),
+        lambda text, *keys: _has_keys(text, keys),
+    ),
+    "question": Kind(
+        "Write one sentence about {subject} that ends with a question mark.",
+        lambda rng: [],
+        lambda text: text.rstrip().endswith("?"),
+    ),
+    "two words": Kind(
+        'Write a sentence about {subject} that contains the words "{}" and "{}".',
+        lambda rng: rng.sample(WORDS, 2),
+        lambda text, *words: set(words) <= set(_words(text.lower())),
+    ),
+    "begins": Kind(
+        'Write a sentence about {subject}. Begin with the word "{}".',
+        lambda rng: [rng.choice(WORDS)],
+        lambda text, word: _words(text.lower())[:1] == [word],
+    ),
+    "no comma": Kind(
+        "Write two sentences about {subject} without a comma.",
+        lambda rng: [],
+        lambda text: "," not in text and len(re.findall(r"[.!?]", text)) == 2,
+    ),
+    "lines": Kind(
+        "Write {} lines about {subject}.",
+        lambda rng: [rng.randint(2, 4)],
+        lambda text, n: len([line for line in text.splitlines() if line.strip()]) == n,
+        training=False,
+    ),
+    "ends": Kind(
+        'Write a sentence about {subject} whose last word is "{}".',
+        lambda rng: [rng.choice(WORDS)],
+        lambda text, word: _words(text.lower())[-1:] == [word],
+        training=False,
+    ),
+}
+
+
+def follows(prompts: list[str], responses: list[str], kind: list[str], arguments: list[list[Any]]) -> list[float]:
+    """1 for a complete response that follows its instruction, else 0."""
+    rows = zip(responses, kind, arguments, strict=True)
+    return [float(bool(text.strip()) and KINDS[name].follows(text.strip(), *args)) for text, name, args in rows]
+
+
+class Instructions(LanguageTask):
+    """Instructions of ten kinds, such as "Write exactly 5 words about rain." Two kinds are in evaluations alone."""
+
+    @dataclass(frozen=True)
+    class Settings(Language):
+        model: Text | None = "smollm2"
+        max_new_tokens: Count = 40
+
+    def _prompts(self, seed: str, count: int, kinds: Sequence[str]) -> list[Prompt]:
+        """Prompts of each kind in turn, with the columns `kind` and `arguments`."""
+        rng, prompts = Random(seed), []
+        for i in range(count):
+            name = kinds[i % len(kinds)]
+            arguments = KINDS[name].arguments(rng)
+            text = KINDS[name].text.format(*arguments, subject=rng.choice(SUBJECTS))
+            prompts.append(Prompt(asked(text, self.tokenizer), {"kind": name, "arguments": arguments}))
+        return prompts
+
+    def own_prompts(self) -> Sequence[str]:
+        return self._prompts("training", PROMPTS, [name for name, kind in KINDS.items() if kind.training])
+
+    def own_eval_prompts(self) -> Sequence[str]:
+        return self._prompts("evaluation", HELD_OUT, list(KINDS))
+
+    def own_score(self) -> Score:
+        return follows

@@ -1,0 +1,58 @@
+"""Sums asked of a chat model, which must answer with a number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from rlzoo.core.system.fields import Count
+from rlzoo.lm.finetune.chat import asked
+from rlzoo.lm.reward.prompt import Prompt
+from rlzoo.lm.reward.scores import Score
+from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.settings import Language, Text
+
+QUESTION = "What is {} + {}? Answer with the number only."
+SMALLEST = 2
+"""Smallest number in a sum."""
+HELD_OUT = 0.1
+"""Share of the sums that is kept for evaluations."""
+
+
+def last_number(prompts: list[str], responses: list[str], answer: list[int]) -> list[float]:
+    """1 if the last whole number of a response is the answer, else 0."""
+    numbers = (re.findall(r"\d+", response) for response in responses)
+    return [float(bool(x) and x[-1].lstrip("0") == str(right)) for x, right in zip(numbers, answer, strict=True)]
+
+
+class Sums(LanguageTask):
+    """Sums of two numbers, such as "What is 23 + 45? Answer with the number only.\""""
+
+    @dataclass(frozen=True)
+    class Settings(Language):
+        model: Text | None = "smollm2"
+        max_new_tokens: Count = 14
+        largest: Count = 59
+        """Largest number in a sum; the smallest is 2."""
+
+    settings: Settings
+
+    def own_prompts(self) -> Sequence[str]:
+        return self._sums()[1]
+
+    def own_eval_prompts(self) -> Sequence[str]:
+        return self._sums()[0]
+
+    def own_score(self) -> Score:
+        return last_number
+
+    def _sums(self) -> tuple[list[Prompt], list[Prompt]]:
+        """The sums for evaluations and those for training, in a fixed random order."""
+        numbers = range(SMALLEST, self.settings.largest + 1)
+        sums = [(a, b) for a in numbers for b in numbers]
+        Random("sums").shuffle(sums)
+        prompts = [Prompt(asked(QUESTION.format(a, b), self.tokenizer), {"answer": a + b}) for a, b in sums]
+        held_out = int(HELD_OUT * len(prompts))
+        return prompts[:held_out], prompts[held_out:]
