@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-NAME = "sdpa_or_products"
-"""Name of this attention among those of Hugging Face."""
+from rlzoo.lm.fast.unpadded import Unpadded
+
+NAMES = {"sdpa": "sdpa_or_products", "eager": "products"}
+"""Names of this attention among those of Hugging Face, in place of others: fused or not, and never fused."""
 _LONGEST = {torch.bfloat16: 512, torch.float32: 128}
 """Number of keys up to which plain products are faster on a CPU, by precision."""
 _PLAIN = frozenset({"dropout", "scaling", "is_causal", "position_ids", "use_cache", "cache_position"})
@@ -34,11 +37,15 @@ def check_interfaces() -> None:
 
 
 def use_fastest_attention(model: Any) -> None:
-    """Makes a Hugging Face model that uses "sdpa" choose between that and plain products for each forward pass."""
-    if model.config._attn_implementation == "sdpa":
-        ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask)
-        model.config._attn_implementation = NAME
+    """Makes a Hugging Face model that uses "sdpa" choose between that and plain products for each forward pass.
+
+    One that uses "eager" gets the same plain products, which can read an `Unpadded`.
+    """
+    name = NAMES.get(model.config._attn_implementation)
+    if name is not None:
+        ALL_ATTENTION_FUNCTIONS.register(name, partial(attention, fused=name == NAMES["sdpa"]))
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, mask)
+        model.config._attn_implementation = name
 
 
 def mask(
@@ -58,34 +65,50 @@ def attention(
     key: Float[Tensor, "N g C d"],
     value: Float[Tensor, "N g C d"],
     attention_mask: Bool[Tensor, "N 1 T C"] | None,
+    unpadded: Unpadded | None = None,
+    fused: bool = True,
     **more: Any,
 ) -> tuple[Float[Tensor, "N T h d"], None]:
     """softmax(q·kᵀ·scaling)·v, in the form that Hugging Face's attention functions have.
 
     On a CPU, the fused kernel computes in float32 even for bfloat16, and its backward pass is slow.
+
+    Args:
+        unpadded: the rows of the tokens, if they are in one row without padding.
+        fused: whether the fused kernel may be used.
+
+    Raises:
+        ValueError: plain products are needed, and there is an argument that they do not take into account.
     """
     if key.dtype != query.dtype:  # keys of a `CachedLayer`
         with torch.autocast(query.device.type, enabled=False):
-            out, _ = attention(module, query.to(key.dtype), key, value, attention_mask, **more)
+            out, _ = attention(module, query.to(key.dtype), key, value, attention_mask, fused=fused, **more)
         return out.to(query.dtype), None
-    plain = all(name in _PLAIN or x is None for name, x in more.items()) and not more.get("dropout")
-    short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(query.dtype, 0)
-    if not (plain and short and query.shape[2] > 1):
+    others = [name for name, x in more.items() if name not in _PLAIN and x is not None]
+    if others and (unpadded is not None or not fused):
+        raise ValueError(f"attention with {', '.join(others)} is none by plain products")
+    if unpadded is not None:
+        return unpadded.attend(query, key, value, lambda *x: attention(module, *x, fused=fused, **more)[0]), None
+    plain = not others and not more.get("dropout")
+    short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(query.dtype, 0) and query.shape[2] > 1
+    if fused and not (plain and short):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     causal = more.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     if attention_mask is None and causal:
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    scaling = more.get("scaling")
-    scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-1, -2)
+    rows, heads, tokens, size = query.shape
+    groups, scaling = key.shape[1], more.get("scaling")
+    query = query * (size**-0.5 if scaling is None else scaling)
+    scores = query.reshape(rows, groups, -1, size) @ key.transpose(-1, -2)  # the heads of a group share its keys
+    scores = scores.view(rows, heads, tokens, -1)
     if attention_mask is None and causal:
         attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
-    probs = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return (probs @ value).transpose(1, 2).contiguous(), None
+    probs = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    out = (probs.view(rows, groups, -1, probs.shape[-1]) @ value).view(rows, heads, tokens, -1)
+    return out.transpose(1, 2).contiguous(), None
 
 
 class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -108,6 +131,11 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.keys, self.values = self._keys[:, :, : start + new], self._values[:, :, : start + new]
         return self.keys, self.values
 
+    def batch_select_indices(self, indices: Int[Tensor, "R"]) -> None:
+        """Keeps these rows."""
+        super().batch_select_indices(indices)
+        self._keys, self._values = self.keys, self.values
+
     @staticmethod
     def _with_room(kept: Tensor, start: int, added: Tensor) -> Tensor:
         """`kept`, or a copy twice as long if it is full, with the `added` tokens from `start` on."""
@@ -123,5 +151,5 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 def new_cache(model: Any) -> Cache:
     """An empty key-value cache for the attention of `use_fastest_attention`, or Hugging Face's own for others."""
-    ours = model.config._attn_implementation == NAME
+    ours = model.config._attn_implementation in NAMES.values()
     return Cache(layer_class_to_replicate=CachedLayer if ours else DynamicLayer)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -14,32 +16,55 @@ from transformers.pytorch_utils import Conv1D
 from rlzoo.core.distributions import Categorical
 from rlzoo.lm.fast.attention import new_cache, use_fastest_attention
 from rlzoo.lm.fast.packed import Packed
+from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
 from rlzoo.lm.fast.vocabulary import BlockedTokenDistribution
 from rlzoo.lm.fast.weights import Casts, use_faster_layers
 from rlzoo.lm.model.language_model import LanguageModel, Memory, Reference, TokenHead, Trunk
+from rlzoo.lm.model.precision import equal_but_for_rounding
 from rlzoo.lm.model.tokens import Tokens
+
+_WORTH = 0.9
+"""Share of the tokens, padding included, up to which a pass over an `Unpadded` is faster."""
 
 
 class FastTrunk(Trunk):
-    """Computes the columns that matter, without a mask where nothing is padding, with weights that are cast once."""
+    """Computes what matters alone, without a mask where nothing is padding, with weights that are cast once."""
 
     casts: Casts | None = None
+    unpads = False
+    """Whether the transformer gives the same hidden states for an `Unpadded`."""
 
     def states(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
-        """Leaves out the columns before the first token of any row and after the last acting step."""
-        columns = torch.stack([tokens.attention.any(0), tokens.attention.all(0), tokens.acts.any(0)])
-        started, full, acting = columns.cpu().numpy()  # the only time that the host waits for the device
+        """Reads no padding and each prompt once, if that saves enough.
+
+        Otherwise leaves out the columns before the first token of any row and after the last acting step.
+        """
+        given = torch.stack([tokens.token, tokens.attention, tokens.acts])
+        token, attention, acts = given.cpu().numpy()  # the only time that the host waits for the device
+        attention, acts = attention.astype(np.bool_), acts.astype(np.bool_)
+        started, acting = attention.any(0), acts.any(0)
         first = int(started.argmax())
         last = max(len(acting) - int(acting[::-1].argmax()), first + 1) if acting.any() else first + 1
-        cut, mask = tokens.columns(first, last), {} if not full[first:last].all() else {"attention_mask": None}
+        if self.unpads and acting.any():
+            unpadded = Unpadded.of(token, attention, acts, next(self.base.parameters()).device)
+            if unpadded.token.shape[1] <= _WORTH * len(token) * (last - first):
+                return self.unpadded_states(unpadded)
+        cut, mask = tokens.columns(first, last), {"attention_mask": None} if attention[:, first:last].all() else {}
         hidden = self.run(cut.token, cut.attention, use_cache=False, **mask).last_hidden_state
         hidden = hidden.masked_fill(~cut.acts.unsqueeze(-1), 0)
         return nn.functional.pad(hidden, (0, 0, first, len(acting) - last))
 
+    def unpadded_states(self, unpadded: Unpadded) -> Float[Tensor, "R T H"]:
+        """The hidden states, from a pass over the tokens of an `Unpadded`."""
+        whole = unpadded.token.new_ones(1, 1, 1, 1)  # of four dimensions, so that no other mask is made
+        more = {"position_ids": unpadded.position, "attention_mask": whole, "unpadded": unpadded}
+        out = self.run(unpadded.token, torch.ones_like(unpadded.token), use_cache=False, **more)
+        return unpadded.states(out.last_hidden_state)
+
     def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
         """Without padding there is no mask. It is looked for on the host alone, which would wait for the device."""
         if attention.device.type == "cpu" and bool(attention.all()):
-            more["attention_mask"] = None
+            more.setdefault("attention_mask", None)
         return super().run(token, attention, **more)
 
     def call(self, **inputs: Any) -> Any:
@@ -63,9 +88,15 @@ class PackedMemory(NamedTuple):
     memory: Memory
     packed: Packed
 
+    def rows(self, rows: Int[Tensor, "R"]) -> PackedMemory:
+        """See `Memory.rows`."""
+        return self._replace(memory=self.memory.rows(rows))
+
 
 class FastLanguageModel(LanguageModel):
-    """Acts with packed weights."""
+    """Acts with packed weights, reads each prompt once, and reads on only where a row has not ended."""
+
+    rows_leave = True
 
     def act(self, tokens: Tokens, memory: PackedMemory | None = None) -> tuple[Categorical, PackedMemory]:  # type: ignore[override]
         """See `LanguageModel.act`. The weights must not change before the last step of an episode."""
@@ -76,6 +107,15 @@ class FastLanguageModel(LanguageModel):
         with packed:
             policy, rest = super().act(tokens, None if memory is None else memory.memory)
         return policy, PackedMemory(rest, packed)
+
+    def read(self, tokens: Tokens, memory: Memory | None) -> tuple[Float[Tensor, "N H"], Memory]:
+        if memory is not None or tokens.token.device.type != "cpu":
+            return super().read(tokens, memory)
+        first, which = (torch.from_numpy(x) for x in unique_rows(tokens.token.numpy(), tokens.attention.numpy()))
+        if len(first) == len(which):
+            return super().read(tokens, None)
+        hidden, memory = super().read(tokens.map(lambda x: x[first]), None)
+        return hidden[which.to(hidden.device, non_blocking=True)], memory.rows(which)
 
 
 def accelerate_model(model: LanguageModel) -> None:
@@ -105,11 +145,35 @@ def accelerate_reference(reference: Reference) -> None:
 
 
 def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
-    use_faster_layers(trunk.base)
-    use_fastest_attention(trunk.base)
-    trunk.base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
+    if isinstance(trunk, FastTrunk):
+        return trunk
+    base, chosen = trunk.base, trunk.base.config._attn_implementation
+    use_faster_layers(base)
+    base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
+    expected = _checked_states(trunk)
+    use_fastest_attention(base)
     trunk.__class__ = FastTrunk
-    return cast(FastTrunk, trunk)
+    fast = cast(FastTrunk, trunk)
+    with contextlib.suppress(TypeError, ValueError, AttributeError, RuntimeError):
+        fast.unpads = equal_but_for_rounding(_checked_states(trunk, unpadded=True), expected)
+    if chosen == "eager" and not fast.unpads:
+        base.config._attn_implementation = chosen
+    return fast
+
+
+@torch.no_grad()
+def _checked_states(trunk: Trunk, unpadded: bool = False) -> Tensor:
+    """The hidden states of three rows, of which two share their prompt."""
+    token = torch.tensor([[0, 1, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]])
+    attention = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    acts = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1]]).bool()
+    tokens, whole = Tokens(token, attention, acts), copy.copy(trunk)
+    whole.precision = None
+    if not unpadded:
+        return Trunk.states(whole, tokens)[acts]
+    device = next(trunk.base.parameters()).device
+    parts = Unpadded.of(token.numpy(), attention.numpy(), acts.numpy(), device)
+    return whole.unpadded_states(parts)[acts]
 
 
 def _trust(*_: object) -> None:

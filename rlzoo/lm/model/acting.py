@@ -12,6 +12,9 @@ from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
 
+_MOST = 0.875
+"""Share of the rows that read on, up to which leaving out the others is faster than to copy the memory of these."""
+
 
 class TokenActor:
     """Chooses the next token of each row, for one episode of every row.
@@ -21,6 +24,9 @@ class TokenActor:
 
     Each column from the first that acts takes one uniform random number for each row of all processes. So a row gets
     the same numbers whatever the number of processes, and whether or not the other rows act.
+
+    A row that is padding after its prompt has ended. Such rows leave the model's memory when they are many, if the
+    model allows it (`rows_leave`).
 
     Args:
         model: its weights must not change while the actor is used.
@@ -45,6 +51,7 @@ class TokenActor:
         self._device = next(model.parameters()).device
         self._unread: list[Tokens] = []
         self._memory: Any = None
+        self._rows: Array | None = None
         self._column = self._drawn = 0
 
     @torch.no_grad()
@@ -55,15 +62,32 @@ class TokenActor:
             self._column += 1
         if forced.all():
             return np.zeros(len(forced), np.int64)
-        tokens = zip_leaves(lambda columns: torch.from_numpy(np.stack(columns, 1)), self._unread)
+        tokens = zip_leaves(lambda columns: np.stack(columns, 1), self._unread)
         self._unread = []
-        policy, self._memory = self._model.act(tokens, self._memory)
+        rows = self._reading(tokens)
+        policy, self._memory = self._model.act(tokens.map(lambda x: torch.from_numpy(x[rows])), self._memory)
+        action = np.zeros(len(forced), np.int64)
         if self._deterministic:
-            return policy.mode.cpu().numpy()
+            action[rows] = policy.mode.cpu().numpy()
+            return action
         if self._whole_rows is None:
             self._whole_rows = len(forced)
         self.draw_until(self._column)
-        return policy.quantile(self._uniform[self._own]).cpu().numpy()
+        uniform = self._uniform[self._own][torch.from_numpy(rows).to(self._device, non_blocking=True)]
+        action[rows] = policy.quantile(uniform).cpu().numpy()
+        return action
+
+    def _reading(self, tokens: Tokens) -> Array:
+        """The rows that the model reads on. The others have ended, and leave its memory."""
+        if self._memory is None:
+            self._rows = np.arange(len(tokens.token))
+            return self._rows
+        assert self._rows is not None
+        reads = tokens.attention[self._rows].any(1)
+        if self._model.rows_leave and reads.sum() <= _MOST * len(reads):
+            self._memory = self._memory.rows(torch.from_numpy(np.flatnonzero(reads)))
+            self._rows = self._rows[reads]
+        return self._rows
 
     def draw_until(self, columns: int) -> None:
         """Draws the numbers of all columns up to `columns`, which are counted from the first that acts."""

@@ -62,7 +62,7 @@ class Trunk(nn.Module):
         """
         device = next(self.base.parameters()).device
         token, attention = token.to(device, non_blocking=True), attention.to(device, non_blocking=True)
-        if self._takes_positions:
+        if self._takes_positions and "position_ids" not in more:
             more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
         if self.gradient_checkpointing:  # works in training mode only, where Hugging Face turns the cache off
             self.base.train(torch.is_grad_enabled())
@@ -139,6 +139,8 @@ class LanguageModel(ActorCritic):
     """
 
     context = 0
+    rows_leave = False
+    """Whether rows that have ended leave the memory of `act` while the others go on."""
     trunk: Trunk
     policy: TokenHead
     value: TokenValue
@@ -213,13 +215,18 @@ class LanguageModel(ActorCritic):
         Args:
             tokens: may be on the host.
         """
+        hidden, memory = self.read(tokens, memory)
+        policy = Categorical(self.policy.logits(hidden))
+        if tokens.allowed is not None:
+            policy = policy.restrict(tokens.allowed[:, -1].to(policy.logits.device, non_blocking=True))
+        return policy, memory
+
+    def read(self, tokens: Tokens, memory: Memory | None) -> tuple[Float[Tensor, "N H"], Memory]:
+        """The last hidden state of each row, after T more tokens."""
         cache = self.trunk.new_cache() if memory is None else memory.cache
         attention = tokens.attention if memory is None else torch.cat([memory.attention, tokens.attention], 1)
         out = self.trunk.run(tokens.token, attention, use_cache=True, past_key_values=cache)
-        policy = Categorical(self.policy.logits(out.last_hidden_state[:, -1]))
-        if tokens.allowed is not None:
-            policy = policy.restrict(tokens.allowed[:, -1].to(policy.logits.device, non_blocking=True))
-        return policy, Memory(cache, attention)
+        return out.last_hidden_state[:, -1], Memory(cache, attention)
 
     @contextlib.contextmanager
     def without_adapter(self) -> Iterator[None]:
@@ -278,10 +285,15 @@ def with_adapter(actor: Any, rank: int, seed: int) -> Any:
 
 
 class Memory(NamedTuple):
-    """The key-value cache, and which of its columns are tokens."""
+    """The key-value cache, and which of its columns are tokens. The cache changes in place."""
 
     cache: Cache
     attention: Bool[Tensor, "N C"]
+
+    def rows(self, rows: Int[Tensor, "R"]) -> Memory:
+        """The memory of these rows, which may be repeated, in its place."""
+        self.cache.batch_select_indices(rows.to(self.cache.layers[0].keys.device, non_blocking=True))
+        return Memory(self.cache, self.attention[rows])
 
 
 def causal_lm(actor: Any) -> Any:

@@ -48,8 +48,8 @@ def test_a_cache_with_room_keeps_the_keys_and_values_of_hugging_face(dtype):
     assert mine.get_seq_length() == 32
 
 
-def test_attention_that_the_user_chose_stays():
-    for chosen, name in (("sdpa", ours.NAME), ("eager", "eager")):
+def test_attention_without_the_fused_kernel_stays_without_it():
+    for chosen, name in ours.NAMES.items():
         actor = make_actor(attention=chosen)
         use_fastest_attention(actor)
         assert actor.config._attn_implementation == name
