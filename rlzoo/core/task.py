@@ -47,6 +47,11 @@ class TaskSettings:
     """Names and help texts of other settings in the units of this task, such as
     {"minibatch_size": ("minibatch_responses", "Responses in a minibatch.")}."""
 
+    @classmethod
+    def kind(cls, settings: Mapping[str, Any]) -> str | None:
+        """The kind of task with these settings. A task without a preset starts from that of its kind, if it has one."""
+        return None
+
     def __post_init__(self) -> None:
         check_fields(self)
 

@@ -111,6 +111,10 @@ class Language(TaskSettings):
     log_samples: Advanced[NonNegativeInt] = 4
     """Responses to log at each evaluation."""
 
+    @classmethod
+    def kind(cls, settings: Mapping[str, Any]) -> str:
+        return "language" if settings.get("lora_rank") in (None, "none") else "language with LoRA"
+
     @property
     def rewards(self) -> list[tuple[Any, float]]:
         """Each score of `reward`, a name or a function, with its weight.

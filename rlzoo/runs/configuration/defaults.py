@@ -11,9 +11,9 @@ from rlzoo.core.env import env_name
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.runs.configuration.config import Config, Source, fill, merge, present_names
 from rlzoo.runs.configuration.objects import first_description, holds_object
-from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, read_preset
+from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, preset_of_kind, read_preset
 from rlzoo.runs.configuration.record import config_file, read_settings
-from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
 
 
 def configured(
@@ -42,7 +42,7 @@ def configured(
         raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
     if env is None:
         raise ConfigError("env is missing")
-    blank, settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset))
+    blank, settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings))
     return fill(blank, settings), _lines(algorithm, env, preset, sources)
 
 
@@ -54,20 +54,26 @@ def starting_from(
     Args:
         of: use the preset of this algorithm instead.
     """
-    _, settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, of))
+    _, settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings, of))
     return settings, _lines(algorithm, env, preset, sources)
 
 
-def _sources(algorithm: str | Algorithm, env: Any, preset: bool | str, of: str | None = None) -> list[Source]:
-    """The preset of the pair, if there is one, and the recipe or file that `preset` names."""
+def _sources(
+    algorithm: str | Algorithm, env: Any, preset: bool | str, settings: Mapping[str, Any], of: str | None = None
+) -> list[Source]:
+    """The preset of the pair or of the task's kind, if there is one, and the recipe or file that `preset` names."""
     sources: list[Source] = []
     name = algorithm if isinstance(algorithm, str) else algorithm.name
     name = ALIASES.get(name, name)
     if preset and isinstance(algorithm, str) and isinstance(env, str):
-        pair = find_preset(ALIASES.get(of, of) if of else name, env)
+        tuned = ALIASES.get(of, of) if of else name
+        table, pair = env, find_preset(tuned, env)
+        if pair is None:
+            table = task_class(env).Settings.kind(settings) or env
+            pair = preset_of_kind(tuned, table)
         if pair is not None and of is not None and name in ALGORITHMS:
             pair = present_names(algorithm_class(name), pair, say=False)  # where the other algorithm has the old name
-        sources += [] if pair is None else [Source(f"preset {name}/{env}", pair)]
+        sources += [] if pair is None else [Source(f"preset {name}/{table}", pair)]
     if isinstance(preset, str):
         recipe = read_preset(Path(preset), name, env) if is_file(preset) else find_recipe(preset)
         sources.append(Source(f"preset {preset}", recipe))

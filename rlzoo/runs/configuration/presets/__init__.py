@@ -11,7 +11,7 @@ from typing import Any
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
 
-_RECIPES = "recipes.toml"
+_RECIPES, _KINDS = "recipes.toml", "kinds.toml"
 
 
 def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
@@ -19,6 +19,12 @@ def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
     files = {file.name: file for file in resources.files(__name__).iterdir()}
     file = files.get(f"{algorithm}.toml")
     return None if file is None else _tables(file).get(env)
+
+
+def preset_of_kind(algorithm: str, kind: str | None) -> dict[str, Any] | None:
+    """Settings for a task that has no preset, by its kind (see `TaskSettings.kind`)."""
+    tables: dict[str, Any] = _tables(resources.files(__name__) / _KINDS)
+    return tables.get(kind or "", {}).get(algorithm)
 
 
 def find_recipe(name: str) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def environments() -> dict[str, list[str]]:
     """Environments and tasks that have presets, with the algorithms of these presets."""
     presets: dict[str, list[str]] = {}
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".toml") and file.name != _RECIPES:
+        if file.name.endswith(".toml") and file.name not in (_RECIPES, _KINDS):
             for env in tomllib.loads(file.read_text()):
                 presets.setdefault(env, []).append(file.name.removesuffix(".toml"))
     return dict(sorted(presets.items()))
