@@ -62,6 +62,10 @@ TASKS = {
         "rlzoo.lm.tasks.sums:Sums",
         "sums asked of a chat model, SmolLM2-135M-Instruct; the answer is checked",
     ),
+    "SmallSums": Entry(
+        "rlzoo.lm.tasks.sums:SmallSums",
+        "the same with numbers up to 20",
+    ),
     "Sentiment": Entry(
         "rlzoo.lm.tasks.sentiment:Sentiment",
         "openings of reviews, stories and letters that SmolLM2-135M-Instruct continues; the sentiment is the score",

@@ -56,3 +56,11 @@ class Sums(LanguageTask):
         prompts = [Prompt(asked(QUESTION.format(a, b), self.tokenizer), {"answer": a + b}) for a, b in sums]
         held_out = int(HELD_OUT * len(prompts))
         return prompts[:held_out], prompts[held_out:]
+
+
+class SmallSums(Sums):
+    """Sums of numbers up to 20."""
+
+    @dataclass(frozen=True)
+    class Settings(Sums.Settings):
+        largest: Count = 20
