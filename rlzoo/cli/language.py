@@ -37,7 +37,8 @@ class _SFT(_Fit):
     """A .txt file with one text in each line, a .jsonl or .parquet file, or the directory of a dataset: "text",
     "messages", or "prompt" and "completion" in each record."""
     model: str
-    """Initial model: a directory, a run, a GGUF file, a name on the hub, or a configuration for a model with random weights."""
+    """Initial model: a directory, a run, a GGUF file, a name on the hub, or a configuration for a model with random
+    weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
