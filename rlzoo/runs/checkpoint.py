@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+
+from rlzoo.core.system.errors import require
 
 FORMAT = 3
 """Version of the files in a run directory."""
@@ -27,22 +30,27 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-def pack(step: int, checkpoint: Checkpoint) -> dict[str, bytes]:
-    """The contents of a checkpoint's files by name. Tensors are copied, so they may change afterwards."""
+def pack(step: int, checkpoint: Checkpoint, run: Mapping[str, Any] | None = None) -> dict[str, bytes]:
+    """The contents of a checkpoint's files by name. Tensors are copied, so they may change afterwards.
+
+    Args:
+        run: what tells the run from others (see `Run.identity`).
+    """
     arrays, rest = _split(checkpoint.state)
     files = {
         "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
         "state.safetensors": save(arrays),
-        "state.json": json.dumps({"format": FORMAT, "step": step, "state": rest}).encode(),
+        "state.json": json.dumps({"format": FORMAT, "step": step, "run": run or {}, "state": rest}).encode(),
     }
     manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     return files | {"manifest.json": json.dumps(manifest).encode()}
 
 
-def unpack(files: dict[str, bytes]) -> Checkpoint:
+def unpack(files: dict[str, bytes], step: int, run: Mapping[str, Any]) -> Checkpoint:
     """The inverse of `pack`.
 
     Raises:
+        ConfigError: it is the checkpoint of another step or of another run than `run`.
         ValueError, KeyError, TypeError, SafetensorError: the files are damaged or have another format.
     """
     manifest = json.loads(files["manifest.json"])
@@ -52,6 +60,10 @@ def unpack(files: dict[str, bytes]) -> Checkpoint:
     record = json.loads(files["state.json"])
     if record["format"] != FORMAT:
         raise ValueError(f"format {record['format']}; this rlzoo reads {FORMAT}")
+    require(record["step"] == step, f"it is that of step {record['step']}")
+    for name, own in record.get("run", {}).items():  # rlzoo 0.1.0 wrote none
+        there = run.get(name, own)
+        require(own == there, f"it is that of another run: {name} was {own!r} there, and is {there!r} here")
     state = _join(record["state"], load(files["state.safetensors"]))
     return Checkpoint(load(files["model.safetensors"]), state)
 

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError
-from rlzoo.core.system.files import LARGE, check_regular, most_in_memory, read_bytes
+from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes
 from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
@@ -41,6 +41,10 @@ _TAIL = 16_384
 
 _MODELS = ("start", "actor")
 """Directories that a task may write its models in."""
+
+_READ_BACK = ("prompts.jsonl", "eval_prompts.jsonl", f"start/{MANIFEST}")
+_FREE = ("total_steps", "device", "fast", "compile")
+"""Settings that may change from session to session of a run."""
 
 _EVALUATION = {
     "mean_return": float | int,
@@ -216,6 +220,16 @@ class Run:
         """The content of `config.json`."""
         return read_record(self._config)
 
+    def identity(self) -> dict[str, Any]:
+        """What tells this run from others, and does not change while it trains.
+
+        Its settings, but for those that say how long and where it trains, and checksums of files that it reads back.
+        """
+        settings = read_settings(self._config).items()
+        files = {name: self.path / name for name in _READ_BACK}
+        checksums = {name: checksum(path) if path.is_file() else None for name, path in files.items()}
+        return {name: x for name, x in settings if name not in _FREE and not holds_object(x)} | checksums
+
     @property
     def objects(self) -> dict[str, str]:
         """What `config.json` cannot hold and a loaded run needs: `{"env": "pass env=... (<description>)"}`."""
@@ -319,7 +333,8 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            return unpack({name: read_bytes(folder / name, _most(name)) for name in FILES})
+            files = {name: read_bytes(folder / name, _most(name)) for name in FILES}
+            return unpack(files, step, self.identity())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
             remedy = f"; the one before it is at step {older[-1]}: use --checkpoint {older[-1]}" if older else ""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -258,6 +259,7 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
             **{_DTYPE: torch.float32},
             **where,
         )
+    _check_floats(folder, model)
     if classifier:
         kind = type(model).__name__
         require(isinstance(getattr(model, HEAD, None), nn.Linear), f"{name} is a {kind}, which has no head {HEAD!r}")
@@ -274,6 +276,17 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
     require(not missing, f"{name} lacks weights that its config.json asks for: {', '.join(missing[:1])}{more}")
     _own_memory(model)
     return _ready(model, name)
+
+
+def _check_floats(folder: Path, model: nn.Module) -> None:
+    """Raises `ConfigError` if a parameter is stored as integers in the folder: quantised weights are no numbers."""
+    names = [name for name, _ in model.named_parameters()]
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            for key in [*file.keys()]:
+                kind = file.get_slice(key).get_dtype()
+                whole = kind[0] in "IU" and any(f".{name}".endswith(f".{key}") for name in names)
+                require(not whole, f"{path}: {key} is of integers ({kind}); weights must be floating-point numbers")
 
 
 def _own_memory(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.files import check_sealed
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
@@ -161,6 +162,10 @@ class LanguageTask(Task):
         """Directory or Hub name of the initial weights: the run's own copy, the setting, or the SFT checkpoint."""
         folder = self.setup.folder
         if folder is not None and (folder / START).is_dir():
+            try:
+                check_sealed(folder / START)
+            except OSError as error:
+                raise ConfigError(f"{error}; the run cannot be used without its own reference") from error
             return str(folder / START)
         model = self.settings.model
         if isinstance(model, str):
@@ -433,7 +438,7 @@ class LanguageTask(Task):
             if setting is not None and not isinstance(setting, str) and not path.is_file():
                 save_prompts(path, prompts)
         if not (folder / START).is_dir():
-            save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START, self.env.stop)
+            save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START, self.env.stop, sealed=True)
 
     def end(self, folder: Path) -> None:
         """Saves the actor as a Hugging Face model, with its adapter merged."""

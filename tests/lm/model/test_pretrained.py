@@ -11,6 +11,7 @@ import sys
 import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import CONFIGS, EOS, PAD, lm_loss, make_lm, make_tokenizer, save_lm
 from torch import nn
 from transformers import (
@@ -423,3 +424,13 @@ def test_model_of_too_many_layers_is_refused_at_once(tmp_path):
     (path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=r"config.json has 2,147,483,648 layers; at most 1,000 are built"):
         load_causal_lm(path)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int64])
+def test_weights_of_integers_are_refused(folder, kind):
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.1.mlp.c_fc.weight"] = (100 * weights["transformer.h.1.mlp.c_fc.weight"]).to(kind)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    refused(
+        folder, r"model\.safetensors: \S*mlp\.c_fc\.weight is of integers \([IU]\d+\); weights must be floating-point"
+    )
