@@ -121,12 +121,10 @@ class Record(Progress):
     def say(self, line):
         if job := re.match(r" *\d+/\d+  (\S+) (\S+) +seed (\d+)", line):
             self.keys.append((job[1], job[2], int(job[3])))
+            if self.stop_after == len(self.keys):
+                raise KeyboardInterrupt
         else:
             self.lines.append(line)
-
-    def advance(self, share, line):
-        if self.stop_after == len(self.keys):
-            raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
@@ -393,11 +394,12 @@ class LanguageTask(Task):
         for batch in _batches(texts, responses):
             buffer, prompts, said = self.respond(batch, generator, deterministic, on_token)
             on_token()
-            score, several = call_scores(self.score, self.score_name, prompts, said)
+            with operation("scoring"):
+                score, several = call_scores(self.score, self.score_name, prompts, said)
+                tokens = buffer.obs.columns(0, buffer.mask.shape[1])
+                kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
             for name, scores in several.items():
                 parts.setdefault(name, []).extend(scores.tolist())
-            tokens = buffer.obs.columns(0, buffer.mask.shape[1])
-            kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
             total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
             columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), self.env.ended(buffer)))
             samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
