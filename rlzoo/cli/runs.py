@@ -93,8 +93,10 @@ class _Eval(_Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class _Play(_Policy):
-    episodes: int = 1
-    """Number of episodes, or of responses for a language model."""
+    episodes: int | None = None
+    """Number of episodes, or of responses for a language model; none for 1, or for one to each prompt."""
+    prompt: Repeated = ()
+    """Text for a language model to respond to, instead of the evaluation prompts. Repeat it for more."""
     video: str | None = None
     """File to record the episodes in, .mp4 or .gif; none to open a window."""
 
@@ -246,7 +248,15 @@ def play_command(arguments: list[str]) -> int:
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
     with make_display(sys.stderr):
-        result = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
+        result = played(
+            run,
+            len(options.prompt) or 1 if options.episodes is None else options.episodes,
+            options.video,
+            options.deterministic,
+            options.seed,
+            step,
+            options.prompt,
+        )
     if options.json:
         show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
         return 0

@@ -80,6 +80,7 @@ def play(
     deterministic: bool = False,
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
+    prompts: Sequence[str] = (),
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> Sequence[Any]:
@@ -88,6 +89,7 @@ def play(
     Args:
         episodes: number of episodes; for a language model, of responses to the evaluation prompts.
         video: a file to record them in, `.mp4` or `.gif`.
+        prompts: for a language model, respond to these in turn instead of the evaluation prompts.
         deterministic, seed, checkpoint, model, objects: as for `evaluate`.
 
     Returns:
@@ -98,7 +100,7 @@ def play(
         RunError: there is no such run or checkpoint, or it is damaged.
         EnvError: the environment cannot be rendered, or scoring a response failed.
     """
-    return played(run, episodes, video, deterministic, seed, checkpoint, model, **objects).records
+    return played(run, episodes, video, deterministic, seed, checkpoint, prompts, model, **objects).records
 
 
 def played(
@@ -108,12 +110,16 @@ def played(
     deterministic: bool = False,
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
+    prompts: Sequence[str] = (),
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> Played:
     """`play`, which also returns a transcript and a summary."""
     _check(episodes, seed)
+    require(not prompts or video is None, "prompt and video contradict each other")
     with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
+        if prompts:
+            return task.respond_to(prompts, episodes, seed=seed, deterministic=deterministic)
         path = None if video is None else Path(video)
         return task.play(episodes, seed=seed, deterministic=deterministic, video=path)
 
