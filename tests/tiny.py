@@ -73,13 +73,10 @@ def lm_loss(model, ids, attention):
 
 
 class Said(Display):
-    """A display that keeps the lines in a list, and the shares that operations report."""
+    """A display that keeps the lines in a list."""
 
     def __init__(self, lines):
-        self.lines, self.shares = lines, []
+        self.lines = lines
 
     def say(self, line):
         self.lines.append(line)
-
-    def advance(self, share, line):
-        self.shares.append(share)

@@ -81,7 +81,7 @@ class PPOClip(Algorithm):
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
         steps, grad_norm = 0, 0.0
-        for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
+        for minibatch in batch.epochs(self.epochs, self.minibatch_size, state.rng):
             if self.stop_kl is not None and approximate_kl(model, minibatch) > 1.5 * self.stop_kl:
                 break
             if self.normalize_advantage:

@@ -93,7 +93,7 @@ class PPOPenalty(Algorithm):
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
         grad_norm = 0.0
-        for minibatch in (m for _ in range(self.epochs) for m in batch.minibatches(self.minibatch_size, state.rng)):
+        for minibatch in batch.epochs(self.epochs, self.minibatch_size, state.rng):
             if self.normalize_advantage:
                 minibatch = minibatch.whitened
             grad_norm = state.optimizers["all"].minimize(

@@ -19,7 +19,7 @@ from rlzoo.benchmark.job import Failure, Job, Outcome, run_job
 from rlzoo.benchmark.results import Results, Writer, check_folder, finished
 from rlzoo.benchmark.suite import Suite
 from rlzoo.core.system.errors import ConfigError, require
-from rlzoo.core.system.progress import SILENT, Progress
+from rlzoo.core.system.progress import SILENT, Progress, operation
 from rlzoo.runs.files import lock
 from rlzoo.runs.logs.display import duration
 from rlzoo.runs.signals import interruptible
@@ -47,7 +47,7 @@ def run_suite(
         backend: `loky` for joblib's processes on this machine; `ray` for the Ray cluster that RAY_ADDRESS names, which
             ignores `jobs`, or for a local one.
         overwrite: delete the results that the folder has.
-        progress: gets a line for each job, and the share of the jobs that have ended.
+        progress: gets a line for each job.
 
     Raises:
         ConfigError: there is no such backend.
@@ -72,13 +72,17 @@ def run_suite(
             return f"stopped with {len(writer.outcomes)} of {total} jobs done; the same command resumes"
 
         try:
-            with interruptible(stopped), contextlib.closing(BACKENDS[backend](remaining, workers)) as outcomes:
+            with (
+                interruptible(stopped),
+                contextlib.closing(BACKENDS[backend](remaining, workers)) as outcomes,
+                operation("jobs", len(remaining)) as running,
+            ):
                 for number, outcome in enumerate(outcomes, 1):
                     writer.add(outcome)
                     left = (time.monotonic() - start) / number * (len(remaining) - number)
                     count = len(kept) + number
                     progress.say(f"{count:{len(str(total))}}/{total}  {_line(outcome, suite)}  {duration(left)} left")
-                    progress.advance(count / total, f"{count}/{total} jobs  {len(writer.failures)} failed")
+                    running.done, running.note = number, f"{len(writer.failures)} failed"
         finally:
             writer.end(time.monotonic() - start)
     return Results.read(out)

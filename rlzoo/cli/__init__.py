@@ -104,6 +104,7 @@ commands:
   search ALGORITHM ENV  search settings, and write the best ones as a preset file
   sft TEXTS             fine-tune a language model on texts
   reward-model PAIRS    train a reward model on pairs of responses with a preference
+  chat RUN_OR_MODEL     talk to a language model in the terminal
   list                  list algorithms, environments, language tasks, recipes and suites
 
 options:
@@ -127,5 +128,6 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "search": search.search_command,
     "sft": language.sft_command,
     "reward-model": language.reward_model_command,
+    "chat": language.chat_command,
     "list": runs.list_command,
 }

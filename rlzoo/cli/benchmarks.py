@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +50,7 @@ def benchmark_command(arguments: list[str]) -> int:
     suite = load_suite(options.suite)
     out = Path(options.out or Path("results", suite.name))
     display = Display() if options.quiet else make_display()
-    with contextlib.closing(display):
+    with display:
         results = run_suite(
             suite, out, jobs=options.jobs, backend=options.backend, overwrite=options.overwrite, progress=display
         )  # fmt: skip

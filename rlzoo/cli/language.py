@@ -1,20 +1,27 @@
-"""`rlzoo sft` and `rlzoo reward-model`."""
+"""`rlzoo sft`, `reward-model` and `chat`."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Threads, display, importing, threads_for
+from rlzoo.cli.common import Threads, display, importing, pair_of, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
-from rlzoo.core.system.screen import show
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.screen import complain, show
 from rlzoo.runs.configuration.settings import settings_of
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
+    from rlzoo.lm.tasks.conversation import Speaker
+
+_CHAT_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +52,22 @@ class _SFT(_Fit):
 class _RewardModel(_Fit):
     pairs: Positional[str]
     """A .jsonl or .parquet file, or the directory of a dataset: "prompt", "chosen" and "rejected" in each record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chat(Threads):
+    model: Positional[str]
+    """Run directory, or a model: a directory, or a name on the hub."""
+    beside: Literal["start"] | None = None
+    """Also answer with the model that the run started from."""
+    temperature: float | None = None
+    """Divides the logits; none for that of the run, or 1."""
+    greedy: Switch = False
+    """Take the most probable token instead of a sample."""
+    max_new_tokens: int | None = None
+    """Largest number of tokens in an answer; none for that of the run, or 256."""
+    seed: int = 0
+    """Seed of the samples."""
 
 
 def sft_command(arguments: list[str]) -> int:
@@ -91,3 +114,95 @@ def _fit(
 
         show(describe(metrics, settings.epochs))
     return 0
+
+
+def chat_command(arguments: list[str]) -> int:
+    description = "Talk to a language model. /new begins a new conversation, /quit ends. Ctrl-C ends an answer."
+    options = parse(_Chat, arguments, "rlzoo chat", description)
+    record: dict[str, Any] = {}
+    if pair_of(options.model) is not None:
+        from rlzoo.runs.run import Run
+
+        record = Run(options.model).record
+    temperature = record.get("temperature", 1.0) if options.temperature is None else options.temperature
+    most = record.get("max_new_tokens", _CHAT_TOKENS) if options.max_new_tokens is None else options.max_new_tokens
+    require(temperature > 0, f"temperature must be above 0, got {temperature}; --greedy takes the most probable token")
+    require(most >= 1, f"max_new_tokens must be at least 1, got {most}")
+    require(options.seed >= 0, f"seed must be at least 0, got {options.seed}")
+    with importing(threads_for(options, options.model)):
+        from rlzoo.core.system.threads import fit_to
+        from rlzoo.lm.tasks.conversation import Speaker
+        from rlzoo.runs.logs.display import make_display
+
+    run, how = Path(options.model), (temperature, most, options.greedy, options.seed)
+    start = run / "start"
+    require(options.beside is None or bool(record), f"--beside start is for runs; {run} is none")
+    require(options.beside is None or start.is_dir(), f"{run} has no {start}: only language runs keep it")
+    with make_display(sys.stderr):
+        if record and not (run / "actor").is_dir():
+            speakers = {"checkpoint": _speaker_of_checkpoint(options.model, how)}
+        else:
+            speakers = {"actor": Speaker.load(options.model, *how)}
+        if options.beside is not None:
+            speakers = {"start": Speaker.load(start, *how), **speakers}
+    size = sum(p.numel() for p in next(iter(speakers.values())).model.parameters())
+    fit_to(size, lambda line: None)
+    if not all(speaker.chats for speaker in speakers.values()):
+        complain(f"{run} has no chat template: each message is a text that it continues")
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if interactive:
+        show(f"{run}: {size:,} parameters. /new begins a new conversation, /quit ends; Ctrl-C ends an answer.")
+    for message in _messages(interactive):
+        _answer(message, speakers, interactive)
+    return 0
+
+
+def _speaker_of_checkpoint(run: str, how: tuple[Any, ...]) -> Speaker:
+    """A speaker with the last checkpoint of a run that has not ended."""
+    from rlzoo.lm.tasks.conversation import Speaker
+    from rlzoo.runs.evaluate import load_task
+
+    with contextlib.closing(load_task(run)) as task:
+        return Speaker.of(task, *how)
+
+
+def _messages(interactive: bool) -> Iterator[str]:
+    """The messages of the user: what is typed, or the lines of standard input, up to its end or /quit."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - line editing
+    while True:
+        try:
+            line = input("> " if interactive else "").strip()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"standard input is not text: {error}") from None
+        except (EOFError, KeyboardInterrupt) as end:
+            if isinstance(end, KeyboardInterrupt) and not interactive:
+                raise
+            break
+        if line == "/quit":
+            return
+        if line:
+            yield line
+    if interactive:
+        show("")
+
+
+def _answer(message: str, speakers: dict[str, Speaker], interactive: bool) -> None:
+    """Prints the answers to a message as they are sampled, each with a name if there are several."""
+    for name, speaker in speakers.items():
+        if message == "/new":
+            speaker.new()
+            continue
+        if len(speakers) > 1:
+            show(f"{name}: ", end="")
+        try:
+            for piece in speaker.answer(message):
+                show(piece, end="")
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+        except ConfigError as error:
+            if not interactive:
+                raise
+            complain(str(error))
+        show("")

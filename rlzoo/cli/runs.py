@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -92,8 +93,10 @@ class _Eval(_Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class _Play(_Policy):
-    episodes: int = 1
-    """Number of episodes, or of responses for a language model."""
+    episodes: int | None = None
+    """Number of episodes, or of responses for a language model; none for 1, or for one to each prompt."""
+    prompt: Repeated = ()
+    """Text for a language model to respond to, instead of the evaluation prompts. Repeat it for more."""
     video: str | None = None
     """File to record the episodes in, .mp4 or .gif; none to open a window."""
 
@@ -215,18 +218,20 @@ def eval_command(arguments: list[str]) -> int:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
     with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import describe, evaluate
+        from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    evaluation = evaluate(
-        run,
-        options.episodes,
-        deterministic=options.deterministic,
-        seed=options.seed,
-        checkpoint=step,
-        pass_k=options.pass_k,
-    )
+    with make_display(sys.stderr):
+        evaluation = evaluate(
+            run,
+            options.episodes,
+            deterministic=options.deterministic,
+            seed=options.seed,
+            checkpoint=step,
+            pass_k=options.pass_k,
+        )
     summary = evaluation.summary()
     show(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
     return 0
@@ -237,11 +242,21 @@ def play_command(arguments: list[str]) -> int:
     options = parse(_Play, arguments, "rlzoo play", description)
     with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import played
+        from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    result = played(run, options.episodes, options.video, options.deterministic, options.seed, step)
+    with make_display(sys.stderr):
+        result = played(
+            run,
+            len(options.prompt) or 1 if options.episodes is None else options.episodes,
+            options.video,
+            options.deterministic,
+            options.seed,
+            step,
+            options.prompt,
+        )
     if options.json:
         show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
         return 0

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlzoo.core.distributions import Distribution
+from rlzoo.core.system.progress import counted
 from rlzoo.core.tensors import Tensors, map_leaves
 
 _ABSENT = torch.empty(0)
@@ -112,7 +113,7 @@ class Buffer(Tensors):
         Args:
             size: steps in a minibatch, or rows after `rows(0)`; "all" for all rows. A minibatch has at least one row.
         """
-        rows = self.num_rows if size == "all" else max(1, size // self.row_size)
+        rows = self._rows_of(size)
         if rows >= self.num_rows:
             if self.mask.any():
                 yield self
@@ -123,6 +124,15 @@ class Buffer(Tensors):
         for start in range(0, self.num_rows, rows):
             if has_steps[start : start + rows].any():
                 yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
+
+    def epochs(self, number: int, size: int | Literal["all"], rng: np.random.Generator) -> Iterator[Buffer]:
+        """The minibatches of several epochs (see `minibatches`)."""
+        each = (minibatch for _ in range(number) for minibatch in self.minibatches(size, rng))
+        return counted("minibatch", each, number * -(-self.num_rows // self._rows_of(size)))
+
+    def _rows_of(self, size: int | Literal["all"]) -> int:
+        """Rows in a minibatch."""
+        return self.num_rows if size == "all" else max(1, size // self.row_size)
 
     def sample(self, fraction: float, rng: np.random.Generator | None) -> Buffer:
         """A random part of the rows that have an unmasked step, in order: ⌊fraction · number⌋ of them, at least one.

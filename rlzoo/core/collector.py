@@ -14,6 +14,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import EnvError
+from rlzoo.core.system.progress import operation
 from rlzoo.core.tensors import Tensors, map_leaves, zip_leaves
 
 _CHUNK = 32
@@ -42,6 +43,7 @@ class Collector:
         self._returns = np.zeros(rows)
         self._lengths = np.zeros(rows, np.int64)
 
+    @operation("sampling")
     def collect(self, actor: Actor) -> Experience:
         """Collects one buffer, without `logp` and `value`, and the episodes that ended in it."""
         if self.whole_episodes or self._obs is None:
@@ -198,6 +200,7 @@ def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
     return _Steps(map_leaves(lambda x: x[: longest + 1], obs), *cut)  # type: ignore[arg-type]
 
 
+@operation("log-probabilities")
 @torch.no_grad()
 def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
     """Fills `logp` and `value` by one forward pass of the training model.
@@ -214,6 +217,7 @@ def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
     return buffer.replace(logp=logp, value=value)
 
 
+@operation("scoring")
 @torch.no_grad()
 def score(env: VectorEnv, experience: Experience) -> Experience:
     """Adds the rewards that are known only when rows are complete. Each process measures its own rows."""

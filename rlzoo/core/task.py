@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -213,6 +213,14 @@ class Task(abc.ABC):
         evaluation = self.evaluate(episodes, seed=seed, deterministic=deterministic)
         pairs = zip(evaluation.returns.tolist(), evaluation.lengths.tolist(), strict=True)
         return Played.of([Episode(return_, length) for return_, length in pairs])
+
+    def respond_to(self, prompts: Sequence[str], episodes: int, *, seed: int, deterministic: bool = False) -> Played:
+        """Plays episodes that start from these prompts, each in turn.
+
+        Raises:
+            ConfigError: the task has no prompts.
+        """
+        raise ConfigError(f"prompt is for language tasks; {env_name(self.setup.env)} is none")
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
         """The model as it is now, for use outside of training.

@@ -17,6 +17,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, flatten_parameters
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import NonFiniteError
+from rlzoo.core.system.progress import operation, track
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.objective import Loss, loss_terms, value_loss
 
@@ -90,7 +91,7 @@ class Adam:
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
         """The gradient of a sum of terms. Only one term is in memory at a time."""
         g = torch.zeros_like(self.theta)
-        for term in terms:
+        for term in track("micro-batch", terms):
             grads = torch.autograd.grad(term(model), self.parameters, allow_unused=True, materialize_grads=True)
             g += torch.cat([x.reshape(-1) for x in grads])
         return g
@@ -158,8 +159,8 @@ def fit_value(
     with torch.no_grad():
         batch = batch.replace(obs=_value_features(model, batch))
     tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
-    with processes.apart() if tiny else contextlib.nullcontext():
-        for minibatch in (m for _ in range(epochs) for m in batch.minibatches(minibatch_size, rng)):
+    with operation("value"), processes.apart() if tiny else contextlib.nullcontext():
+        for minibatch in batch.epochs(epochs, minibatch_size, rng):
             optimizer.minimize(value_loss, model, minibatch, learning_rate=learning_rate, auxiliary=False)
 
 

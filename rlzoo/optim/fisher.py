@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.system import processes
+from rlzoo.core.system.progress import track
 from rlzoo.optim.natural_gradient import FlatPolicy, Vector, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
 
@@ -35,7 +36,7 @@ def fisher_vector_product(
 
     def product(v: Vector) -> Vector:
         total = torch.zeros_like(v)
-        for part in parts:
+        for part in track("micro-batch", parts):
             distribution, tangents = _moving(policy, theta, v, part)
             forces = distribution.fisher(tangents, part.weight)
             add_gradients(total, kept or outputs(part), leaves, forces, retain_graph=kept is not None)
@@ -53,7 +54,7 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
     few rows makes the step too long.
     """
     total = 0.0
-    for part in micro_batches(policy.model, batch):
+    for part in track("micro-batch", list(micro_batches(policy.model, batch))):
         distribution, tangents = _moving(policy, theta, x, part)
         forces = distribution.fisher(tangents, part.weight)
         total += sum(float((u * force).sum()) for u, force in zip(tangents, forces, strict=True))

@@ -13,6 +13,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import NonFiniteError
+from rlzoo.core.system.progress import operation, track
 from rlzoo.optim.objective import Surrogate, auxiliary_terms, micro_batches
 
 Vector = Float[Tensor, "P"]
@@ -76,6 +77,7 @@ class Objective:
         self.parts = list(micro_batches(policy.model, batch))
         self.auxiliary = auxiliary_terms(policy.model, batch)
 
+    @operation("gradient")
     def value_and_gradient(self, theta: Vector) -> tuple[float, Vector]:
         """J(θ) and ∇J(θ).
 
@@ -91,7 +93,7 @@ class Objective:
 
         leaves = leaves_of(self.policy, theta)
         value, g = 0.0, torch.zeros_like(theta)
-        for term in (*map(gain, self.parts), *map(cost, self.auxiliary)):
+        for term in track("micro-batch", [*map(gain, self.parts), *map(cost, self.auxiliary)]):
             y = self.policy(leaves, term)
             add_gradients(g, [y], leaves, [torch.ones_like(y)])
             value += float(y.detach())
@@ -104,7 +106,7 @@ class Objective:
     def value_and_kl(self, theta: Vector) -> tuple[float, float]:
         """J(θ) and the mean KL(π_old ‖ π_θ), from one forward pass for each micro-batch."""
         total = torch.zeros(2, dtype=torch.float64, device=theta.device)
-        for part in self.parts:
+        for part in track("micro-batch", self.parts):
             assert part.old is not None, "the batch holds `old` (see `with_old`)"
             policy = self.policy(theta, lambda model, part=part: model.distribution(part.obs))  # type: ignore[misc]
             total += torch.stack([self.surrogate(policy, part), part.mean(part.old.kl(policy))])
@@ -151,7 +153,7 @@ def conjugate_gradient(
     r, p = b.clone(), b.clone()
     rr = float(torch.dot(r, r))
     start = rr
-    for _ in range(iters):
+    for _ in track("Fisher product", range(iters)):
         if rr <= tolerance * start:
             break
         ap = product(p)
@@ -186,7 +188,7 @@ def line_search(
     accept: Callable[[Vector], bool], theta: Vector, step: Vector, backtrack_coef: float, iters: int
 ) -> tuple[Vector, int]:
     """The first accepted of θ + coefᵏ·step, k = 0 … iters − 1, and k. If none is accepted: θ itself, and `iters`."""
-    for k in range(iters):
+    for k in track("line search", range(iters)):
         candidate = torch.add(theta, step, alpha=backtrack_coef**k)
         if accept(candidate):
             return candidate, k

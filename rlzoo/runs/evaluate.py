@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from rlzoo.core.env import ENDLESS
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError, require
+from rlzoo.core.system.progress import operation
 from rlzoo.core.task import Task
 from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.configuration.config import LARGEST_INT
@@ -65,7 +66,7 @@ def evaluate(
     _check(episodes, seed)
     contradiction = "pass_k and deterministic contradict each other: all responses to a prompt would be the same"
     require(pass_k is None or not deterministic, contradiction)
-    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
+    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task, _evaluating(task, episodes):
         if pass_k is not None:
             return task.evaluate_passes(episodes, pass_k, seed=seed)
         return task.evaluate(episodes, seed=seed, deterministic=deterministic)
@@ -79,6 +80,7 @@ def play(
     deterministic: bool = False,
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
+    prompts: Sequence[str] = (),
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> Sequence[Any]:
@@ -87,6 +89,7 @@ def play(
     Args:
         episodes: number of episodes; for a language model, of responses to the evaluation prompts.
         video: a file to record them in, `.mp4` or `.gif`.
+        prompts: for a language model, respond to these in turn instead of the evaluation prompts.
         deterministic, seed, checkpoint, model, objects: as for `evaluate`.
 
     Returns:
@@ -97,7 +100,7 @@ def play(
         RunError: there is no such run or checkpoint, or it is damaged.
         EnvError: the environment cannot be rendered, or scoring a response failed.
     """
-    return played(run, episodes, video, deterministic, seed, checkpoint, model, **objects).records
+    return played(run, episodes, video, deterministic, seed, checkpoint, prompts, model, **objects).records
 
 
 def played(
@@ -107,12 +110,16 @@ def played(
     deterministic: bool = False,
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
+    prompts: Sequence[str] = (),
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> Played:
     """`play`, which also returns a transcript and a summary."""
     _check(episodes, seed)
+    require(not prompts or video is None, "prompt and video contradict each other")
     with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
+        if prompts:
+            return task.respond_to(prompts, episodes, seed=seed, deterministic=deterministic)
         path = None if video is None else Path(video)
         return task.play(episodes, seed=seed, deterministic=deterministic, video=path)
 
@@ -155,6 +162,14 @@ def load_task(
     except RuntimeError as error:
         raise RunError(f"{run.path}: the weights do not fit the model: {' '.join(str(error).split())}") from error
     return task
+
+
+@contextlib.contextmanager
+def _evaluating(task: Task, episodes: int) -> Iterator[None]:
+    """Context in which progress shows the episodes that the task has played."""
+    with operation("evaluation", episodes) as evaluating:
+        task.on_step = evaluating.reach
+        yield
 
 
 def _check(episodes: int, seed: int) -> None:

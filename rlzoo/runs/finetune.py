@@ -85,7 +85,7 @@ def sft(
         else:
             actor = pretrained.initialise_from(model, len(words), settings.seed)
         _begin(f"{len(examples):,} texts", actor, words, settings, display)
-        metrics = texts_fit.sft(examples, settings, actor, words, report, display)
+        metrics = texts_fit.sft(examples, settings, actor, words, report)
         if out is not None:
             save(actor, words, out)
             display.say(_saved(out, metrics))
@@ -130,7 +130,7 @@ def train_reward_model(
         scorer = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
         preferences = read_pairs(pairs, scorer.tokenizer)
         _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)
-        metrics = rewards.train_reward_model(preferences, settings, scorer, report, display)
+        metrics = rewards.train_reward_model(preferences, settings, scorer, report)
         if out is not None:
             scorer.save(out)
             display.say(_saved(out, metrics))
@@ -172,7 +172,7 @@ def _session(
             path = Path(out).resolve()
             stack.enter_context(lock(Path(out), path.with_name(f".{path.name}.lock")))
             check_output(out, overwrite)
-        display = stack.enter_context(contextlib.closing(display_for(progress)))
+        display = stack.enter_context(display_for(progress))
 
         def report(metrics: Metrics) -> None:
             display.say(describe(metrics, settings.epochs))

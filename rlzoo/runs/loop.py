@@ -16,7 +16,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.progress import SILENT, Progress
+from rlzoo.core.system.progress import SILENT, Progress, operation
 from rlzoo.core.system.streams import stream
 from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.checkpoint import Checkpoint
@@ -103,7 +103,8 @@ class Trainer:
 
         self.state.progress = self.step / self.config.total_steps
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
-        metrics = environment | self.algorithm.update(model, self.state, scaled)
+        with operation("update"):
+            metrics = environment | self.algorithm.update(model, self.state, scaled)
         if model.normalizer is not None:
             model.normalizer.update(Seen.of(buffer.obs).obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps

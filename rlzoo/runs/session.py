@@ -13,6 +13,7 @@ import torch
 
 from rlzoo.core.env import ENDLESS
 from rlzoo.core.system.errors import EnvError, Interrupted, NonFiniteError, ProcessError, TrainingError
+from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import number, stream
 from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe
@@ -56,7 +57,7 @@ class Session:
         """
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         try:
-            with self._failures_named(), self.signals:
+            with self.logger.display, self._failures_named(), self.signals:
                 self.hooks.on_start(self.trainer)
                 if not self._ended_before():
                     self._train()
@@ -65,7 +66,6 @@ class Session:
         finally:
             self.writer.shutdown()
             self.logger.close()
-            self.logger.display.close()
             self.trainer.task.close()
 
     def _ended_before(self) -> bool:
@@ -160,14 +160,15 @@ class Session:
         name = f"{name}, deterministic" if deterministic else name
 
         def on_step(done: int) -> None:
-            self.logger.display.evaluating(name, done, episodes)
+            evaluating.done = done
             if self.signals.received:
                 if step > 0:
                     self._save(None)
                 self._heed_signals(final or self.stopped)
 
         self.trainer.task.on_step = on_step
-        evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
+        with operation(name, episodes) as evaluating:
+            evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
         cut = evaluation.further.get("cut_episodes")
         if cut:
             text = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"

@@ -84,7 +84,7 @@ def train(
     if track is not None:
         check_tracker(track)
     display = _display(progress)
-    with _memory_checked(config):
+    with display, _memory_checked(config):
         trainer = Trainer(config, model, progress=display)
     _warm_start(trainer)
     spaces = trainer.task.described_spaces()
@@ -144,7 +144,7 @@ def resume(
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
         check_device(config.device)
-        with _memory_checked(config):
+        with display, _memory_checked(config):
             trainer = Trainer(config, model, run.path, display)
         run.check_spaces(trainer.task.described_spaces())
         flat = config.to_dict()

@@ -202,7 +202,6 @@ def test_given_model_is_used_instead_of_a_new_one():
 
 def test_silent_progress_shows_nothing(capsys):
     SILENT.say("a line")
-    SILENT.advance(0.5, "a line")
     assert capsys.readouterr().out == ""
 
 

@@ -21,12 +21,12 @@ def changed(model):
 
 def test_loaded_model_is_trained_in_place(tmp_path):
     model, said = tiny.make_lm(), []
-    shown = tiny.Said(said)
     data = datasets.Dataset.from_dict({"text": TEXTS})
-    metrics = rlzoo.sft(data, model, tmp_path / "out", tokenizer=tiny.make_tokenizer(), progress=shown, **BRIEF)
+    metrics = rlzoo.sft(
+        data, model, tmp_path / "out", tokenizer=tiny.make_tokenizer(), progress=tiny.Said(said), **BRIEF
+    )
     assert changed(model)
     assert metrics["epoch"] == 1
-    assert shown.shares[-1] == 1.0
     assert said[-1] == f"saved in {tmp_path / 'out'}"
     assert rlzoo.sft(TEXTS, model, tokenizer=tiny.make_tokenizer(), **BRIEF)["loss"] < metrics["loss"]
 

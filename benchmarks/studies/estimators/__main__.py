@@ -27,7 +27,8 @@ def main() -> None:
     if options.batches < 100:
         parser.error(f"batches must be at least 100, got {options.batches}")
     torch.set_num_threads(1)
-    record = measure(options.batches, options.seed, make_display())
+    with make_display():
+        record = measure(options.batches, options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "estimates.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(write_report(record, options.out))

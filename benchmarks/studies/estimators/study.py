@@ -18,7 +18,7 @@ from benchmarks.studies.estimators.task import BETA, Enumeration, ascend, fit_wa
 from benchmarks.studies.estimators.variants import Variant
 from rlzoo.algorithms.ppo_clip import PPOClip
 from rlzoo.core.estimators import LeaveOneOut
-from rlzoo.core.system.progress import Progress
+from rlzoo.core.system.progress import track
 from rlzoo.core.system.streams import stream
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.reward.shaping import KL_ESTIMATORS, sequence_kl
@@ -34,7 +34,7 @@ _ASCENT = 6
 """Steps of exact gradient ascent from the reference to the policy."""
 
 
-def measure(batches: int, seed: int, progress: Progress) -> dict[str, Any]:
+def measure(batches: int, seed: int) -> dict[str, Any]:
     """All measurements as JSON, each over that many batches, which the seed determines."""
     graph, task = small_walks()
     model = new_model(task.vocabulary)
@@ -47,23 +47,19 @@ def measure(batches: int, seed: int, progress: Progress) -> dict[str, Any]:
     groups = {
         "kl": variants.KL, "baselines": variants.BASELINES, "lengths": variants.LENGTHS, "whitening": variants.WHITENING
     }  # fmt: skip
-    total = sum(map(len, groups.values())) + len(variants.STALE) * len(STALENESS) + len(natural.RESPONSES)
-    count = itertools.count(1)
 
     def estimates(judge: Judge, group: Sequence[Variant]) -> dict[str, Any]:
         measured = {}
-        for variant in group:
+        for variant in track("variant", group):
             measured[variant.name] = as_json(judge.measure(variant, rows, rng(seed, 1)))
-            progress.advance(next(count) / total, variant.name)
         return measured
 
     check = dataclasses.asdict(judge.measure(variants.KL[0], judge.draw(CHECK * batches, rng(seed, 4)), rng(seed, 1)))
     sections = {name: estimates(judge, group) for name, group in groups.items()}
     steps = {}
-    for responses in natural.RESPONSES:
+    for responses in track("natural gradient", natural.RESPONSES):
         label = "all there are (exact)" if responses is None else str(responses)
         steps[label] = as_json(natural.measure(judge, rows, responses, rng(seed, 2)))
-        progress.advance(next(count) / total, "natural gradient")
     stale = {}
     for ahead, later in zip(STALENESS, later_policies(model, task, judge, rng(seed, 3)), strict=True):
         behind = Judge(task, reference, later, table, beta=0.0)

@@ -31,11 +31,11 @@ def one_line(text: Any) -> str:
     return printable(" ".join(str(text).splitlines()))
 
 
-def show(text: str, file: TextIO | None = None) -> None:
+def show(text: str, file: TextIO | None = None, end: str = "\n") -> None:
     """Prints `printable` text on a file, by default standard output; what its encoding lacks, as in Python."""
     file = file or sys.stdout
     encoding = file.encoding or "utf-8"
-    print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=file, flush=True)
+    print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=file, end=end, flush=True)
 
 
 def complain(line: str) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rlzoo.core.system.fields import Count, NonNegative, Positive, Range
-from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.finetune.data import Pair, split
 from rlzoo.lm.finetune.sft import FitSettings, Metrics, OnEpoch, fit, mean_of, no_report
 from rlzoo.lm.model.padding import pad
@@ -46,7 +45,6 @@ def train_reward_model(
     settings: RewardModelSettings,
     model: RewardModel,
     on_epoch: OnEpoch = no_report,
-    progress: Progress = SILENT,
 ) -> Metrics:
     """Trains `model` on pairs by `preference_loss`, averaged over the pairs of a batch, and calibrates it.
 
@@ -93,12 +91,11 @@ def train_reward_model(
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
         if held_out:
-            batches = held_out, widths, counts, settings.micro_batch_tokens, progress
+            batches = held_out, widths, counts, settings.micro_batch_tokens
             metrics.update(held_out_loss=mean_of(loss, *batches), held_out_accuracy=mean_of(right, *batches))
         on_epoch(dict(metrics))
 
-    fit(net, train, widths, counts, loss, settings, report, progress)
-    progress.advance(1.0, "calibration of the scores")
+    fit(net, train, widths, counts, loss, settings, report)
     reference = [pairs[i] for i in held_out or train]
     gain, bias = model.calibrate([pair.prompt + text for pair in reference for text in (pair.chosen, pair.rejected)])
     return {**metrics, "gain": gain, "bias": bias, "cut": cut}

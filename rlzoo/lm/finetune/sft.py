@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from rlzoo.core.system.errors import NonFiniteError, require
 from rlzoo.core.system.fields import Advanced, Count, NonNegative, Positive, Range, UnitInterval, check_fields
-from rlzoo.core.system.progress import SILENT, Progress
+from rlzoo.core.system.progress import operation, track
 from rlzoo.lm.finetune.chat import Row
 from rlzoo.lm.finetune.data import Example, read_examples, split
 from rlzoo.lm.finetune.records import Source
@@ -81,7 +81,6 @@ def sft(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     on_epoch: OnEpoch = no_report,
-    progress: Progress = SILENT,
 ) -> Metrics:
     """Trains `model` to predict each next token of the texts, and the end of sequence after each text.
 
@@ -105,7 +104,7 @@ def sft(
     check_vocabulary(model, len(tokenizer), "to train")
     examples = read_examples(texts)
     train, held_out = split([x.key for x in examples], settings.held_out, settings.seed)
-    rows = _rows(examples, tokenizer, progress)
+    rows = _rows(examples, tokenizer)
     longest = settings.max_tokens or max_positions(model)
     cut = sum(longest is not None and len(row.ids) > longest for row in rows)
     rows = [Row(row.ids[:longest], row.trains[:longest]) for row in rows]
@@ -123,27 +122,26 @@ def sft(
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
         if held_out:
-            nll = mean_of(loss, held_out, widths, counts, settings.micro_batch_tokens, progress)
+            nll = mean_of(loss, held_out, widths, counts, settings.micro_batch_tokens)
             metrics.update(held_out_loss=nll, held_out_perplexity=math.exp(min(nll, 700.0)))
         on_epoch(dict(metrics))
 
-    fit(model, train, widths, counts, loss, settings, report, progress)
+    fit(model, train, widths, counts, loss, settings, report)
     return metrics
 
 
-def _rows(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, progress: Progress) -> list[Row]:
+def _rows(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[Row]:
     """Tokens of each example, with end of sequence. Texts alone are encoded all at once, which is quicker."""
     end = int(tokenizer.eos_token_id)
     plain = iter(encode(tokenizer, [x.text for x in examples if x.prompt is None and isinstance(x.text, str)]))
     rows = []
-    for k, example in enumerate(examples):
+    for example in track("texts to tokens", examples):
         if example.prompt is None and isinstance(example.text, str):
             ids = next(plain)
             ids = ids if ids[-1:] == [end] else [*ids, end]
             rows.append(Row(ids, [True] * len(ids)))
         else:
             rows.append(example.row(tokenizer))
-            progress.advance(k / len(examples), f"tokens of {k:,}/{len(examples):,} examples")
     return rows
 
 
@@ -155,7 +153,6 @@ def fit(
     loss: Callable[[Sequence[int]], Tensor],
     settings: FitSettings,
     on_epoch: Callable[[int, float], None],
-    progress: Progress = SILENT,
 ) -> None:
     """Minimises the mean loss of rows by AdamW.
 
@@ -165,7 +162,6 @@ def fit(
         counts: what each row counts in a mean: the loss of a batch is its sum divided by the counts of its rows.
         loss: the sum of the loss over some rows.
         on_epoch: called with the number of the epoch, from 1, and its mean loss.
-        progress: callbacks of every step.
 
     Raises:
         NonFiniteError: a loss or gradient is not finite; the step was not taken.
@@ -175,25 +171,26 @@ def fit(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     steps = settings.epochs * math.ceil(len(rows) / settings.batch_size)
     step = 0
-    for epoch in range(1, settings.epochs + 1):
-        total, seen = torch.zeros((), dtype=torch.float64, device=parameters[0].device), 0
-        for batch in batches_by_length(rows, widths, settings.batch_size, rng):
-            count = max(1, sum(counts[i] for i in batch))
-            for micro_batch in micro_batches(batch, widths, settings.micro_batch_tokens):
-                summed = loss(micro_batch)
-                (summed / count).backward()  # type: ignore[no-untyped-call]
-                total += summed.detach()
-            norm = nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm or math.inf)
-            for name, x in (("loss", total), ("gradient of the loss", norm)):
-                if not bool(x.isfinite()):
-                    raise NonFiniteError(f"the {name} in epoch {epoch} is not finite; lower learning_rate")
-            for group in optimizer.param_groups:
-                group["lr"] = settings.learning_rate * schedule(step, steps, settings.warmup)
-            optimizer.step()
-            optimizer.zero_grad()
-            step, seen = step + 1, seen + count
-            progress.advance(step / steps, f"epoch {epoch}/{settings.epochs}: loss {float(total) / seen:.4g}")
-        on_epoch(epoch, float(total) / max(1, sum(counts[i] for i in rows)))
+    with operation("step", steps) as fitting:
+        for epoch in range(1, settings.epochs + 1):
+            total, seen = torch.zeros((), dtype=torch.float64, device=parameters[0].device), 0
+            for batch in batches_by_length(rows, widths, settings.batch_size, rng):
+                count = max(1, sum(counts[i] for i in batch))
+                for micro_batch in micro_batches(batch, widths, settings.micro_batch_tokens):
+                    summed = loss(micro_batch)
+                    (summed / count).backward()  # type: ignore[no-untyped-call]
+                    total += summed.detach()
+                norm = nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm or math.inf)
+                for name, x in (("loss", total), ("gradient of the loss", norm)):
+                    if not bool(x.isfinite()):
+                        raise NonFiniteError(f"the {name} in epoch {epoch} is not finite; lower learning_rate")
+                for group in optimizer.param_groups:
+                    group["lr"] = settings.learning_rate * schedule(step, steps, settings.warmup)
+                optimizer.step()
+                optimizer.zero_grad()
+                step, seen = step + 1, seen + count
+                fitting.done, fitting.note = step, f"loss {float(total) / seen:.4g}"
+            on_epoch(epoch, float(total) / max(1, sum(counts[i] for i in rows)))
 
 
 def _adamw(model: nn.Module, settings: FitSettings) -> torch.optim.AdamW:
@@ -232,14 +229,10 @@ def mean_of(
     widths: Sequence[int],
     counts: Sequence[int],
     tokens: int,
-    progress: Progress = SILENT,
 ) -> float:
     """The sum of the loss over the rows, divided by their counts, in micro-batches of `tokens` tokens."""
-    total, done = 0.0, 0
-    for batch in micro_batches(rows, widths, tokens):
-        total, done = total + float(loss(batch)), done + len(batch)
-        progress.advance(done / len(rows), "held-out loss")
-    return total / max(1, sum(counts[i] for i in rows))
+    parts = track("held-out loss", list(micro_batches(rows, widths, tokens)))
+    return sum(float(loss(part)) for part in parts) / max(1, sum(counts[i] for i in rows))
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:

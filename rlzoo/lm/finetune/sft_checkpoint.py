@@ -52,7 +52,7 @@ class SFTCheckpoint:
         tokenizer = self.tokenizer()
         model = pretrained.new_causal_lm(self.config, len(tokenizer), self.fit.seed)
         saving.use_tokens(model, tokenizer)
-        metrics = sft.sft(self.texts, self.fit, model, tokenizer, progress=progress)
+        metrics = sft.sft(self.texts, self.fit, model, tokenizer)
         progress.say(f"{name}: {sft.describe(metrics, self.fit.epochs)}")
         saving.save(model, tokenizer, new, sealed=True)
 

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import LARGE, check_regular, most_in_memory, read_bytes
+from rlzoo.core.system.progress import operation
 
 _hub: Any = huggingface_hub.utils
 
@@ -49,7 +50,7 @@ def loading(name: str, what: str) -> Iterator[None]:
     Damaged files make the libraries raise nearly any exception.
     """
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with operation(f"loading {what} {name}"), quiet(), torch.random.fork_rng(devices=[]):
             yield
     except ConfigError:
         raise

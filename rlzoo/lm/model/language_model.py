@@ -18,6 +18,7 @@ from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.models import ActorCritic, Policy, Value
 from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.progress import track
 from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
 from rlzoo.lm.model.pretrained import without_dropout
@@ -46,8 +47,8 @@ class Trunk(nn.Module):
         size = max(1, _NO_GRAD_TOKENS // steps)
         if torch.is_grad_enabled() or size >= rows:
             return self.states(tokens)
-        parts = (tokens.map(lambda x, i=i: x[i : i + size]) for i in range(0, rows, size))  # type: ignore[misc]
-        return torch.cat([self.states(part) for part in parts])
+        parts = [tokens.map(lambda x, i=i: x[i : i + size]) for i in range(0, rows, size)]  # type: ignore[misc]
+        return torch.cat([self.states(part) for part in track("micro-batch", parts)])
 
     def states(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
         """The hidden states, from one forward pass."""

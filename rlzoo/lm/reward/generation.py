@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.progress import reached
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
@@ -59,7 +60,7 @@ class Responses:
         ids, attention = pad(tokens, self._pad, side="left")
         self._ids, self._attention = ids[own].numpy(), attention[own].numpy()
         self.prompts, self._talk = list(prompts), Talk(tokens[own])
-        self._column = 0
+        self._column = self._tokens = 0
         self._lengths = np.zeros(len(self.prompts), np.int64)
         self.alive = np.ones(len(self.prompts), np.bool_)
 
@@ -83,6 +84,7 @@ class Responses:
         acted = alive & ~self._talk.listens
         token = self._talk.hear(np.where(acted, action, self._pad), alive)
         self._lengths += alive
+        self._report(int(np.count_nonzero(alive)))
         stopped = acted & np.isin(token, self._stops)
         ended = acted & (stopped | (self._lengths == self.generation.max_new_tokens))
         if self.generation.turns is not None and stopped.any():
@@ -91,6 +93,12 @@ class Responses:
         self.alive = alive & ~ended
         column, forced = self._column_of(token, alive)
         return column, reward, ended, forced
+
+    def _report(self, alive: int) -> None:
+        """Says how many tokens there are, and how many there may be at the end."""
+        self._tokens += alive
+        left = self.generation.max_new_tokens - (self._column - self._ids.shape[1] + 1)
+        reached(self._tokens, self._tokens + alive * left, "tokens")
 
     def _column_of(self, token: Array, attention: Bools) -> tuple[Tokens, Bools]:
         """The last column as observed, and which rows do not act next."""

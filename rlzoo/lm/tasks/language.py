@@ -24,9 +24,11 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import check_sealed
+from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
+from rlzoo.lm.finetune.chat import prompt_text
 from rlzoo.lm.finetune.data import read_prompts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
@@ -60,6 +62,7 @@ from rlzoo.lm.tasks.samples import Sample, summary, transcript
 from rlzoo.lm.tasks.settings import Language
 
 START, ACTOR = "start", "actor"
+_MARK = "message"
 _ROWS = 64
 """Responses that are sampled together in evaluations."""
 _CALIBRATION = 256
@@ -398,11 +401,12 @@ class LanguageTask(Task):
         for batch in _batches(texts, responses):
             buffer, prompts, said = self.respond(batch, generator, deterministic, on_token)
             on_token()
-            score, several = call_scores(self.score, self.score_name, prompts, said)
+            with operation("scoring"):
+                score, several = call_scores(self.score, self.score_name, prompts, said)
+                tokens = buffer.obs.columns(0, buffer.mask.shape[1])
+                kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
             for name, scores in several.items():
                 parts.setdefault(name, []).extend(scores.tolist())
-            tokens = buffer.obs.columns(0, buffer.mask.shape[1])
-            kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
             total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
             columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), self.env.ended(buffer)))
             samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
@@ -412,6 +416,24 @@ class LanguageTask(Task):
         """Samples responses to the evaluation prompts in turn, as text."""
         require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
         samples = self.sample(episodes, seed=seed, deterministic=deterministic)
+        return Played(samples, transcript(samples), summary(samples))
+
+    def respond_to(self, prompts: Sequence[str], episodes: int, *, seed: int, deterministic: bool = False) -> Played:
+        """Samples responses to these prompts in turn, as text; without scores if the score takes a column of prompts.
+
+        A prompt goes through the chat template if those of the evaluations did.
+        """
+        if self.tokenizer.chat_template is not None:
+            end = prompt_text([{"role": "user", "content": _MARK}], self.tokenizer).rpartition(_MARK)[2]
+            if end and self.eval_texts[0].endswith(end):
+                prompts = [prompt_text([{"role": "user", "content": x}], self.tokenizer) for x in prompts]
+        task, unscored = self, missing_columns(self.score, prompts)
+        if unscored:
+            task, scoring = copy.copy(self), copy.copy(self.env.scoring)
+            task.env, task.score = copy.copy(self.env), _no_score
+            task.env.scoring, scoring.score = scoring, _no_score
+        samples, _ = task._sample(prompts, episodes, seed, deterministic)
+        samples = [x._replace(score=None) for x in samples] if unscored else samples
         return Played(samples, transcript(samples), summary(samples))
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
@@ -443,6 +465,10 @@ class LanguageTask(Task):
     def end(self, folder: Path) -> None:
         """Saves the actor as a Hugging Face model, with its adapter merged."""
         self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
+
+
+def _no_score(prompts: list[str], responses: list[str]) -> list[float]:
+    return [0.0] * len(responses)
 
 
 def _batches(texts: Sequence[str], n: int) -> Iterator[list[str]]:

@@ -15,8 +15,8 @@ class Sample(NamedTuple):
 
     prompt: str
     response: str
-    score: float
-    """With the rewards of turns."""
+    score: float | None
+    """With the rewards of turns; None if the prompt lacks what the score needs."""
     kl: float
     """KL(π ‖ π_ref) in nats, exact over the vocabulary at each token and summed over the response."""
     length: int
@@ -30,19 +30,27 @@ def transcript(samples: Sequence[Sample]) -> str:
     lines = []
     for number, x in enumerate(samples, 1):
         end = "" if x.ended else ", cut at the limit"
-        lines += [f"response {number}: score {x.score:.4g}, KL {x.kl:.4g} nats, {x.length} tokens{end}"]
+        scored = "" if x.score is None else f"score {x.score:.4g}, "
+        lines += [f"response {number}: {scored}KL {x.kl:.4g} nats, {x.length} tokens{end}"]
         lines += [_quoted("prompt", x.prompt), _quoted("response", x.response), ""]
-    score, kl = np.mean([x.score for x in samples]), np.mean([x.kl for x in samples])
-    return "\n".join([*lines, f"mean score {score:.4g}, mean KL {kl:.4g} nats over {len(samples)} responses"])
+    kl = np.mean([x.kl for x in samples])
+    score = _mean_score(samples)
+    mean = "" if score is None else f"mean score {score:.4g}, "
+    return "\n".join([*lines, f"{mean}mean KL {kl:.4g} nats over {len(samples)} responses"])
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     """Responses as JSON values, and their means."""
     return {
-        "mean_score": float(np.mean([x.score for x in samples])),
+        "mean_score": _mean_score(samples),
         "mean_kl": float(np.mean([x.kl for x in samples])),
         "responses": [x._asdict() for x in samples],
     }
+
+
+def _mean_score(samples: Sequence[Sample]) -> float | None:
+    scores = [x.score for x in samples if x.score is not None]
+    return float(np.mean(scores)) if scores else None
 
 
 def _quoted(name: str, text: str) -> str:

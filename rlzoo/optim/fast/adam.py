@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
+from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam, Vector, clip_norm
 from rlzoo.optim.fast.compilation import compiled
 from rlzoo.optim.fast.tape import Tape
@@ -65,7 +66,7 @@ class FastAdam(Adam):
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
         """See `Adam.gradient`. The memory of the result is used again for the next."""
         g = self._gradient.zero_()
-        for term in terms:
+        for term in track("micro-batch", terms):
             with Tape() as tape:
                 total = term(model)
                 if tape.used:

@@ -6,31 +6,35 @@ import contextlib
 import math
 import os
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from rlzoo.core.system.progress import Progress
+from rlzoo.core.system.progress import Operation, Progress, running
 from rlzoo.core.system.screen import printable, show
 
 if TYPE_CHECKING:
     import rich.progress
 
 _SILENCE = 5.0
-"""Seconds without a line after which a long operation shows one."""
+"""Seconds after which an iteration has a line although it ends no tenth of the run."""
 
 
 class Display(Progress):
-    """A display that shows nothing. Subclasses show progress."""
+    """A display that shows nothing. Subclasses show progress, and what runs for long while they are a context."""
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def start(self, step: int, total_steps: int) -> None:
         """Called when training starts at `step`."""
 
     def update(self, record: Mapping[str, Any]) -> None:
         """Called after each iteration with its line of `metrics.jsonl`."""
-
-    def evaluating(self, name: str, done: int, episodes: int) -> None:
-        """Called between the steps of an evaluation, after `done` of its episodes."""
 
     def close(self) -> None:
         """Called when training ends."""
@@ -49,56 +53,108 @@ def display_for(progress: bool | Display) -> Display:
     return make_display() if progress else Display()
 
 
-class LineDisplay(Display):
-    """A line for every tenth of the run and after every silence. A broken pipe stops nothing."""
+class _Watching(Display):
+    """A display with a thread that looks at what runs."""
+
+    patience: ClassVar[float]
+    """Seconds without anything new after which it shows what runs."""
+    interval: ClassVar[float]
+    """Seconds between two looks."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._operation = _Operation()
-        self._said = time.monotonic()
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._iterated = self._new = time.monotonic()
+
+    def __enter__(self) -> Display:
+        self._new = time.monotonic()
+        self._ended.clear()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self.interval):
+            self.look()
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            self._ended.set()
+            self._watcher.join()
+            self._watcher = None
 
     def start(self, step: int, total_steps: int) -> None:
         self._clock = _Clock(step, total_steps)
-        self._next = _next_tenth(step, total_steps)
+        self._iterated = self._new = time.monotonic()
+
+    def look(self) -> None:
+        """Shows what runs, if nothing new was shown for long."""
+        with self._lock:
+            operations, now = running.copy(), time.monotonic()
+            if operations and now - self._new >= self.patience and now - operations[0].start >= self.interval:
+                self.show(operations)
+
+    def show(self, operations: Sequence[Operation]) -> None:
+        """Shows operations, each inside of the one before."""
+        raise NotImplementedError
 
     def update(self, record: Mapping[str, Any]) -> None:
-        step, total = record["step"], self._clock.total
-        if step >= self._next or time.monotonic() - self._said >= _SILENCE:
-            self._next = _next_tenth(step, total)
-            width = len(f"{total:,}")
-            self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")
+        with self._lock:
+            self._new = time.monotonic()
+            if self.deserves_line(record["step"]) or self._new - self._iterated >= _SILENCE:
+                step, total = record["step"], self._clock.total
+                width = len(f"{total:,}")
+                self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")
+                self._iterated = self._new
 
-    def evaluating(self, name: str, done: int, episodes: int) -> None:
-        if time.monotonic() - self._said >= _SILENCE:
-            self.say(f"{name}: {done:,}/{episodes:,}")
+    def deserves_line(self, step: int) -> bool:
+        """Whether the iteration that ends at `step` has a line however short it was."""
+        return False
 
-    def advance(self, share: float, line: str) -> None:
-        """Breaks a silence of `_SILENCE` seconds."""
-        left = self._operation.left(share)
-        if share < 1 and time.monotonic() - self._said >= _SILENCE:
-            self.say(f"{share:4.0%}  {line}{left}")
+
+class LineDisplay(_Watching):
+    """A line for every tenth of the run, for iterations after a silence, and for what takes long.
+
+    A broken pipe stops nothing.
+    """
+
+    patience, interval = 10.0, 1.0
+
+    def start(self, step: int, total_steps: int) -> None:
+        super().start(step, total_steps)
+        self._next = _next_tenth(step, total_steps)
+
+    def deserves_line(self, step: int) -> bool:
+        tenth = step >= self._next
+        self._next = _next_tenth(step, self._clock.total)
+        return tenth
+
+    def show(self, operations: Sequence[Operation]) -> None:
+        self.say(_described(operations))
 
     def say(self, line: str) -> None:
-        self._said = time.monotonic()
-        with contextlib.suppress(BrokenPipeError):
+        with self._lock, contextlib.suppress(BrokenPipeError):
+            self._new = time.monotonic()
             show(line, self._file)
 
 
-class LiveDisplay(Display):
-    """A progress bar, redrawn at most four times a second."""
+class LiveDisplay(_Watching):
+    """A progress bar, redrawn at most four times a second, with what takes long beside it."""
 
+    patience, interval = 2.0, 0.5
     _bar: rich.progress.Progress | None = None
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self._operation = _Operation()
+    _is_run = False
+    """Whether the bar is that of a run."""
 
     def start(self, step: int, total_steps: int) -> None:
         self.close()
-        self._clock = _Clock(step, total_steps)
+        super().start(step, total_steps)
+        self._is_run = True
         self._open("{task.completed:,.0f}/{task.total:,.0f}  {task.fields[summary]}", total_steps, step)
 
-    def _open(self, text: str, total: int, completed: int = 0) -> rich.progress.Progress:
+    def _open(self, text: str, total: int | None, completed: int = 0) -> rich.progress.Progress:
         """Starts a bar with a text beside it."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
@@ -106,73 +162,81 @@ class LiveDisplay(Display):
         self._drawn = -math.inf
         console = Console(file=self._file, highlight=False)
         self._bar = Progress(
-            BarColumn(bar_width=24), TextColumn(text, markup=False), console=console, auto_refresh=False
+            BarColumn(bar_width=24),
+            TextColumn(text, markup=False),
+            console=console,
+            auto_refresh=False,
+            transient=not self._is_run,
         )
         self._task = self._bar.add_task("", total=total, completed=completed, summary="")
         self._bar.start()
         return self._bar
 
     def update(self, record: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        done = record["step"] >= self._clock.total
-        if self._bar is not None and (done or now - self._drawn > 0.25):
-            self._drawn = now
-            summary = f"{_summary(record)}  {self._clock.pace(record['step'])}"
-            self._bar.update(self._task, completed=record["step"], summary=summary, refresh=True)
+        with self._lock:
+            super().update(record)
+            done = record["step"] >= self._clock.total
+            if self._bar is not None and (done or self._new - self._drawn > 0.25):
+                self._drawn = self._new
+                summary = f"{_summary(record)}  {self._clock.pace(record['step'])}"
+                self._bar.update(self._task, completed=record["step"], summary=summary, refresh=True)
 
-    def advance(self, share: float, line: str) -> None:
-        left = self._operation.left(share)
-        bar = self._bar or self._open("{task.percentage:3.0f}%  {task.fields[summary]}", 1)
-        if time.monotonic() - self._drawn > 0.25 or share == 1:
-            self._drawn = time.monotonic()
-            bar.update(self._task, completed=share, summary=printable(line) + left, refresh=True)
-
-    def evaluating(self, name: str, done: int, episodes: int) -> None:
-        now = time.monotonic()
-        if self._bar is not None and now - self._drawn > 0.25:
-            self._drawn = now
-            self._bar.update(self._task, summary=f"{name} {done:,}/{episodes:,}", refresh=True)
+    def show(self, operations: Sequence[Operation]) -> None:
+        bar = self._bar or self._open("{task.fields[summary]}", None)
+        if not self._is_run:
+            timed = _timed(operations) or Operation("")
+            bar.update(self._task, total=timed.total, completed=timed.done)
+        bar.update(self._task, summary=printable(_described(operations)), refresh=True)
+        self._drawn = -math.inf  # the next iteration takes its place
 
     def say(self, line: str) -> None:
-        if self._bar is None:
-            show(line, self._file)
-        else:
-            self._bar.console.out(printable(line), highlight=False)
+        with self._lock:
+            if self._bar is None:
+                show(line, self._file)
+            else:
+                self._bar.console.out(printable(line), highlight=False)
 
     def close(self) -> None:
+        super().close()
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None
+            self._bar, self._is_run = None, False
 
 
 class _Clock:
     """Speed and remaining time, measured since its start."""
 
-    def __init__(self, first: float, total: int = 1) -> None:
+    def __init__(self, first: int, total: int) -> None:
         self.total = total
         self._first, self._start = first, time.monotonic()
 
-    def left(self, done: float) -> str:
-        """The remaining time, such as "  0:12 left"; nothing at the end or before anything is done."""
-        seconds, share = time.monotonic() - self._start, done - self._first
-        return f"  {duration(seconds / share * (self.total - done))} left" if share > 0 and done < self.total else ""
-
     def pace(self, step: int) -> str:
-        rate = max(step - self._first, 1) / max(time.monotonic() - self._start, 1e-9)
-        return f"{rate:>7,.0f} steps/s{self.left(step)}"
+        """Steps a second, and the remaining time, such as "  0:12 left"; not at the end or before anything is done."""
+        seconds, done, left = time.monotonic() - self._start, step - self._first, self.total - step
+        text = f"{max(done, 1) / max(seconds, 1e-9):>7,.0f} steps/s"
+        return f"{text}  {duration(seconds / done * left)} left" if done > 0 and left > 0 else text
 
 
-class _Operation:
-    """The clock of a long operation. A smaller share than before begins another operation."""
+def _timed(operations: Sequence[Operation]) -> Operation | None:
+    """The outermost operation of which a part is done."""
+    return next((x for x in operations if x.total and x.done), None)
 
-    def __init__(self) -> None:
-        self._share = math.inf
 
-    def left(self, share: float) -> str:
-        if share < self._share:
-            self._clock = _Clock(share)
-        self._share = share
-        return self._clock.left(share)
+def _described(operations: Sequence[Operation]) -> str:
+    """What runs, how fast it goes, and the time left: "update: minibatch 3/24  2 s each  0:42 left".
+
+    The time so far, if nothing is known of the rest.
+    """
+    names = []
+    for x in operations:
+        count = "" if x.total is None else f" {x.done:,}/{x.total:,}{x.unit and ' '}{x.unit}"
+        names.append(f"{x.name}{count}{x.note and ', '}{x.note}")
+    timed, now = _timed(operations), time.monotonic()
+    if timed is None or timed.total is None:
+        return f"{': '.join(names)}  {duration(now - operations[0].start)}"
+    each = (now - timed.start) / timed.done
+    pace = f"{each:.2g} s each" if each > 1 else f"{1 / max(each, 1e-9):.3g}{timed.unit and ' '}{timed.unit}/s"
+    return f"{': '.join(names)}  {pace}  {duration(each * (timed.total - timed.done))} left"
 
 
 def _next_tenth(step: int, total: int) -> int:

@@ -1,0 +1,128 @@
+"""Talking to a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rlzoo.core.env import env_name
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.task import Task
+from rlzoo.lm.finetune.chat import prompt_text
+from rlzoo.lm.finetune.records import Messages
+from rlzoo.lm.model import pretrained
+from rlzoo.lm.model.language_model import LanguageModel, Memory
+from rlzoo.lm.model.tokens import Tokens
+from rlzoo.lm.reward.turns import decode
+from rlzoo.lm.tasks.language import LanguageTask
+
+
+class Speaker:
+    """A language model that answers messages, and remembers the conversation by its tokenizer's chat template.
+
+    Without a template, each message is a text of its own, which the model continues.
+
+    Args:
+        model: answers are sampled from it, at its temperature and without any truncation.
+        stop: ids that end an answer.
+        max_new_tokens: largest number of tokens in an answer.
+        greedy: take the most probable token instead of a sample.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: frozenset[int],
+        max_new_tokens: int,
+        greedy: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.model, self.tokenizer, self.stop = model, tokenizer, stop
+        self.max_new_tokens, self.greedy = max_new_tokens, greedy
+        self.chats = tokenizer.chat_template is not None
+        self._context = pretrained.max_positions(model.actor)
+        self._generator = torch.Generator().manual_seed(seed)
+        self.new()
+
+    @classmethod
+    def load(cls, name: Path | str, temperature: float, *args: Any) -> Speaker:
+        """A speaker from a directory or from the Hub. What its generation configuration stops at ends an answer.
+
+        Args:
+            args: further arguments of a speaker.
+        """
+        tokenizer, actor = pretrained.load_tokenizer(name), pretrained.load_causal_lm(name)
+        pretrained.check_vocabulary(actor, len(tokenizer), str(name))
+        return cls(LanguageModel(actor, temperature=temperature), tokenizer, _stops(actor, tokenizer), *args)
+
+    @classmethod
+    def of(cls, task: Task, temperature: float, *args: Any) -> Speaker:
+        """A speaker with the model of a task.
+
+        Raises:
+            ConfigError: it is no language task.
+        """
+        if not isinstance(task, LanguageTask):
+            raise ConfigError(f"chat is for language models; {env_name(task.setup.env)} has none")
+        task.model.policy.temperature = temperature
+        return cls(task.model, task.tokenizer, task.env.stop, *args)
+
+    def new(self) -> None:
+        """Begins a new conversation."""
+        self.messages: Messages = []
+        self._read: list[int] = []
+        self._memory: Memory | None = None
+
+    def answer(self, text: str) -> Iterator[str]:
+        """The pieces of the answer to a message, as they are sampled.
+
+        Raises:
+            ConfigError: the message is empty to the model, the context is full, or the template refuses the messages.
+        """
+        message = {"role": "user", "content": text}
+        messages = [*self.messages, message] if self.chats else [message]
+        prompt = prompt_text(messages, self.tokenizer) if self.chats else text
+        (ids,) = pretrained.encode(self.tokenizer, [prompt])
+        require(len(ids) > 0, f"{text!r} has no tokens to this model")
+        full = f"the conversation fills the model's context of {self._context} tokens: begin a new one with /new"
+        require(self._context is None or len(ids) < self._context, full)
+        said: list[int] = []
+        shown = ""
+        try:
+            for token in self._tokens(ids):
+                said.append(token)
+                (whole,) = decode(self.tokenizer, [said], self.stop)
+                if whole.startswith(shown) and not whole.endswith("\ufffd"):  # not in the middle of a character
+                    yield whole[len(shown) :]
+                    shown = whole
+        finally:
+            self.messages = [*messages, {"role": "assistant", "content": shown}]
+
+    def _tokens(self, ids: list[int]) -> Iterator[int]:
+        """The tokens of an answer, without a stop token. What the model has read already is not read again."""
+        known = len(self._read)
+        known, memory = (known, self._memory) if known < len(ids) and ids[:known] == self._read else (0, None)
+        self._read, self._memory = [], None  # an interrupted forward pass leaves no cache to use
+        unread, end = ids[known:], len(ids) + self.max_new_tokens
+        for _ in range(min(end, self._context or end) - len(ids)):
+            token = torch.tensor([unread])
+            seen = torch.ones_like(token, dtype=torch.bool)
+            with torch.no_grad():
+                policy, memory = self.model.act(Tokens(token, seen, seen), memory)
+            (following,) = (policy.mode if self.greedy else policy.sample(self._generator)).tolist()
+            self._read, self._memory = [*ids], memory
+            if following in self.stop:
+                return
+            ids, unread = [*ids, following], [following]
+            yield following
+
+
+def _stops(actor: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that end an answer: the tokenizer's end of sequence, and those of the model's generation configuration."""
+    own = actor.generation_config.eos_token_id if actor.can_generate() else None
+    return frozenset(x for x in (tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])) if x is not None)
