@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformers import modeling_gguf_pytorch_utils as conversion
 from rlzoo.core.system.cache import cache_directory, made_once
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import checksum, memory
-from rlzoo.core.system.progress import Progress
+from rlzoo.core.system.progress import Progress, track
 from rlzoo.lm.model.hugging_face import loading
 from rlzoo.lm.model.saving import save, use_tokens
 
@@ -71,15 +71,13 @@ def _convert(file: Path, new: Path, folder: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory() as scratch:  # other files beside the GGUF file are none of its own
         Path(scratch, "model.gguf").symlink_to(file.resolve())
         where = {"gguf_file": "model.gguf", "local_files_only": True}
-        progress.advance(0, "tokenizer")
         with loading(str(file), "tokenizer"):
             tokenizer = _with_tokens(AutoTokenizer.from_pretrained(scratch, **where), reader)
         with loading(str(file), "model"):
-            model = _plain(_dequantised(scratch, where, progress))
+            model = _plain(_dequantised(scratch, where))
     use_tokens(model, tokenizer)
     setattr(model.config, LICENSE, _value(reader, "general.license"))
     save(model, tokenizer, new, sealed=True)
-    progress.advance(1, "saved")
 
 
 def _reader(file: Path) -> Any:
@@ -124,11 +122,9 @@ def _with_tokens(tokenizer: PreTrainedTokenizerBase, reader: Any) -> PreTrainedT
     return tokenizer
 
 
-def _dequantised(folder: str, where: dict[str, Any], progress: Progress) -> Any:
-    def shown(tensors: Sequence[Any], **_: Any) -> Iterator[Any]:
-        for i, tensor in enumerate(tensors):
-            progress.advance(0.1 + 0.8 * i / len(tensors), f"tensor {i}/{len(tensors)}")
-            yield tensor
+def _dequantised(folder: str, where: dict[str, Any]) -> Any:
+    def shown(tensors: Sequence[Any], **_: Any) -> Iterable[Any]:
+        return track("tensor", tensors)
 
     library: Any = conversion
     auto: Any = AutoModelForCausalLM
