@@ -1,7 +1,10 @@
 """The commands on language models: train, eval, play and resume on prompts of one's own, sft, reward-model."""
 
+import io
+import itertools
 import json
 import re
+import shutil
 
 import pytest
 import tiny
@@ -12,7 +15,9 @@ from rlzoo.cli import main
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.reward_model import RewardModel
+from rlzoo.lm.tasks.conversation import Speaker
 from rlzoo.lm.tasks.samples import Sample, summary, transcript
+from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.run import Run
 
 PROMPTS = ["Say a", "Tell me", "Go on"]
@@ -311,3 +316,130 @@ def test_random_walks_from_the_command_line(monkeypatch, tmp_path, capsys):
     answer = json.loads(out_of(capsys))
     assert answer["exact"] is True
     assert 0.5 < answer["mean_return"] < 1
+
+
+# Talking
+
+
+def talk(monkeypatch, *lines):
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+
+class Typed(io.StringIO):
+    """A terminal on which lines are typed; an error is raised in the place of a line."""
+
+    def __init__(self, *lines):
+        super().__init__()
+        self.lines = iter(lines)
+
+    def isatty(self):
+        return True
+
+    def input(self, prompt):
+        line = next(self.lines, EOFError())
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+
+def test_each_line_of_the_input_is_answered(run, monkeypatch, capsys):
+    talk(monkeypatch, "Say a", "", "/new", "Tell me", "/quit", "no more")
+    assert command("chat", "run", "--greedy") == 0
+    out, err = capsys.readouterr()
+    samples = load_task("run").respond_to(["Say a", "Tell me"], 2, seed=0, deterministic=True).records
+    assert out == "".join(f"{x.response}\n" for x in samples)
+    assert err == "rlzoo: run has no chat template: each message is a text that it continues\n"
+
+
+def test_start_answers_beside_the_actor(run, monkeypatch, capsys):
+    talk(monkeypatch, "Say a")
+    assert command("chat", "run", "--greedy", beside="start", max_new_tokens=3) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    talk(monkeypatch, "Say a")
+    assert command("chat", "run/start", "--greedy", max_new_tokens=3) == 0
+    assert first == f"start: {capsys.readouterr().out.strip()}"
+    assert second.startswith("actor: ")
+
+
+def test_run_that_has_not_ended_answers_with_its_checkpoint(run, monkeypatch, capsys, tmp_path):
+    shutil.copytree("run", tmp_path / "begun")
+    answers = []
+    for name in ("run", tmp_path / "begun"):
+        talk(monkeypatch, "Say a")
+        assert command("chat", str(name), "--greedy") == 0
+        answers.append(capsys.readouterr().out)
+        shutil.rmtree(tmp_path / "begun/actor", ignore_errors=True)
+    assert answers[0] == answers[1]
+
+
+def test_keys_on_a_terminal(run, monkeypatch, capsys):
+    terminal = Typed("Say a", "/new", "a" * 40, "Tell me", KeyboardInterrupt())
+    monkeypatch.setattr("sys.stdin", terminal)
+    monkeypatch.setattr("builtins.input", terminal.input)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    answer, calls = Speaker.answer, itertools.count()
+
+    def interrupted(speaker, text):
+        for piece in answer(speaker, text):
+            yield piece
+            if next(calls) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(Speaker, "answer", interrupted)
+    assert command("chat", "run", "--greedy") == 0
+    out, err = capsys.readouterr()
+    header, begun, full, whole, end = out.splitlines()
+    assert header.startswith("run: ")
+    assert len(begun) < len(whole)
+    assert full == end == ""
+    assert "fills the model's context of 32 tokens: begin a new one with /new" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["run", "--temperature", "0"], "temperature must be above 0, got 0.0; --greedy takes the most probable token"),
+        (["run", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
+        (["run", "--seed", "-1"], "seed must be at least 0, got -1"),
+        (["run", "--beside", "actor"], "--beside: expected none|start, got 'actor'"),
+        (["model", "--beside", "start"], "--beside start is for runs; model is none"),
+        (["absent"], "no such directory: absent"),
+        (["texts.txt"], "texts.txt is a file"),
+    ],
+)
+def test_wrong_use_of_chat(arguments, reason, run, capsys):
+    assert command("chat", *arguments) == 2
+    assert reason in complaint(capsys)
+
+
+def test_chat_is_for_language_models(capsys, tmp_path):
+    small = {"num_envs": 2, "num_steps": 8, "minibatch_size": 16, "total_steps": 16, "final_eval_episodes": 1}
+    rlzoo.train("ppo", "CartPole-v1", out=tmp_path / "cp", preset=False, **small)
+    assert command("chat", str(tmp_path / "cp")) == 2
+    assert complaint(capsys) == "chat is for language models; CartPole-v1 has none"
+    assert command("play", str(tmp_path / "cp"), prompt="Hello") == 2
+    assert complaint(capsys) == "prompt is for language tasks; CartPole-v1 is none"
+
+
+def test_play_responds_to_prompts(run, capsys):
+    assert command("play", "run", "--deterministic", "--json", "--prompt", "Say a", "--prompt", "abc") == 0
+    record = json.loads(out_of(capsys))
+    assert [x["prompt"] for x in record["responses"]] == ["Say a", "abc"]
+    assert [x["score"] for x in record["responses"]] == [len(x["response"]) / 4 for x in record["responses"]]
+    assert command("play", "run", prompt="abc", episodes=3) == 0
+    assert out_of(capsys).count("  prompt    abc") == 3
+    assert command("play", "run", prompt="") == 2
+    assert complaint(capsys) == "prompts: prompt 1 ('') is empty"
+
+
+def test_play_has_no_score_without_the_columns_that_it_takes(folder, capsys, tmp_path):
+    (folder / "asked.jsonl").write_text('{"prompt": "Say a", "answer": "a"}\n')
+    (folder / "answers.py").write_text("def right(prompts, responses, answer):\n    return [1.0] * len(responses)\n")
+    assert train("--quiet", out="asked", prompts="asked.jsonl", reward="answers.py:right") == 0
+    capsys.readouterr()
+    assert command("play", "asked", "--json", prompt="Say b") == 0
+    record = json.loads(out_of(capsys))
+    assert record["mean_score"] is record["responses"][0]["score"] is None
+    assert record["mean_kl"] > -1
+    assert command("play", "asked", prompt="Say b") == 0
+    assert "response 1: KL" in out_of(capsys)

@@ -98,13 +98,13 @@ class Speaker:
                 said.append(token)
                 (whole,) = decode(self.tokenizer, [said], self.stop)
                 if whole.startswith(shown) and not whole.endswith("\ufffd"):  # not in the middle of a character
-                    yield whole[len(shown) :]
-                    shown = whole
+                    piece, shown = whole[len(shown) :], whole
+                    yield piece
         finally:
             self.messages = [*messages, {"role": "assistant", "content": shown}]
 
     def _tokens(self, ids: list[int]) -> Iterator[int]:
-        """The tokens of an answer, without a stop token. What the model has read already is not read again."""
+        """The tokens of an answer. What the model has read already is not read again."""
         known = len(self._read)
         known, memory = (known, self._memory) if known < len(ids) and ids[:known] == self._read else (0, None)
         self._read, self._memory = [], None  # an interrupted forward pass leaves no cache to use
@@ -116,10 +116,10 @@ class Speaker:
                 policy, memory = self.model.act(Tokens(token, seen, seen), memory)
             (following,) = (policy.mode if self.greedy else policy.sample(self._generator)).tolist()
             self._read, self._memory = [*ids], memory
+            yield following
             if following in self.stop:
                 return
             ids, unread = [*ids, following], [following]
-            yield following
 
 
 def _stops(actor: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
