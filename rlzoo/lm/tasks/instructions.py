@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from rlzoo.core.system.fields import Count
 from rlzoo.lm.finetune.chat import asked
 from rlzoo.lm.reward.prompt import Prompt
@@ -101,6 +103,20 @@ KINDS = {
 }
 
 
+TRAINING = [name for name, kind in KINDS.items() if kind.training]
+
+
+def instructions(seed: str, count: int, kinds: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """Prompts of each kind in turn, with the columns `kind` and `arguments`."""
+    rng, prompts = Random(seed), []
+    for i in range(count):
+        name = kinds[i % len(kinds)]
+        arguments = KINDS[name].arguments(rng)
+        text = KINDS[name].text.format(*arguments, subject=rng.choice(SUBJECTS))
+        prompts.append(Prompt(asked(text, tokenizer), {"kind": name, "arguments": arguments}))
+    return prompts
+
+
 def follows(prompts: list[str], responses: list[str], kind: list[str], arguments: list[list[Any]]) -> list[float]:
     """1 for a complete response that follows its instruction, else 0."""
     rows = zip(responses, kind, arguments, strict=True)
@@ -115,21 +131,11 @@ class Instructions(LanguageTask):
         model: Text | None = "smollm2"
         max_new_tokens: Count = 40
 
-    def _prompts(self, seed: str, count: int, kinds: Sequence[str]) -> list[Prompt]:
-        """Prompts of each kind in turn, with the columns `kind` and `arguments`."""
-        rng, prompts = Random(seed), []
-        for i in range(count):
-            name = kinds[i % len(kinds)]
-            arguments = KINDS[name].arguments(rng)
-            text = KINDS[name].text.format(*arguments, subject=rng.choice(SUBJECTS))
-            prompts.append(Prompt(asked(text, self.tokenizer), {"kind": name, "arguments": arguments}))
-        return prompts
-
     def own_prompts(self) -> Sequence[str]:
-        return self._prompts("training", PROMPTS, [name for name, kind in KINDS.items() if kind.training])
+        return instructions("training", PROMPTS, TRAINING, self.tokenizer)
 
     def own_eval_prompts(self) -> Sequence[str]:
-        return self._prompts("evaluation", HELD_OUT, list(KINDS))
+        return instructions("evaluation", HELD_OUT, list(KINDS), self.tokenizer)
 
     def own_score(self) -> Score:
         return follows

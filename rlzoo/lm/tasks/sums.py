@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from transformers import PreTrainedTokenizerBase
+
 from rlzoo.core.system.fields import Count
 from rlzoo.lm.finetune.chat import asked
 from rlzoo.lm.reward.prompt import Prompt
@@ -27,6 +29,16 @@ def last_number(prompts: list[str], responses: list[str], answer: list[int]) -> 
     return [float(bool(x) and x[-1].lstrip("0") == str(right)) for x, right in zip(numbers, answer, strict=True)]
 
 
+def sums(largest: int, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Prompt], list[Prompt]]:
+    """The sums for evaluations and those for training, with the column `answer`, in a fixed random order."""
+    numbers = range(SMALLEST, largest + 1)
+    pairs = [(a, b) for a in numbers for b in numbers]
+    Random("sums").shuffle(pairs)
+    prompts = [Prompt(asked(QUESTION.format(a, b), tokenizer), {"answer": a + b}) for a, b in pairs]
+    held_out = int(HELD_OUT * len(prompts))
+    return prompts[:held_out], prompts[held_out:]
+
+
 class Sums(LanguageTask):
     """Sums of two numbers, such as "What is 23 + 45? Answer with the number only.\""""
 
@@ -40,22 +52,13 @@ class Sums(LanguageTask):
     settings: Settings
 
     def own_prompts(self) -> Sequence[str]:
-        return self._sums()[1]
+        return sums(self.settings.largest, self.tokenizer)[1]
 
     def own_eval_prompts(self) -> Sequence[str]:
-        return self._sums()[0]
+        return sums(self.settings.largest, self.tokenizer)[0]
 
     def own_score(self) -> Score:
         return last_number
-
-    def _sums(self) -> tuple[list[Prompt], list[Prompt]]:
-        """The sums for evaluations and those for training, in a fixed random order."""
-        numbers = range(SMALLEST, self.settings.largest + 1)
-        sums = [(a, b) for a in numbers for b in numbers]
-        Random("sums").shuffle(sums)
-        prompts = [Prompt(asked(QUESTION.format(a, b), self.tokenizer), {"answer": a + b}) for a, b in sums]
-        held_out = int(HELD_OUT * len(prompts))
-        return prompts[:held_out], prompts[held_out:]
 
 
 class SmallSums(Sums):
