@@ -299,7 +299,7 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
     ]
     assert "--learning-rate" in pages["--help"]
     assert "--vf-coef" not in pages["--help"]
-    assert "--help-all shows 12 more settings." in pages["--help"]
+    assert "--help-all shows 15 more settings." in pages["--help"]
     assert "--vf-coef" in pages["--help-all"]
     for command in ("sft", "reward-model"):
         assert main([command, "--help"]) == 0
