@@ -220,6 +220,10 @@ class Session:
             if isinstance(error, RuntimeError) and not expected:
                 raise
             cause = " ".join(str(error).split())
+            if out_of_memory(error):
+                names = self.config.task.memory
+                values = (f"{name} = {getattr(self.config.task, name)}" for name in names)
+                cause = f"there is not enough memory: lower {', '.join(values)} ({cause})"
             if isinstance(error, OSError) and error.filename is not None:
                 cause = f"cannot write {error.filename}: {error.strerror}"
             with contextlib.suppress(OSError):
@@ -235,5 +239,10 @@ class Session:
 
 def out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed. PyTorch has no class for this error on the CPU."""
-    texts = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+    texts = (
+        "can't allocate memory",
+        "not enough memory",
+        "Storage size calculation overflowed",
+        "numel: integer multiplication overflow",
+    )
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in texts)

@@ -162,8 +162,12 @@ def test_weights_that_become_nan_stop_the_run(tmp_path):
 
 
 def test_out_of_memory(tmp_path):
-    def fail(trainer, iteration):
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+    def fail_later(trainer, iteration):
+        if iteration.step > 200:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
-    with pytest.raises(TrainingError, match=r"step \d+: CUDA out of memory. Tried to allocate; "):
-        quick_run(tmp_path, on_iteration=fail)
+    message = (
+        r"^step \d+: there is not enough memory: lower num_envs = 4, num_steps = \d+ \(CUDA out of memory. Tried to "
+    )
+    with pytest.raises(TrainingError, match=message + r"allocate\); the last checkpoint is at step \d+: rlzoo resume "):
+        quick_run(tmp_path, on_iteration=fail_later, checkpoint_interval=1)

@@ -5,8 +5,10 @@ import logging
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 
 import huggingface_hub
 import pytest
@@ -434,3 +436,15 @@ def test_weights_of_integers_are_refused(folder, kind):
     refused(
         folder, r"model\.safetensors: \S*mlp\.c_fc\.weight is of integers \([IU]\d+\); weights must be floating-point"
     )
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["refuses", "is silent"])
+def test_a_hub_that_cannot_be_reached_is_reported_soon(answers, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if not answers:
+            server.close()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+        start = time.monotonic()
+        refused("some-model", "no such directory: some-model; nor is it on the Hugging Face Hub: ")
+        assert time.monotonic() - start < 2
