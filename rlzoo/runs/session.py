@@ -35,7 +35,7 @@ class Session:
     def __init__(self, trainer: Trainer, run: Run, logger: Logger, hooks: Hooks, stopped: bool = False) -> None:
         self.trainer = trainer
         self.config = trainer.config
-        self.run = run
+        self.run, self.identity = run, run.identity()
         self.logger = logger
         self.hooks = hooks
         self.stopped = stopped
@@ -187,7 +187,7 @@ class Session:
         checkpoint.state["logger"] = self.logger.state_dict()
         if self.stopped:
             checkpoint.state["stopped"] = True
-        self.writing = self.writer.submit(self._write, step, pack(step, checkpoint, self.run.identity()), new_best)
+        self.writing = self.writer.submit(self._write, step, pack(step, checkpoint, self.identity), new_best)
 
     def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
         self.run.save(step, files)

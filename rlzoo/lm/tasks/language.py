@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import shutil
 import tempfile
 import weakref
@@ -451,8 +452,8 @@ class LanguageTask(Task):
         model = self.settings.model
         if model == "smollm2":
             return pretrained.SMOLLM2
-        is_hub_name = isinstance(model, str) and pretrained.located(model) == model and not Path(model).exists()
-        return model if is_hub_name else None
+        named = isinstance(model, str) and not model.lower().endswith(".gguf") and not Path(model).exists()
+        return model if named and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) else None
 
     def save_model(self, folder: Path) -> dict[str, str]:
         self.model.save_pretrained(self.tokenizer, folder, self.env.stop)
