@@ -43,6 +43,8 @@ class TaskSettings:
     """Settings whose objects the task saves in the run directory, so that a loaded run does not need them again."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of other settings for this task, such as {"gamma": 1.0}."""
+    memory: ClassVar[tuple[str, ...]] = ()
+    """Settings that training needs less memory with if they are lower."""
     units: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Names and help texts of other settings in the units of this task, such as
     {"minibatch_size": ("minibatch_responses", "Responses in a minibatch.")}."""
@@ -59,6 +61,8 @@ class TaskSettings:
 @dataclass(frozen=True)
 class RolloutSettings(TaskSettings):
     """Settings of collection from copies of an environment."""
+
+    memory: ClassVar[tuple[str, ...]] = ("num_envs", "num_steps")
 
     num_envs: Count = 8
     """Copies of the environment."""
@@ -233,6 +237,13 @@ class Task(abc.ABC):
             ConfigError: the task has no policy that acts on observations of its own.
         """
         raise ConfigError(f"{env_name(self.setup.env)} has no policy for other programs; load_model gives its model")
+
+    def save_model(self, folder: Path) -> dict[str, str] | None:
+        """Saves the model in the form in which other programs share it, and returns what its card says of it.
+
+        None for a task without such a form: its runs are shared.
+        """
+        return None
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@
     checkpoints/<step>/  model.safetensors, state.safetensors, state.json, manifest.json
     checkpoints/best.json
     tracker.json         the run's id at a tracker, if there is one
-    start/, actor/       initial and final model of a language task
+    start/, actor/       initial and final model of a language task, and adapter/ if it trains one
 
 Loading never unpickles. A checkpoint is written under a temporary name, flushed to disk and renamed, and its manifest
 holds the SHA-256 of every file. So the process can be killed at any instant: a file with its final name is complete.
@@ -39,12 +39,12 @@ from rlzoo.runs.publish import hub
 _TAIL = 16_384
 """Bytes at the end of a file that hold at least one line."""
 
-_MODELS = ("start", "actor")
+_MODELS = ("start", "actor", "adapter")
 """Directories that a task may write its models in."""
 
 _READ_BACK = ("prompts.jsonl", "eval_prompts.jsonl", f"start/{MANIFEST}")
-_FREE = ("total_steps", "device", "fast", "compile")
-"""Settings that may change from session to session of a run."""
+_FREE = ("total_steps", "device", "fast", "compile", "micro_batch_tokens", "gradient_checkpointing")
+"""Settings that may change from session to session of a run: how long, where, and with how much memory it trains."""
 
 _EVALUATION = {
     "mean_return": float | int,
@@ -223,10 +223,10 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """What tells this run from others, and does not change while it trains.
 
-        Its settings, but for those that say how long and where it trains, and checksums of files that it reads back.
+        Its settings, but for those of `_FREE`, and checksums of the files that it reads back.
         """
         settings = read_settings(self._config).items()
-        files = {name: self.path / name for name in _READ_BACK}
+        files = {name: self.path / name for name in _READ_BACK if (self.path / name.partition("/")[0]).exists()}
         checksums = {name: checksum(path) if path.is_file() else None for name, path in files.items()}
         return {name: x for name, x in settings if name not in _FREE and not holds_object(x)} | checksums
 

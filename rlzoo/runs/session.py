@@ -36,7 +36,7 @@ class Session:
     def __init__(self, trainer: Trainer, run: Run, logger: Logger, hooks: Hooks, stopped: bool = False) -> None:
         self.trainer = trainer
         self.config = trainer.config
-        self.run = run
+        self.run, self.identity = run, run.identity()
         self.logger = logger
         self.hooks = hooks
         self.stopped = stopped
@@ -188,7 +188,7 @@ class Session:
         checkpoint.state["logger"] = self.logger.state_dict()
         if self.stopped:
             checkpoint.state["stopped"] = True
-        self.writing = self.writer.submit(self._write, step, pack(step, checkpoint, self.run.identity()), new_best)
+        self.writing = self.writer.submit(self._write, step, pack(step, checkpoint, self.identity), new_best)
 
     def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
         self.run.save(step, files)
@@ -221,6 +221,10 @@ class Session:
             if isinstance(error, RuntimeError) and not expected:
                 raise
             cause = " ".join(str(error).split())
+            if out_of_memory(error):
+                names = self.config.task.memory
+                values = (f"{name} = {getattr(self.config.task, name)}" for name in names)
+                cause = f"there is not enough memory: lower {', '.join(values)} ({cause})"
             if isinstance(error, OSError) and error.filename is not None:
                 cause = f"cannot write {error.filename}: {error.strerror}"
             with contextlib.suppress(OSError):
@@ -236,5 +240,10 @@ class Session:
 
 def out_of_memory(error: Exception) -> bool:
     """Whether an allocation failed. PyTorch has no class for this error on the CPU."""
-    texts = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+    texts = (
+        "can't allocate memory",
+        "not enough memory",
+        "Storage size calculation overflowed",
+        "numel: integer multiplication overflow",
+    )
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(text in str(error) for text in texts)

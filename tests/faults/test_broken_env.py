@@ -1,5 +1,7 @@
 """Environments and updates that go wrong in the middle of a run."""
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from short_runs import outcome, quick_run
 
 from rlzoo.cli import main
 from rlzoo.core.system.errors import NonFiniteError, TrainingError
+from rlzoo.core.task import RolloutSettings
+from rlzoo.lm.tasks.settings import Language
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs.run import Run
@@ -161,9 +165,27 @@ def test_weights_that_become_nan_stop_the_run(tmp_path):
         quick_run(tmp_path, on_iteration=poison)
 
 
-def test_out_of_memory(tmp_path):
-    def fail(trainer, iteration):
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        MemoryError("numpy"),
+    ],
+)
+def test_out_of_memory(tmp_path, error):
+    def fail_later(trainer, iteration):
+        if iteration.step > 200:
+            raise error
 
-    with pytest.raises(TrainingError, match=r"step \d+: CUDA out of memory. Tried to allocate; "):
-        quick_run(tmp_path, on_iteration=fail)
+    said = re.escape(" ".join(str(error).split()))
+    message = rf"^step \d+: there is not enough memory: lower num_envs = 4, num_steps = \d+ \({said}\); "
+    with pytest.raises(TrainingError, match=message + r"the last checkpoint is at step \d+: rlzoo resume "):
+        quick_run(tmp_path, on_iteration=fail_later, checkpoint_interval=1)
+
+
+def test_settings_that_bound_the_memory_are_settings():
+    for settings in (Language(), RolloutSettings()):
+        assert settings.memory
+        assert all(hasattr(settings, name) for name in settings.memory)

@@ -22,10 +22,8 @@ from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import checksum, memory
 from rlzoo.core.system.progress import Progress, track
 from rlzoo.lm.model.hugging_face import loading
-from rlzoo.lm.model.saving import save, use_tokens
+from rlzoo.lm.model.saving import LICENSE, save, use_tokens
 
-LICENSE = "rlzoo_license"
-"""Entry of config.json with the licence that the file names."""
 _BYTES = 8
 """Memory of the conversion for each parameter: the dequantised tensors and the parameters, in float32."""
 _SPECIAL = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
@@ -76,7 +74,8 @@ def _convert(file: Path, new: Path, folder: Path, progress: Progress) -> None:
         with loading(str(file), "model"):
             model = _plain(_dequantised(scratch, where))
     use_tokens(model, tokenizer)
-    setattr(model.config, LICENSE, _value(reader, "general.license"))
+    if license := _value(reader, "general.license"):
+        setattr(model.config, LICENSE, license)
     save(model, tokenizer, new, sealed=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import warnings
@@ -19,6 +20,8 @@ from rlzoo.core.system.files import LARGE, check_regular, most_in_memory, read_b
 from rlzoo.core.system.progress import operation
 
 _hub: Any = huggingface_hub.utils
+_PATIENCE = 1.5
+"""Seconds to wait for the Hub's first answer."""
 
 
 @contextlib.contextmanager
@@ -76,13 +79,28 @@ def location(name: str, what: str) -> dict[str, Any]:
     except ValueError:
         raise ConfigError(f"no such directory: {name}") from None
     try:
-        huggingface_hub.HfApi().model_info(name, timeout=10)
+        _info(name)
     except Exception as error:
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
             return {"local_files_only": True}
         reason = _first_line(error)
         raise ConfigError(f"no such directory: {name}; nor is it on the Hugging Face Hub: {reason}") from None
     return {}
+
+
+@functools.cache
+def _info(name: str) -> Any:
+    """What the Hub says of a model."""
+    return huggingface_hub.HfApi().model_info(name, timeout=_PATIENCE)
+
+
+def license_of(name: str) -> str | None:
+    """Licence of a model, from the card in its directory or on the Hub; None if there is none that can be read."""
+    with contextlib.suppress(Exception):
+        file = Path(name, "README.md")
+        card = huggingface_hub.ModelCard(file.read_text()).data if file.exists() else None
+        return getattr(card if Path(name).is_dir() else _info(name).card_data, "license", None)
+    return None
 
 
 def _check_files(folder: Path, what: str) -> None:

@@ -27,9 +27,9 @@ from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
 from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.model import gguf
-from rlzoo.lm.model.hugging_face import loading, location, quiet
+from rlzoo.lm.model.hugging_face import license_of, loading, location, quiet
 from rlzoo.lm.model.precision import equal_but_for_rounding
-from rlzoo.lm.model.saving import SPECIAL_TOKENS
+from rlzoo.lm.model.saving import LICENSE, SPECIAL_TOKENS
 
 Attention = Literal["auto", "sdpa", "eager"]
 """Implementation of attention: fused (sdpa), or in plain operations (eager), with forward-mode derivatives. `auto` is
@@ -38,6 +38,8 @@ the fused one where the architecture has it."""
 _DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 _MOST_LAYERS = 1000
 """Layers of a model that is loaded: a damaged configuration may ask for millions, which take hours to build."""
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""Hub name of the model that the name `smollm2` stands for."""
 HEAD = "score"
 """Name of a reward model's head, a linear map from the hidden state of the last token to the score."""
 
@@ -275,6 +277,8 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     require(not missing, f"{name} lacks weights that its config.json asks for: {', '.join(missing[:1])}{more}")
     _own_memory(model)
+    if not hasattr(model.config, LICENSE) and (license := license_of(name)):
+        setattr(model.config, LICENSE, license)
     return _ready(model, name)
 
 

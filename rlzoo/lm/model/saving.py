@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from rlzoo.core.system.errors import require
 from rlzoo.core.system.files import naming, read_bytes, seal
 from rlzoo.lm.model.hugging_face import quiet
 
+LICENSE = "rlzoo_license"
+"""Entry of config.json with the licence of the model that training started from."""
 SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -76,24 +79,53 @@ def save(
         OSError: it cannot be written.
     """
     check_output(folder, overwrite=True)
-    folder = Path(folder).resolve()
-    new, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
-    if old.exists() and not folder.exists():  # killed between the two renames
-        old.rename(folder)
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
     own: Any = model.generation_config if model.can_generate() else None
     saver: Any = model
     saver.should_save_on_this_rank = lambda _: True  # else only the first process of a group would write the weights
     try:
-        with quiet(), naming(folder):
+        with _replacing(Path(folder)) as new:
             if own is not None:
                 model.generation_config = _generation_config(copy.deepcopy(own), tokenizer, new, stops)
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)
             if sealed:
                 seal(new)
-        mode = (new / "config.json").stat().st_mode  # weights are written readable for their owner only
+    finally:
+        if own is not None:
+            model.generation_config = own
+        del saver.should_save_on_this_rank
+
+
+def save_adapter(model: Any, base: str, folder: Path) -> None:
+    """Saves the adapter of a PEFT model as PEFT does. An adapter that the folder holds is replaced.
+
+    Args:
+        base: directory or Hub name of the model that the adapter belongs to.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = base
+    with _replacing(folder) as new:
+        model.save_pretrained(new)
+        (new / "README.md").unlink(missing_ok=True)  # a form to fill in
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Context for writing a directory: yields a temporary path, which is flushed and gets its name in the end."""
+    folder = folder.resolve()
+    new, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("tmp", "old"))
+    if old.exists() and not folder.exists():  # killed between the two renames
+        old.rename(folder)
+    for leftover in (new, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        with quiet(), naming(folder):
+            new.mkdir(parents=True)
+            mode = new.stat().st_mode & 0o666  # weights are written readable for their owner only
+            yield new
         for path in new.iterdir():
             path.chmod(mode)
             _sync(path)
@@ -107,9 +139,6 @@ def save(
             raise OSError(f"{folder} cannot be written: {error}") from error
         raise
     finally:
-        if own is not None:
-            model.generation_config = own
-        del saver.should_save_on_this_rank
         shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import shutil
 import tempfile
 import weakref
@@ -34,9 +35,9 @@ from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
-from rlzoo.lm.model.language_model import LanguageModel, merged, with_adapter
+from rlzoo.lm.model.language_model import LanguageModel, causal_lm, merged, with_adapter
 from rlzoo.lm.model.precision import has_bfloat16
-from rlzoo.lm.model.saving import save
+from rlzoo.lm.model.saving import LICENSE, save, save_adapter
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
@@ -61,7 +62,7 @@ from rlzoo.lm.reward.turns import Reply, Turns
 from rlzoo.lm.tasks.samples import Sample, summary, transcript
 from rlzoo.lm.tasks.settings import Language
 
-START, ACTOR = "start", "actor"
+START, ACTOR, ADAPTER = "start", "actor", "adapter"
 _MARK = "message"
 _ROWS = 64
 """Responses that are sampled together in evaluations."""
@@ -73,7 +74,7 @@ class LanguageTask(Task):
     """Trains a language model by the scores of its responses, and evaluates it by the scores alone.
 
     A run directory holds the actor's initial weights, which are also the reference, in `start/`, and its final weights
-    in `actor/`. Both are Hugging Face models with their tokenizer.
+    in `actor/`. Both are Hugging Face models with their tokenizer. A LoRA adapter is also in `adapter/`, for PEFT.
 
     A subclass may have its own prompts, score and SFT checkpoint. What it does not have must be a setting.
     """
@@ -463,8 +464,23 @@ class LanguageTask(Task):
             save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START, self.env.stop, sealed=True)
 
     def end(self, folder: Path) -> None:
-        """Saves the actor as a Hugging Face model, with its adapter merged."""
+        """Saves the actor as a Hugging Face model, with its adapter merged, and the adapter by itself."""
         self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
+        if self.settings.lora_rank is not None:
+            save_adapter(self.model.actor, self._base() or str((folder / START).resolve()), folder / ADAPTER)
+
+    def _base(self) -> str | None:
+        """Hub name of the initial model; None if it is a file, a directory or an object."""
+        model = self.settings.model
+        if model == "smollm2":
+            return pretrained.SMOLLM2
+        named = isinstance(model, str) and not model.lower().endswith(".gguf") and not Path(model).exists()
+        return model if named and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) else None
+
+    def save_model(self, folder: Path) -> dict[str, str]:
+        self.model.save_pretrained(self.tokenizer, folder, self.env.stop)
+        license = getattr(causal_lm(self.model.actor).config, LICENSE, None)
+        return {"base": self._base() or "", "license": license or ""}
 
 
 def _no_score(prompts: list[str], responses: list[str]) -> list[float]:

@@ -23,6 +23,7 @@ class Language(TaskSettings):
 
     kept: ClassVar[frozenset[str]] = frozenset({"model", "tokenizer", "prompts", "eval_prompts"})
     defaults: ClassVar[Mapping[str, Any]] = {"gamma": 1.0, "minibatch_responses": 16, "vf_minibatch_responses": 16}
+    memory: ClassVar[tuple[str, ...]] = ("micro_batch_tokens", "responses_per_batch", "max_new_tokens")
     units: ClassVar[Mapping[str, tuple[str, str]]] = {
         "total_steps": ("total_steps", "Tokens of responses to train for."),
         "eval_episodes": ("eval_episodes", "Responses of each evaluation."),

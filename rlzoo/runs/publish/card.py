@@ -27,7 +27,7 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
     """
     record = run.record
     evaluations = [e for e in run.evaluations() if e["step"] == step]
-    kinds = {"deterministic" if e["deterministic"] else "stochastic": e for e in evaluations}  # the last of each kind
+    kinds = {_kind(e): e for e in evaluations}  # the last of each kind
     return template("rlzoo.runs.publish", "card.md.jinja").render(
         metadata=Markup(_metadata(record, kinds)),
         algorithm=record["algorithm"],
@@ -41,6 +41,61 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
         settings={name: _text(x) for name, x in record.items() if name not in _NO_SETTINGS},
         versions=record.get("versions", {}),
     )
+
+
+def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has_curve: bool) -> str:
+    """README.md of a language model: what it started from, its evaluations with samples, how to load it, its settings.
+
+    Args:
+        name: what transformers loads it by.
+        origin: "base", the Hub name of the initial model, and its "license"; empty where unknown.
+        has_curve: whether `curve.png` is beside it.
+    """
+    from huggingface_hub import ModelCardData
+
+    record = run.record
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=[_text(record["env"]), _text(record["algorithm"]), "reinforcement-learning", "rlzoo"],
+        base_model=origin["base"] or None,
+        license=origin["license"] or None,
+    )
+    evaluations = [e for e in run.evaluations() if e["step"] in (0, step)]
+    kinds = {("start, " if e["step"] < step else "") + _kind(e): e for e in evaluations}
+    samples: list[dict[str, Any]] = next(
+        (e["samples"] for e in reversed(evaluations) if e["step"] == step and e.get("samples")), []
+    )
+    return template("rlzoo.runs.publish", "language_card.md.jinja").render(
+        metadata=Markup(data.to_yaml() + "\n"),
+        algorithm=record["algorithm"],
+        env=_text(record["env"]),
+        step=f"{step:,}",
+        base=origin["base"],
+        license=origin["license"],
+        kinds={kind: _scores(evaluation) for kind, evaluation in kinds.items()},
+        samples=[{name: _figure(x) for name, x in sample.items()} for sample in samples],
+        name=Markup(json.dumps(name)),
+        has_curve=has_curve,
+        settings={name: _text(x) for name, x in record.items() if name not in _NO_SETTINGS},
+        versions=record.get("versions", {}),
+    )
+
+
+def _kind(evaluation: Mapping[str, Any]) -> str:
+    return "deterministic" if evaluation["deterministic"] else "stochastic"
+
+
+def _scores(evaluation: Mapping[str, Any]) -> list[str]:
+    """Mean score, its 95 % interval, KL to the reference, and responses."""
+    mean, half = evaluation["mean_return"], 1.96 * evaluation["std_return"] / math.sqrt(evaluation["episodes"])
+    interval = f"{mean - half:,.3f} to {mean + half:,.3f}"
+    kl = evaluation.get("kl_reference")
+    return [f"{mean:,.3f}", interval, "" if kl is None else f"{kl:,.2f}", f"{evaluation['episodes']:,}"]
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else _text(value)
 
 
 def curve(run: Run, step: int) -> bytes | None:

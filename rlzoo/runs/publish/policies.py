@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError, require
-from rlzoo.core.task import DeployedPolicy
+from rlzoo.core.task import DeployedPolicy, Task
 from rlzoo.runs.checkpoint import FILES
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.files import write_atomically
@@ -108,7 +108,8 @@ def push(
     """Uploads the policy of a run to the Hugging Face hub, or writes the same files to a folder.
 
     The files are those of a run directory with one checkpoint, a model card README.md and the training curve.
-    `load_policy("hf:user/name")`, or `load_policy` of the folder, loads the policy.
+    `load_policy("hf:user/name")`, or `load_policy` of the folder, loads the policy. A language model is shared in the
+    form of transformers, with its tokenizer, card and curve.
 
     Args:
         run, checkpoint, model, objects: as for `load_policy`.
@@ -119,33 +120,38 @@ def push(
         The address of the repository, or the path of the folder.
 
     Raises:
-        ConfigError: the run trains a language model, or a task that has no such policy.
+        ConfigError: the task has neither a policy nor a model to share.
         RunError: there is no such run or checkpoint; the folder is not empty; the hub cannot be reached, or refuses.
     """
     run = Run.open(run)
     step = run.step_of(checkpoint)
-    policy = load_policy(run, step, model=model, **objects)
-    if isinstance(repo, Path) or repo.startswith((".", "/", "~")):
-        folder = Path(repo).expanduser()
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(f"{folder} exists already and is not an empty folder")
-        _write(folder, str(repo), run, step, policy)
-        return str(folder)
-    with tempfile.TemporaryDirectory() as temporary:
-        _write(Path(temporary), f"{PREFIX}{repo}", run, step, policy)
-        return upload(Path(temporary), repo, private)
+    with contextlib.closing(load_task(run, step, model, **objects)) as task:
+        if isinstance(repo, Path) or repo.startswith((".", "/", "~")):
+            folder = Path(repo).expanduser()
+            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+                raise RunError(f"{folder} exists already and is not an empty folder")
+            _write(folder, str(repo), run, step, task)
+            return str(folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary, "files")
+            _write(folder, f"{PREFIX}{repo}", run, step, task)
+            return upload(folder, repo, private)
 
 
-def _write(folder: Path, name: str, run: Run, step: int, policy: DeployedPolicy) -> None:
-    """Writes a run directory with one checkpoint, and its model card."""
+def _write(folder: Path, name: str, run: Run, step: int, task: Task) -> None:
+    """Writes a model, or a run directory with one checkpoint, and the card."""
     picture = card.curve(run, step)  # reads the logs, so that only files that can be read are copied
-    text = card.card(run, step, name, _spaces(policy), picture is not None)
-    checkpoint = Path("checkpoints", str(step))
-    (folder / checkpoint).mkdir(parents=True)
-    names: list[str | Path] = ["config.json", *(checkpoint / file for file in FILES)]
-    names += [file for file in ("metrics.jsonl", "evaluations.jsonl") if (run.path / file).exists()]
-    for file in names:
-        shutil.copy(run.path / file, folder / file)
+    origin = task.save_model(folder)
+    if origin is not None:
+        text = card.language_card(run, step, name.removeprefix(PREFIX), origin, picture is not None)
+    else:
+        text = card.card(run, step, name, _spaces(task.policy()), picture is not None)
+        checkpoint = Path("checkpoints", str(step))
+        (folder / checkpoint).mkdir(parents=True)
+        names: list[str | Path] = ["config.json", *(checkpoint / file for file in FILES)]
+        names += [file for file in ("metrics.jsonl", "evaluations.jsonl") if (run.path / file).exists()]
+        for file in names:
+            shutil.copy(run.path / file, folder / file)
     if picture is not None:
         (folder / "curve.png").write_bytes(picture)
     (folder / "README.md").write_text(text, encoding="utf-8")

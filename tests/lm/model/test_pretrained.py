@@ -5,8 +5,10 @@ import logging
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 
 import huggingface_hub
 import pytest
@@ -434,3 +436,23 @@ def test_weights_of_integers_are_refused(folder, kind):
     refused(
         folder, r"model\.safetensors: \S*mlp\.c_fc\.weight is of integers \([IU]\d+\); weights must be floating-point"
     )
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["refuses", "is silent"])
+def test_a_hub_that_cannot_be_reached_is_asked_once_and_briefly(listens, monkeypatch):
+    asked = []
+    plain = huggingface_hub.HfApi.model_info
+
+    def model_info(api, name, timeout):
+        asked.append(timeout)
+        return plain(api, name, timeout=timeout)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+        if not listens:
+            server.close()
+        start = time.monotonic()
+        refused("some-model", "no such directory: some-model; nor is it on the Hugging Face Hub: ")
+        assert time.monotonic() - start < 30  # transformers alone would try for a minute
+    assert asked == [1.5]
