@@ -5,9 +5,11 @@ Exit codes: 0 for success, 1 for a run that failed, 2 for wrong use, 130 after C
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 
 from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
 from rlzoo.cli.options import HELP_ALL
@@ -34,8 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "" not in sys.path and not sys.flags.safe_path:
         sys.path.insert(0, "")  # module:Class may be in the current directory
+    traced = "--traceback" in arguments
     try:
-        code = _run(arguments)
+        with _tracebacks() if traced else contextlib.nullcontext():
+            code = _run([x for x in arguments if x != "--traceback"])
         sys.stdout.flush()
         return code
     except SystemExit as done:
@@ -57,6 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except (ConfigError, RunError, EnvError, UnknownEnv, UnsupportedSpace) as error:
         return _complain(str(error), 2)
+
+
+@contextlib.contextmanager
+def _tracebacks() -> Iterator[None]:
+    """Context that prints the traceback of an error."""
+    try:
+        yield
+    except Exception:
+        show(traceback.format_exc(), sys.stderr)
+        raise
 
 
 def _complain(line: str, code: int) -> int:
@@ -110,6 +124,7 @@ commands:
 options:
   -h, --help            show this help and exit
   --version             show the version and exit
+  --traceback           with any command, show where in the code an error comes from
 
 rlzoo COMMAND --help shows the options of a command.
 rlzoo train ALGORITHM ENV --help shows all settings of the pair, with their defaults."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,7 @@ import torch
 from rlzoo.control.acting import ActionNoise, MakeActor, make_actor
 from rlzoo.control.cnn import CNN, is_image
 from rlzoo.control.deploy import ControlPolicy
+from rlzoo.control.envs.gymnasium_env import ReplayError
 from rlzoo.control.envs.rendering import watch
 from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
@@ -176,6 +178,20 @@ class ControlTask(EnvTask):
         masks = getattr(env, "has_masks", False)
         spaces = self.observation_space, env.action_space
         return ControlPolicy(self.model, *spaces, deterministic, seed, masks=masks, make_actor=self.make_actor)
+
+    def restore_collector(self, state: dict[str, Any], step: int) -> None:
+        """Restores the collector. A Gymnasium environment repeats its episodes; if it cannot, new ones start."""
+        say, start = self.setup.progress.say, time.perf_counter()
+        try:
+            super().restore_collector(state, step)
+        except ReplayError as error:
+            say(f"{error}: new episodes start")
+            super().restore_collector({**state, "env": None}, step)
+        else:
+            copies = (state["env"] or {}).get("copies") or ()
+            steps = sum(len(x["actions"]) for x in copies if x is not None)
+            if steps:
+                say(f"repeated {steps:,} steps of the episodes that had begun, in {time.perf_counter() - start:.1f} s")
 
     def state_dict(self) -> dict[str, Any]:
         return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}

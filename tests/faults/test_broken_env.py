@@ -83,8 +83,12 @@ def test_fault_before_the_first_checkpoint(tmp_path, capsys):
     assert main(arguments) == 1
     line = capsys.readouterr().err
     assert line.startswith("rlzoo: step 0: environment 'Trap-v0', step 3: copy 0 raised ZeroDivisionError")
-    assert line.endswith("; there is no checkpoint yet\n")
+    assert line.endswith("test_broken_env.py:38); there is no checkpoint yet\n")
     assert line.count("\n") == 1
+    assert main([*arguments, "--traceback", "--overwrite"]) == 1
+    trace, again = capsys.readouterr().err.rsplit("rlzoo: ", 1)
+    assert f"rlzoo: {again}" == line
+    assert 'raise ZeroDivisionError("the simulator' in trace
 
 
 def test_endless_episodes_are_cut_and_said(tmp_path, monkeypatch, capsys):
@@ -122,13 +126,15 @@ def test_close_that_fails_leaves_a_finished_run(fault, tmp_path, monkeypatch, ca
 def test_environment_that_ends_the_program_or_says_words(fault, tmp_path, capsys):
     arguments = ["train", "ppo", "Trap-v0", "--env-kwargs", "at=3", f"fault={fault}"]
     assert main([*arguments, "--out", str(tmp_path / "run"), "--quiet"]) == 1
-    what = {"leave": "SystemExit: 0", "say": "TypeError: terminated must be True or False, got 'False'"}[fault]
+    place = f"({__file__}:{Trap.step.__code__.co_firstlineno + 11})"
+    what = {"leave": f"SystemExit: 0 {place}", "say": "TypeError: terminated must be True or False, got 'False'"}[fault]
     line = f"rlzoo: step 0: environment 'Trap-v0', step 3: copy 0 raised {what}; there is no checkpoint yet\n"
     assert capsys.readouterr().err == line
 
 
 def test_environment_without_a_state_starts_new_episodes_on_resume(tmp_path, capsys):
-    run = quick_run(tmp_path, minibatch_size=25, **SETTINGS)
+    wrapper = "gymnasium.wrappers:NormalizeReward"  # whose statistics outlast a reset
+    run = quick_run(tmp_path, minibatch_size=25, wrappers=(wrapper,), **SETTINGS)
     before = run.steps()[-1]
     resume(run, total_steps=500, progress=True)
     assert "Trap-v0 cannot save its state: new episodes start\n" in capsys.readouterr().out

@@ -124,11 +124,12 @@ def test_two_processes_are_one_on_random_walks(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_resumed_with_another_number_of_processes(tmp_path, monkeypatch):
-    whole = trained(tmp_path / "whole", 1, PPO)
+@pytest.mark.parametrize("more", [{}, {"vectorized": False}], ids=["built-in", "gymnasium"])
+def test_resumed_with_another_number_of_processes(more, tmp_path, monkeypatch):
+    whole = trained(tmp_path / "whole", 1, PPO | more)
     path = tmp_path / "parts"
     monkeypatch.setattr(adam, "_SMALL", 100)  # each process has a share of the moments
-    trained(path, 2, PPO, 3)
+    trained(path, 2, PPO | more, 3)
     assert short_runs.in_processes(1, lambda: resume_for(path, 3)) == [0]
     assert short_runs.in_processes(4, lambda: resume_for(path, 4)) == [0] * 4
     assert_same(whole, Run(path))

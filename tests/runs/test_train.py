@@ -507,7 +507,8 @@ def test_config_dataclass_is_frozen():
 
 
 def test_environment_without_state_starts_other_episodes_after_each_resume():
-    config = make_config("ppo-clip", "CartPole-v1", num_envs=2, num_steps=16, minibatch_size=32, vectorized=False)
+    wrappers = ("gymnasium.wrappers:NormalizeReward",)  # whose statistics outlast a reset
+    config = make_config("ppo-clip", "CartPole-v1", num_envs=2, num_steps=16, minibatch_size=32, wrappers=wrappers)
 
     def start(trainer):
         return trainer.task.env.reset()[0].copy()

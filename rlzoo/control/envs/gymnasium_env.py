@@ -13,18 +13,23 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
 from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation, illegal_part, native_actions
-from rlzoo.core.env import Array, Bools, VectorEnv
+from rlzoo.core.env import ENDLESS, Array, Bools, VectorEnv
 from rlzoo.core.seen import Seen
-from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described
+from rlzoo.core.system import processes
+from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, place
 
 _REPORT = "rlzoo_error"
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
 """Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
 Box2D's world, and running statistics."""
+
+
+class ReplayError(EnvError):
+    """An environment did not repeat an episode."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -34,6 +39,10 @@ class GymnasiumEnv(VectorEnv):
     `Tuple` of them, are flattened by Gymnasium's rules (`Discrete` becomes one-hot) and cast to float32.
     Copy i is seeded with `seed + i` at the first reset only. An error in an environment becomes an `EnvError` that
     names the copy and the number of the vector step.
+
+    Its state is what each copy's episode began from, the seed of its reset or the state of its random generator, and
+    the actions since, which `load_state_dict` repeats. Vector environments of the user's, and environments of which
+    something outlasts a reset, have none.
 
     Args:
         vector: the result of `make_copies`, or a vector environment that the user made.
@@ -78,6 +87,8 @@ class GymnasiumEnv(VectorEnv):
         self._obs = np.zeros((self.num_envs, *flat.shape), dtype)
         self._reward = np.zeros(self.num_envs, np.float32)
         self.success: Array = np.full(self.num_envs, np.nan)
+        self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
+        self._ended = np.zeros(self.num_envs, np.bool_)
         self._first: tuple[Any, dict[str, Any]] | None = None
         if masks and categories(self.action_space):
             self._first = self._reset()
@@ -91,16 +102,22 @@ class GymnasiumEnv(VectorEnv):
     def reset(self) -> tuple[Any, Bools]:
         obs, info = self._first or self._reset()
         self._first = None
-        none = np.zeros(self.num_envs, np.bool_)
+        self._ended = none = np.zeros(self.num_envs, np.bool_)
+        self._actions = [[] for _ in range(self.num_envs)]
         return self._store(obs, 0.0, info, none), none
 
     def step(self, action: Array) -> tuple[Any, Array, Bools, Bools, Bools]:
         self._steps += 1
-        action = native_actions(self.action_space, action)
-        obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, action))
+        native = native_actions(self.action_space, action)
+        obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, native))
+        for episode, x, begins in zip(self._actions, action, self._ended, strict=True):
+            if begins:
+                episode.clear()
+            elif len(episode) <= ENDLESS:
+                episode.append(x)
         if self._is_users:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
-        done = terminated | truncated
+        self._ended = done = terminated | truncated
         seen = self._store(obs, reward, info, done)
         self.success.fill(np.nan)
         if "is_success" in info:
@@ -129,6 +146,55 @@ class GymnasiumEnv(VectorEnv):
             return False
         self._seed, self._steps, self._first = seed, 0, None
         return True
+
+    def state_dict(self) -> dict[str, Any] | None:
+        own = self._episodes()
+        of_all = processes.all_gather_object(own) if self.divided else [own]
+        return None if None in of_all else {"copies": [episode for own in of_all for episode in own or ()]}
+
+    def _episodes(self) -> list[Any] | None:
+        """What repeats the episode of each copy, None before the first; or None if they cannot be repeated."""
+        starts, rngs = (() if self._is_users else self._vector.get_attr(name) for name in ("start", "rng"))
+        endless = max(map(len, self._actions)) > ENDLESS
+        if self._is_users or any(self._vector.get_attr("outlasts_reset")) or None in rngs or endless:
+            return None
+        if self._first is not None or None in starts:
+            return [None] * self.num_envs
+        copies = zip(starts, self._actions, self._ended.tolist(), self._obs, rngs, strict=True)
+        return [
+            {"start": start, "actions": np.array(actions), "ended": ended, "obs": obs.copy(), "rng": rng}
+            for start, actions, ended, obs, rng in copies
+        ]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Repeats the episodes of a new environment up to a state.
+
+        Raises:
+            ReplayError: a copy did not observe the same at the end, or drew other random numbers.
+        """
+        copies = state["copies"]
+        copies = copies[processes.own_rows(len(copies))] if self.divided else copies
+        if len(copies) != self.num_envs:
+            raise ValueError(f"{len(copies)} copies given, {self.num_envs} needed")
+        if None in copies:  # no episode had begun
+            return
+        self._first = self._seed = None
+        self._ended = np.array([x["ended"] for x in copies])
+        self._actions = [list(x["actions"]) for x in copies]
+        self._call(self._vector.reset)  # no copy is about to reset itself
+        results = self._vector.call("replay", [(x["start"], self._native(x["actions"])) for x in copies])
+        with np.errstate(over="ignore"):
+            same = [
+                np.array_equal(np.asarray(obs).astype(self._obs.dtype), x["obs"]) and str(rng) == str(x["rng"])
+                for x, (obs, rng) in zip(copies, results, strict=True)
+            ]
+        if processes.all_reduce(float(not all(same))):
+            raise ReplayError(f"{self._name} does not repeat an episode from its seed and actions")
+
+    def _native(self, actions: Array) -> list[Any]:
+        """Actions (T,) or (T, A) of one copy as it takes them."""
+        batch = batch_space(self.action_space, max(1, len(actions)))
+        return list(iterate(batch, native_actions(self.action_space, actions))) if len(actions) else []
 
     @property
     def render_fps(self) -> float:
@@ -189,7 +255,7 @@ class GymnasiumEnv(VectorEnv):
             raise self._error(f"{name} must be True or False for each copy, got {x!r}")
         return flags.astype(np.bool_)
 
-    def _call(self, method: partial[Any]) -> Any:
+    def _call(self, method: Callable[[], Any]) -> Any:
         """Calls a method of the vector environment."""
         try:
             results = method()
@@ -226,21 +292,44 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
         self._tells_masks = env.has_wrapper_attr("action_masks")
+        self.start: dict[str, Any] | None = None
+        """The seed with which the episode began, or the state of the random generator before it."""
+        self._ended = False
         names = {cls.__name__ for layer in layers for cls in type(layer).__mro__}
         self.outlasts_reset = not names.isdisjoint(_OUTLAST_RESET)
         self.normalizes = "NormalizeObservation" in names
 
+    @property
+    def rng(self) -> Any:
+        """The state of the environment's random generator; None if it has another one than Gymnasium's."""
+        return getattr(getattr(self.env.unwrapped.np_random, "bit_generator", None), "state", None)
+
+    def replay(self, episodes: Sequence[tuple[dict[str, Any], list[Any]]]) -> tuple[Any, Any]:
+        """Repeats this copy's episode. Returns its last observation, and the state of the random generator."""
+        start, actions = episodes[self._index]
+        if "rng" in start:
+            self.env.unwrapped.np_random.bit_generator.state = start["rng"]
+        obs, _ = self.reset(seed=start.get("seed"))
+        for action in actions:
+            obs = self.step(action)[0]
+        return obs, self.rng
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         try:
+            self.start, self._ended = {"rng": self.rng} if seed is None else {"seed": seed}, False
             obs, info = self.env.reset(seed=seed, options=options)
             return self._flatten(obs), self._legal(info)
         except (Exception, SystemExit) as error:
             return self._no_obs, self._report(error)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._ended:
+            obs, info = self.reset()
+            return obs, 0.0, False, False, info
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
             terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
+            self._ended = terminated or truncated
             tells = (terminated or truncated) and "is_success" in info
             success = {"is_success": bool(info["is_success"])} if tells else {}
             return self._flatten(obs), _reward(reward), terminated, truncated, {**success, **self._legal(info)}
@@ -268,7 +357,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {}
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        report = _CopyError(f"copy {self._index} raised {described(error)}")
+        report = _CopyError(f"copy {self._index} raised {described(error)}{place(error)}")
         report.add_note(traceback.format_exc())
         report.__cause__ = error
         return {_REPORT: report}
@@ -327,11 +416,12 @@ def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
 
     A forked process can wait for ever for a lock that another thread held when it was forked, and Python's "spawn" and
     "forkserver" run the user's script once more in each process. The memory of such processes cannot be shared.
+    Gymnasium's worker would reset a copy twice if a reset follows an episode's end, so copies reset themselves.
     """
     import joblib.externals.loky  # noqa: F401 - registers the context
 
     return AsyncVectorEnv(
-        functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.NEXT_STEP
+        functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.DISABLED
     )
 
 

@@ -6,7 +6,11 @@ The command line prints them as one line. The exit code is 1 for `TrainingError`
 from __future__ import annotations
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -56,6 +60,23 @@ def described(error: BaseException) -> str:
     except Exception:
         message = "its message cannot be made"
     return f"{type(error).__name__}: {' '.join(message.split())}"
+
+
+_PACKAGE = str(Path(__file__).parents[2])
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def place(error: BaseException, function: Any = None) -> str:
+    """' (file:line)' of the last line of user code in the traceback, or of the function; '' if unknown."""
+    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
+        return f" ({error.filename}:{error.lineno})"
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    places = [(file, line) for file, line in places if not file.startswith((_PACKAGE, "<"))]
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        places.insert(0, (code.co_filename, code.co_firstlineno))
+    own = [(file, line) for file, line in places if not file.startswith(_LIBRARIES)]
+    return " ({}:{})".format(*(own or places)[-1]) if places else ""
 
 
 def no_such(kind: str, name: str, names: Iterable[str]) -> str:

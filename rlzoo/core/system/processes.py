@@ -129,10 +129,7 @@ def check_same(settings: Mapping[str, Any]) -> None:
     """Raises `ConfigError` if a process was started with other settings than the first."""
     if _group is None:
         return
-    of_all: list[Any] = [None] * size()
-    with _losses_named():
-        dist.all_gather_object(of_all, dict(settings))
-    first, *others = of_all
+    first, *others = all_gather_object(dict(settings))
     for number, other in enumerate(others, 1):
         for name in sorted(first.keys() | other.keys()):
             one, two = first.get(name), other.get(name)
@@ -219,6 +216,15 @@ def broadcast(x: Any) -> Any:
     with _losses_named():
         dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def all_gather_object(x: Any) -> list[Any]:
+    """The `x` of all processes, any objects that can be pickled."""
+    of_all = [x] * size()
+    if _group is not None:
+        with _losses_named():
+            dist.all_gather_object(of_all, x)
+    return of_all
 
 
 def broadcast_(x: Tensor) -> None:

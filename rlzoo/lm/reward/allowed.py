@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from rlzoo.core.env import Bools
-from rlzoo.core.system.errors import EnvError, described
+from rlzoo.core.system.errors import EnvError, described, place
 from rlzoo.lm.model.tokens import Tokens
-from rlzoo.lm.reward.functions import brief, place
+from rlzoo.lm.reward.functions import brief
 
 Allowed = Callable[[list[int]], Iterable[int]]
 """A function of a row's tokens, prompt included, to the ids of the tokens that may come next, or to V booleans."""

@@ -7,15 +7,13 @@ import importlib.util
 import pkgutil
 import reprlib
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlzoo.core.system.errors import ConfigError, described, no_such, require
+from rlzoo.core.system.errors import ConfigError, described, no_such, place, require
 from rlzoo.core.system.files import check_regular
 
 
@@ -112,23 +110,6 @@ def _modules_beside(name: str) -> list[str]:
     if not package:
         return [module.name for module in pkgutil.iter_modules()]
     return [x.name for x in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []), f"{package}.")]
-
-
-_CALLERS = {str(Path(__file__).with_name(f"{name}.py")) for name in ("functions", "scores", "turns", "allowed")}
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-
-
-def place(error: BaseException, function: Any = None) -> str:
-    """' (file:line)' of the last line of user code in the traceback, or of the function; '' if unknown."""
-    if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
-        return f" ({error.filename}:{error.lineno})"
-    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    places = [(file, line) for file, line in places if file not in _CALLERS and not file.startswith("<")]
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        places.insert(0, (code.co_filename, code.co_firstlineno))
-    own = [(file, line) for file, line in places if not file.startswith(_LIBRARIES)]
-    return " ({}:{})".format(*(own or places)[-1]) if places else ""
 
 
 def brief(x: Any) -> str:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.core.system.errors import ConfigError, EnvError, described, require
-from rlzoo.lm.reward.functions import brief, load_function, place
+from rlzoo.core.system.errors import ConfigError, EnvError, described, place, require
+from rlzoo.lm.reward.functions import brief, load_function
 from rlzoo.lm.reward.prompt import columns_of
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import numpy as np
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.system.errors import EnvError, described
-from rlzoo.lm.reward.functions import brief, place
+from rlzoo.core.system.errors import EnvError, described, place
+from rlzoo.lm.reward.functions import brief
 from rlzoo.lm.reward.scores import as_number
 
 if TYPE_CHECKING:

@@ -1,0 +1,145 @@
+"""Episodes of Gymnasium environments are repeated on resume: the run ends as one that was never stopped."""
+
+import gymnasium
+import numpy as np
+import pytest
+import short_runs
+from gymnasium import spaces
+
+from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
+from rlzoo.control.envs.source import Source
+from rlzoo.runs.train import resume, train
+
+
+class Nested(gymnasium.Env):
+    """A random walk with Dict observations and actions, and random numbers in resets and steps."""
+
+    observation_space = spaces.Dict(x=spaces.Box(-np.inf, np.inf, (2,)), n=spaces.Discrete(50))
+    action_space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Tuple([spaces.Discrete(3, start=1)]))
+
+    def _obs(self):
+        return {"x": self.x.astype(np.float32), "n": self.n}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.n = self.np_random.normal(size=2), 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.x = self.x + action["a"] + self.np_random.normal(size=2) * action["b"][0]
+        self.n += 1
+        return self._obs(), float(-abs(self.x).sum()), abs(self.x).max() > 6, self.n == 40, {}
+
+
+class Foreign(gymnasium.Env):
+    """Random numbers that are not Gymnasium's, so that no episode can be repeated."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
+    action_space = spaces.Discrete(2)
+    numbers = np.random.default_rng(0)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.numbers.normal(size=1).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.numbers.normal(size=1).astype(np.float32), 1.0, self.t == 30, False, {}
+
+
+SMALL = {
+    "algorithm": "ppo-clip",
+    "preset": False,
+    "total_steps": 400,
+    "num_envs": 4,
+    "num_steps": 25,
+    "minibatch_size": 50,
+    "epochs": 1,
+    "normalize_reward": True,
+    "eval_episodes": 3,
+    "final_eval_episodes": 3,
+    "checkpoint_interval": 100,
+}
+TRPO = {"algorithm": "trpo", "vf_minibatch_size": 50}
+LIMIT = {"wrappers": ("gymnasium.wrappers:TimeLimit(max_episode_steps=30)",)}
+SLOW = pytest.mark.slow
+
+
+def settings_of(env, *without, **more):
+    return {name: x for name, x in {**SMALL, "env": env, **more}.items() if name not in without}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        settings_of(Nested),
+        settings_of("Taxi-v4"),
+        settings_of("CliffWalking-v1", **LIMIT),
+        settings_of("FrozenLake-v1"),
+        settings_of("CartPole-v1", vectorized=False, network="gru", cell_size=4),
+        pytest.param(
+            settings_of("Taxi-v4", "epochs", "minibatch_size", **TRPO, **LIMIT),
+            marks=SLOW,
+        ),
+        pytest.param(settings_of("LunarLander-v3"), marks=SLOW),
+        pytest.param(settings_of("LunarLander-v3", env_kwargs={"continuous": True, "enable_wind": True}), marks=SLOW),
+        pytest.param(settings_of(Nested, async_envs=True), marks=SLOW),
+        pytest.param(
+            settings_of(Nested, "epochs", "minibatch_size", "num_steps", algorithm="reinforce", async_envs=True),
+            marks=SLOW,
+        ),
+    ],
+    ids=lambda x: f"{x['algorithm']}-{getattr(x['env'], '__name__', x['env'])}",
+)
+def test_resumed_equals_never_stopped(settings, tmp_path, capsys):
+    if settings["env"] == "LunarLander-v3":
+        pytest.importorskip("Box2D")
+    whole, part = (train(**settings, out=tmp_path / name) for name in ("whole", "part"))
+    first = part.steps()[0]
+    assert first < part.steps()[-1]
+    objects = {} if isinstance(settings["env"], str) else {"env": settings["env"]}
+    resumed = resume(part, checkpoint=first, progress=True, **objects)
+    assert "steps of the episodes that had begun, in " in capsys.readouterr().out
+    assert short_runs.outcome(resumed) == short_runs.outcome(whole)
+
+
+def roll(env, steps):
+    """The results of steps with given actions."""
+    actions = np.random.default_rng(steps).integers(2, size=(steps, env.num_envs))
+    return [np.concatenate([np.ravel(x) for x in env.step(action)]) for action in actions]
+
+
+@pytest.mark.parametrize(
+    ("steps", "asynchronous"), [(0, False), (1, False), (9, False), (10, False), pytest.param(10, True, marks=SLOW)]
+)
+def test_state_at_every_point_of_an_episode(steps, asynchronous):
+    """Also at the end of one, where the next step is a reset."""
+
+    def make():
+        limit = "gymnasium.wrappers:TimeLimit(max_episode_steps=10)"
+        return Source("CartPole-v1", {}, (limit,), vectorized=False, asynchronous=asynchronous).make(2, 3)
+
+    env, other, fresh = make(), make(), make()
+    for used, before in ((env, steps), (other, 7)):
+        used.reset()
+        roll(used, before)
+    other.load_state_dict(env.state_dict())
+    np.testing.assert_array_equal(roll(other, 30), roll(env, 30))
+    fresh.load_state_dict(make().state_dict())
+    np.testing.assert_array_equal(fresh.reset()[0], make().reset()[0])
+
+
+def test_an_environment_that_does_not_repeat_itself_is_named(tmp_path, capsys):
+    run = train(**settings_of(Foreign), out=tmp_path)
+    resume(run, checkpoint=run.steps()[0], env=Foreign, progress=True)
+    said = capsys.readouterr().out
+    assert "Foreign does not repeat an episode from its seed and actions: new episodes start\n" in said
+    assert run.finished
+
+
+def test_a_copy_more_is_refused():
+    env = GymnasiumEnv(Source("Taxi-v4").make(2, 0)._vector, "Taxi-v4", 0)
+    env.reset()
+    with pytest.raises(ValueError, match="2 copies given, 3 needed"):
+        Source("Taxi-v4").make(3, 0).load_state_dict(env.state_dict())
