@@ -22,7 +22,14 @@ from rlzoo.runs.run import Run
 
 PROMPTS = ["Say a", "Tell me", "Go on"]
 TASK = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:length"}
-SMALL = {"responses_per_batch": 6, "responses_per_prompt": 2, "max_new_tokens": 4, "minibatch_responses": 3, "epochs": 1, "total_steps": 60}
+SMALL = {
+    "responses_per_batch": 6,
+    "responses_per_prompt": 2,
+    "max_new_tokens": 4,
+    "minibatch_responses": 3,
+    "epochs": 1,
+    "total_steps": 60,
+}
 SMALL |= {"final_eval_episodes": 5}
 
 
