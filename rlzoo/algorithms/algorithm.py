@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,13 +20,6 @@ from rlzoo.optim.adam import Adam
 from rlzoo.optim.objective import Evaluated, evaluate_policy
 
 Metrics = dict[str, float]
-
-
-class Rates(TypedDict):
-    """Adam's step sizes in a joint update of policy and value (see `Adam.minimize`)."""
-
-    learning_rate: float
-    vf_learning_rate: float | None
 
 
 @dataclass
@@ -46,11 +39,8 @@ class State:
         """The current value of a schedule."""
         return at(schedule, self.progress)
 
-    def rates(self, learning_rate: Schedule, vf_learning_rate: Schedule | None) -> Rates:
-        """Adam's step sizes in a joint update of policy and value. The policy's is 0 while `scalars["vf_warmup"]` > 0.
-
-        Call it once in each update: it counts down.
-        """
+    def rates(self, learning_rate: Schedule, vf_learning_rate: Schedule | None) -> dict[str, Any]:
+        """The learning rates of `Adam.minimize` for this update. While the value warms up, the policy's is 0."""
         rate, of_value = self.at(learning_rate), None if vf_learning_rate is None else self.at(vf_learning_rate)
         if self.scalars.get("vf_warmup", 0) > 0:
             self.scalars["vf_warmup"] -= 1
@@ -75,15 +65,9 @@ class State:
 
 
 def joint_state(model: ActorCritic, rng: np.random.Generator, warmup: int, two_rates: bool, **scalars: float) -> State:
-    """The state of an algorithm whose optimiser `all` trains policy and value together.
-
-    Args:
-        warmup: first updates that train the value's own parameters alone.
-        two_rates: whether these have a learning rate of their own.
-    """
+    """The state of an algorithm that trains policy and value by one Adam; `two_rates`: the value has its own rate."""
+    scalars |= {"vf_warmup": warmup} if warmup else {}
     value = model.value_parameters() if warmup or two_rates else []
-    if warmup:
-        scalars["vf_warmup"] = warmup
     return State(rng, {"all": Adam(list(model.parameters()), value=value)}, scalars)
 
 

@@ -35,24 +35,19 @@ class Adam:
     The parameters become views of one flat vector θ (P,). Of several processes, each keeps the moments of its share of
     θ, makes the step of that share, and gets the others' (Rajbhandari et al. 2020). Of a small θ, each keeps all.
 
-    Args:
-        value: those of the parameters that may have another learning rate. They become the last of θ.
+    Those of the parameters in `value` may have another learning rate. They become the last of θ.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        eps: float = 1e-5,
-        betas: tuple[float, float] = (0.9, 0.999),
-        value: Sequence[nn.Parameter] = (),
-    ) -> None:
+    eps, betas = 1e-5, (0.9, 0.999)
+
+    def __init__(self, parameters: Sequence[nn.Parameter], value: Sequence[nn.Parameter] = ()) -> None:
         last = {id(p) for p in value}
         self.parameters = [p for p in [*(p for p in parameters if id(p) not in last), *value] if p.requires_grad]
         self.theta = flatten_parameters(self.parameters)
         self.sharded = processes.size() > 1 and len(self.theta) > _SMALL
         self.share = processes.share(len(self.theta)) if self.sharded else slice(0, len(self.theta))
         self.m, self.v = (torch.zeros_like(self.theta[self.share]) for _ in range(2))
-        self.eps, self.betas, self.count = eps, betas, 0
+        self.count = 0
         before_value = len(self.theta) - sum(p.numel() for p in value if p.requires_grad)
         self.rest = min(max(before_value - self.share.start, 0), len(self.m))
 
@@ -69,10 +64,8 @@ class Adam:
     ) -> float:
         """One step down the gradient of `loss(model, batch, *scalars)`; returns its norm before clipping.
 
-        With `auxiliary`, the model's auxiliary loss is added, if it has one.
-
-        Args:
-            vf_learning_rate: that of the `value` parameters; None for `learning_rate`.
+        With `auxiliary`, the model's auxiliary loss is added, if it has one. With `vf_learning_rate`, the `value`
+        parameters have this learning rate.
 
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
@@ -80,10 +73,10 @@ class Adam:
         g = self.gradient(loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
         norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         theta, g = self.theta[self.share], g[self.share]
-        rates = [(slice(None), learning_rate)]
+        parts = [(slice(None), learning_rate)]
         if vf_learning_rate is not None:
-            rates = [(slice(self.rest), learning_rate), (slice(self.rest, None), vf_learning_rate)]
-        for part, rate in rates:
+            parts = [(slice(self.rest), learning_rate), (slice(self.rest, None), vf_learning_rate)]
+        for part, rate in parts:
             self.step(theta[part], self.m[part], self.v[part], g[part], *self.bias_corrected(rate))
         self.stepped()
         return norm

@@ -225,7 +225,8 @@ def test_list_of_language_tasks(monkeypatch, capsys):
     assert "  CartPole-v1                    npg trpo\n" in controls
     assert "Reviews" not in controls
     assert [line.split()[0] for line in tasks.splitlines() if line.startswith("  ") and line[2] != " "] == [
-        *("RandomWalks", "Reviews", "Arithmetic", "Countdown", "Calculator", "Prompts"),
+        *("RandomWalks", "Reviews", "Arithmetic", "Countdown", "Calculator"),
+        *("Sums", "SmallSums", "Sentiment", "Instructions", "Prompts"),
         "gentle",
     ]
     assert "presets: ppo-clip\n" in tasks

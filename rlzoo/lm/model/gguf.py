@@ -70,7 +70,7 @@ def _convert(file: Path, new: Path, folder: Path, progress: Progress) -> None:
         Path(scratch, "model.gguf").symlink_to(file.resolve())
         where = {"gguf_file": "model.gguf", "local_files_only": True}
         with loading(str(file), "tokenizer"):
-            tokenizer = _with_tokens(AutoTokenizer.from_pretrained(scratch, **where), reader)
+            tokenizer = _with_tokens(AutoTokenizer.from_pretrained(scratch, trust_remote_code=False, **where), reader)
         with loading(str(file), "model"):
             model = _plain(_dequantised(scratch, where))
     use_tokens(model, tokenizer)

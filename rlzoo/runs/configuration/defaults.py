@@ -68,7 +68,7 @@ def _sources(
     if preset and isinstance(algorithm, str) and isinstance(env, str):
         tuned = ALIASES.get(of, of) if of else name
         table, pair = env, find_preset(tuned, env)
-        if pair is None:
+        if pair is None and preset is True:
             table = task_class(env).Settings.kind(settings) or env
             pair = preset_of_kind(tuned, table)
         if pair is not None and of is not None and name in ALGORITHMS:
