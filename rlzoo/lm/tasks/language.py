@@ -452,8 +452,9 @@ class LanguageTask(Task):
         model = self.settings.model
         if model == "smollm2":
             return pretrained.SMOLLM2
-        named = isinstance(model, str) and not model.lower().endswith(".gguf") and not Path(model).exists()
-        return model if named and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) else None
+        if not isinstance(model, str) or model.lower().endswith(".gguf") or Path(model).exists():
+            return None
+        return model if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) else None
 
     def save_model(self, folder: Path) -> dict[str, str]:
         self.model.save_pretrained(self.tokenizer, folder, self.env.stop)
