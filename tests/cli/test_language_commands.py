@@ -137,13 +137,13 @@ def test_resume(run, capsys):
 
 
 def test_recipe(run, monkeypatch, capsys):
-    recipe = {"estimator": "leave-one-out", "responses_per_prompt": 3, "beta": 0.2}
+    recipe = {"estimator": "leave-one-out", "ent_coef": 0.01, "beta": 0.2}
     monkeypatch.setattr("rlzoo.runs.configuration.presets.recipes", lambda: {"grouped": recipe})
     assert train(out="grouped", preset="grouped", beta=0.3) == 0
     said = out_of(capsys)
-    assert "\npreset grouped: estimator=leave-one-out, responses_per_prompt=3\ntraining in grouped\n" in said
+    assert "\npreset grouped: estimator=leave-one-out, ent_coef=0.01\ntraining in grouped\n" in said
     config = Run("grouped").read_config()
-    assert (config.task.responses_per_prompt, config.task.beta) == (3, 0.3)
+    assert (config.algorithm.ent_coef, config.task.beta) == (0.01, 0.3)
     assert config.to_dict()["estimator"] == "leave-one-out"
     assert train(out="gruped", preset="gruped") == 2
     assert complaint(capsys) == "no preset 'gruped'; did you mean 'grouped'? (a file ends in .toml)"
