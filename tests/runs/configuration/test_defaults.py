@@ -158,6 +158,27 @@ def test_every_preset_is_a_configuration():
         )
 
 
+@pytest.mark.parametrize("lora_rank", [None, 4])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_language_task_without_a_preset_starts_from_that_of_its_kind(algorithm, lora_rank):
+    given = {"model": "m", "prompts": "p", "reward": "r", "lora_rank": lora_rank}
+    settings, lines = starting_from(algorithm, "Prompts", given)
+    kind = "language" if lora_rank is None else "language with LoRA"
+    assert len(lines) == 1
+    assert lines[0].startswith(f"preset {algorithm}/{kind}: estimator=leave-one-out")
+    config = make_config(algorithm, "Prompts", **settings)
+    assert config.algorithm.estimator == LeaveOneOut()
+    assert config.task.responses_per_prompt == 8
+    rate = getattr(config.algorithm, "learning_rate", None)
+    assert rate in (None, 1e-5 if lora_rank is None else 1e-4)
+
+
+def test_a_task_with_a_preset_and_a_control_task_have_none_of_a_kind():
+    assert starting_from("trpo", "CliffWalking-v1", {})[0] == {}
+    assert "responses_per_prompt" not in starting_from("ppo", "RandomWalks", {})[0]
+    assert starting_from("ppo", "Prompts", {}, preset=False) == ({}, [])
+
+
 def test_none_of_a_recipe_is_none_where_a_setting_can_be_none(monkeypatch):
     recipe = {"max_grad_norm": "none", "score_normalization": "none", "minibatch_responses": "all"}
     monkeypatch.setattr("rlzoo.runs.configuration.presets.recipes", lambda: {"open": recipe})

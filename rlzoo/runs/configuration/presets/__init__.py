@@ -23,8 +23,10 @@ def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
 
 def preset_of_kind(algorithm: str, kind: str | None) -> dict[str, Any] | None:
     """Settings for a task that has no preset, by its kind (see `TaskSettings.kind`)."""
-    tables: dict[str, Any] = _tables(resources.files(__name__) / _KINDS)
-    return tables.get(kind or "", {}).get(algorithm)
+    table = _tables(resources.files(__name__) / _KINDS).get(kind or "")
+    if table is None or algorithm not in table:
+        return None
+    return {name: x for name, x in table.items() if not isinstance(x, dict)} | table[algorithm]
 
 
 def find_recipe(name: str) -> dict[str, Any]:
