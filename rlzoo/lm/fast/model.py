@@ -58,7 +58,7 @@ class FastTrunk(Trunk):
         """The hidden states, from a pass over the tokens of an `Unpadded`."""
         whole = unpadded.token.new_ones(1, 1, 1, 1)  # of four dimensions, so that no other mask is made
         more = {"position_ids": unpadded.position, "attention_mask": whole, "unpadded": unpadded}
-        out = self.run(unpadded.token, torch.ones_like(unpadded.token), use_cache=False, **more)
+        out = self.run(unpadded.token, torch.ones_like(unpadded.token, dtype=torch.bool), use_cache=False, **more)
         return unpadded.states(out.last_hidden_state)
 
     def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:

@@ -150,8 +150,9 @@ def test_packed_weights_are_gone_after_a_step(kind, monkeypatch):
 
 
 def test_columns_without_tokens_or_actions_are_left_out(monkeypatch):
-    """A row costs what lies between the first token of all and the last action of all."""
+    """Where the tokens are read in rows, one costs what lies between the first token of all and the last action."""
     model, seen = make_fast(), []
+    model.trunk.unpads = False
     run = model.trunk.run
 
     def noted(token, *rest, **more):

@@ -10,6 +10,7 @@ from lm_builders import (
     experience,
     make_actor,
     make_env,
+    make_fast,
     make_model,
     make_rows,
     rewarded,
@@ -22,11 +23,13 @@ from tiny import PAD, make_tokenizer
 from transformers import GenerationConfig
 
 from rlzoo.core.collector import Collector, evaluate
+from rlzoo.lm.model import acting
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Tokens
+from rlzoo.lm.reward.turns import Turns
 
 PROMPTS = [[3], [7, 1, 4, 40], [22, 9]]
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)
@@ -276,6 +279,48 @@ def test_log_probabilities_are_those_of_sampling(kind):
         buffer.logp[:, first:][buffer.mask[:, first:]], expected[buffer.mask[:, first:]], rtol=0, atol=1e-5
     )
     assert not buffer.logp[~buffer.mask].any()
+
+
+def rows_of_passes(model):
+    """The rows and columns of each pass of the model's trunk."""
+    seen, run = [], model.trunk.run
+    model.trunk.run = lambda token, *x, **more: seen.append(tuple(token.shape)) or run(token, *x, **more)
+    return seen
+
+
+@ALL_KINDS
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_that_have_ended_leave_and_a_prompt_of_a_group_is_read_once(kind, attention, monkeypatch):
+    """With the same tokens and log-probabilities as if they stayed and every row read its prompt."""
+    found = []
+    for make, most in ((make_model, 0.875), (make_fast, 0.0), (make_fast, 0.875), (make_fast, 0.5)):
+        monkeypatch.setattr(acting, "_MOST", most)
+        env = make_env(make(kind, attention=attention), group_size=4, rows=12, max_new_tokens=8)
+        seen = rows_of_passes(env.model)
+        found.append((collect(env), seen))
+    plain, stay, leave, later = (seen for _, seen in found)
+    assert {rows for rows, _ in plain} == {12}
+    assert stay == [(3, plain[0][1]), *plain[1:]]
+    longer = [rows for rows, _ in leave[1:]]
+    assert longer == sorted(longer, reverse=True)
+    assert longer[-1] < 6
+    assert sum(longer) < sum(rows for rows, _ in later[1:]) < 12 * len(longer)
+    for buffer, _ in found[1:]:
+        assert same(buffer.obs, found[0][0].obs)
+
+
+@ALL_KINDS
+def test_leaving_changes_no_conversation(kind, monkeypatch):
+    """A row that listens to a reply has not ended."""
+    found = []
+    for most in (0.0, 0.999):
+        monkeypatch.setattr(acting, "_MOST", most)
+        turns = Turns(lambda conversations: ["abc" if len(x.turns) < 4 else None for x in conversations])
+        env = make_env(make_fast(kind), rows=9, max_new_tokens=16, turns=turns)
+        seen = rows_of_passes(env.model)
+        found.append((collect(env), seen))
+    assert same(found[0][0].obs, found[1][0].obs)
+    assert found[1][1][-1][0] < 9
 
 
 def test_two_rollouts_differ_and_the_same_seed_gives_the_same():
