@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +15,7 @@ from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, par
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.screen import show
-from rlzoo.runs.registry import ALGORITHMS, ALIASES, TASKS
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, TASKS, check_neighbour
 
 if TYPE_CHECKING:
     from rlzoo.algorithms import Algorithm
@@ -142,7 +143,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
     settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
     defaults = configured(algorithm, env, command.config, preset, settings)[0]
-    table, rest = defaults.table, _present_options(rest, defaults.algorithm)
+    table, rest = defaults.table, _present_options(rest, defaults.algorithm, defaults.table)
     for name in ("env", "seed", "wrappers"):
         table.pop(name, None)
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
@@ -175,15 +176,23 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
     return _report(run, command) if processes.rank() == 0 else 0
 
 
-def _present_options(arguments: list[str], algorithm: Algorithm) -> list[str]:
-    """The arguments with the present names of the algorithm's settings, and a line for each that had another one."""
+def _present_options(arguments: list[str], algorithm: Algorithm, known: Collection[str]) -> list[str]:
+    """The arguments with the present names of the algorithm's settings, and a line for each that had another one.
+
+    Raises:
+        ConfigError: a setting is not among the `known` ones, and is one of other algorithms.
+    """
     from rlzoo.runs.configuration.config import complain_once
+    from rlzoo.runs.configuration.settings import of_others
 
     for old, new in algorithm.renamed.items():
         option = re.compile(f"--{old}".replace("_", "[-_]") + "(?==|$)")
         if any(map(option.match, arguments)):
             complain_once(f"{old} of {algorithm.name} is called {new}")
         arguments = [option.sub(f"--{new}", x) for x in arguments]
+    for name in (x[2:].partition("=")[0].replace("-", "_") for x in arguments if x.startswith("--")):
+        fault = None if name in known else of_others(algorithm, name)
+        require(fault is None, str(fault))
     return arguments
 
 
@@ -193,6 +202,7 @@ def _check_names(names: list[str]) -> None:
     if names and names[0] not in algorithms and ":" not in names[0]:
         if len(names) == 2 and names[1] in algorithms:
             raise ConfigError(f"the algorithm comes before the environment: rlzoo train {names[1]} {names[0]}")
+        check_neighbour(names[0])
         raise ConfigError(f"{no_such('algorithm', names[0], algorithms)} (known: {', '.join(algorithms)})")
 
 

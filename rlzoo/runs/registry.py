@@ -6,7 +6,7 @@ import importlib
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlzoo.core.system.errors import ConfigError, UnknownEnv, no_such
+from rlzoo.core.system.errors import ConfigError, UnknownEnv, no_such, require
 
 if TYPE_CHECKING:
     from rlzoo.core.task import Task
@@ -36,6 +36,15 @@ ALGORITHMS = {
 """The registered algorithms. Any other name is `module:Class`."""
 ALIASES = {"ppo": "ppo-clip"}
 """Other names of algorithms."""
+
+_NEIGHBOURS = {
+    "grpo": "ppo-clip --estimator grpo",
+    "dr-grpo": "ppo-clip --estimator dr-grpo",
+    "rloo": "ppo-clip --estimator rloo",
+    "a2c": "ppo-clip --epochs 1 --minibatch-size all",
+    "vpg": "reinforce",
+}
+"""What trains as algorithms of other libraries do."""
 
 TASKS = {
     "RandomWalks": Entry(
@@ -89,6 +98,11 @@ _REGISTERS = "rlzoo.control.envs.no_velocity"
 def algorithm_class(name: str) -> Any:
     """The class of a registered algorithm, a `rlzoo.Algorithm`."""
     return resolve_name(ALGORITHMS[name].path)
+
+
+def check_neighbour(name: str) -> None:
+    """Raises `ConfigError` for an algorithm of other libraries that has another name here."""
+    require(name not in _NEIGHBOURS, f"no algorithm {name!r}; use {_NEIGHBOURS.get(name)}")
 
 
 def task_class(name: Any) -> type[Task]:

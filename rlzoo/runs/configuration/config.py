@@ -24,8 +24,8 @@ from rlzoo.core.system.schedules import linear_ends, load_function
 from rlzoo.core.system.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
 from rlzoo.runs.configuration.objects import describe, first_description, holds_object, import_name, saved, written
-from rlzoo.runs.configuration.settings import Setting, is_part, settings_of, unknown_name
-from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
+from rlzoo.runs.configuration.settings import Setting, is_part, of_others, settings_of, unknown_name
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, check_neighbour, task_class
 
 _ALGORITHMS: dict[str, type[Algorithm]] = {name: algorithm_class(name) for name in ALGORITHMS}
 _ALIASES = ALIASES | ESTIMATOR_ALIASES
@@ -233,7 +233,7 @@ def fill(config: Config, settings: Mapping[str, Any]) -> Config:
     parts = {"task", "estimator", *config.task.named_parts}
     settings = {name: x for name, x in settings.items() if name not in parts}
     for name in sorted(settings.keys() - config.names):
-        raise ConfigError(unknown_name("setting", name, config.names))
+        raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
     settings = {name: None if x == "none" and name in optional else x for name, x in settings.items()}
     return _replace(config, settings, config.task.units)
@@ -336,6 +336,8 @@ def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> 
         return part
     example = f"such as {kind}={next(iter(classes))!r} or {kind}={next(iter(classes.values())).__name__}()"
     require(isinstance(part, str), f"{kind} must be a name or {_a(base.__name__)}, {example}, got {part!r}")
+    if kind == "algorithm":
+        check_neighbour(part)
     name = _ALIASES.get(part, part)
     if name in classes:
         return classes[name]

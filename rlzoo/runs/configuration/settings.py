@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import functools
 import inspect
 import re
@@ -12,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from rlzoo.core.system.errors import ConfigError, no_such
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.fields import ADVANCED
+from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 
 class Setting(NamedTuple):
@@ -70,7 +72,7 @@ PEERS = {
     "num_envs": "n_envs",
     "num_steps": "n_steps",
     "minibatch_size": "batch_size",
-    "minibatch_responses": "batch_size per_device_train_batch_size",
+    "minibatch_responses": "batch_size per_device_train_batch_size minibatch_size",
     "epochs": "n_epochs num_epochs num_ppo_epochs update_epochs num_train_epochs",
     "clip_coef": "clip_range cliprange",
     "clip_value": "clip_range_vf cliprange_value",
@@ -102,8 +104,16 @@ def unknown_name(kind: str, name: str, names: Iterable[str]) -> str:
         if asked in theirs.split() and ours in plain:
             return f"no {kind} {name!r}; did you mean {plain[ours]!r}?"
     initials = {"".join(word[0] for word in re.findall(r"[a-z]+", other)): other for other in names}
-    nearest = initials.get(name.strip("-"))
-    return no_such(kind, name, names) if nearest is None else f"no {kind} {name!r}; did you mean {nearest!r}?"
+    near = [plain[x] for x in difflib.get_close_matches(asked, plain, n=1, cutoff=0.67)]
+    nearest = initials.get(name.strip("-"), near[0] if near else None)
+    return f"no {kind} {name!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
+
+
+def of_others(algorithm: Any, name: str) -> str | None:
+    """An error message if other registered algorithms have the setting, and this one has not."""
+    own, *others = ({f.name for f in dataclasses.fields(x)} for x in (algorithm, *map(algorithm_class, ALGORITHMS)))
+    have = [other for other, fields in zip(ALGORITHMS, others, strict=True) if name in fields - own]
+    return f"{algorithm.name} has no {name}; {', '.join(have)} {'have' if len(have) > 1 else 'has'}" if have else None
 
 
 @functools.cache
