@@ -47,7 +47,7 @@ class _Start:
     """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo) or module:Class; none for the
     algorithm's own."""
     network: str | None = None
-    """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
+    """mlp, cnn (for images), gru, lstm or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()
     """Wrapper of each environment, module:Class or module:Class(key=value). Repeat it for more, the innermost first."""
 
