@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.system.screen import show
 from rlzoo.core.system.threads import Threads
+
+_ROOT = Path(__file__).parents[2]
+"""Of a clone. A wheel has no pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ def diagnose_command(arguments: list[str]) -> int:
     description = "Read the metrics of a run and name what looks wrong, with what to turn."
     options = parse(_Diagnose, arguments, "rlzoo diagnose", description)
     with importing(Threads(1)):
-        from rlzoo.runs.diagnose import diagnose
+        from rlzoo.runs.diagnose import PAGE, diagnose
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
@@ -36,7 +40,8 @@ def diagnose_command(arguments: list[str]) -> int:
         return 0
     show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(findings))}")
     for x in findings:
-        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}\n  page: {x.page}")
+        page = f"\n  page: {x.page}" if (_ROOT / PAGE).is_file() else ""
+        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}{page}")
     return 0
 
 

@@ -48,7 +48,7 @@ class _Start:
     """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo) or module:Class; none for the
     algorithm's own."""
     network: str | None = None
-    """mlp, cnn (for images) or module:Class; none for the preset's, or mlp."""
+    """mlp, cnn (for images), gru, lstm or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()
     """Wrapper of each environment, module:Class or module:Class(key=value). Repeat it for more, the innermost first."""
 
@@ -90,6 +90,8 @@ class _Eval(_Policy):
     """Number of episodes; for a language model, of responses."""
     pass_k: int | None = None
     """Also print pass@1 and pass@k of a language model: the chance that one of k responses to a prompt scores 1."""
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Evaluate in a changed environment: keyword arguments on top of those of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +213,13 @@ def _algorithms() -> str:
 
 
 def resume_command(arguments: list[str]) -> int:
-    options = parse(_Resume, arguments, "rlzoo resume", "Continue a run from its last checkpoint.")
+    try:
+        options = parse(_Resume, arguments, "rlzoo resume", "Continue a run from its last checkpoint.")
+    except ConfigError as error:
+        if not str(error).startswith("no option"):
+            raise
+        remedy = "rlzoo train --config RUN --model RUN --learning-rate X starts a new run from the policy"
+        raise ConfigError(f"{error}. A resumed run keeps its settings; {remedy}") from error
     if holds_seeds(options.run):
         return resume_seeds_command(options)
     require(options.jobs is None, f"--jobs is for the runs of several seeds; {options.run} does not hold any")
@@ -241,9 +249,13 @@ def eval_command(arguments: list[str]) -> int:
             seed=options.seed,
             checkpoint=step,
             pass_k=options.pass_k,
+            env_kwargs=options.env_kwargs,
         )
     summary = evaluation.summary()
-    show(json.dumps({"run": str(run.path), "step": step, **summary}) if options.json else describe(step, summary))
+    changed = "".join(f", {name}={x!r}" for name, x in options.env_kwargs.items())
+    line = describe(step, summary) + (f"; in a changed environment{changed}" if changed else "")
+    record = {"run": str(run.path), "step": step, **summary}
+    show(json.dumps(record | ({"env_kwargs": options.env_kwargs} if changed else {})) if options.json else line)
     return 0
 
 

@@ -17,14 +17,13 @@ import torch
 from rlzoo.control.acting import ActionNoise, MakeActor, make_actor
 from rlzoo.control.cnn import CNN, is_image
 from rlzoo.control.deploy import ControlPolicy
-from rlzoo.control.envs.gymnasium_env import ReplayError
 from rlzoo.control.envs.rendering import watch
 from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import VectorEnv
+from rlzoo.core.env import ReplayError, VectorEnv
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.system import processes

@@ -9,7 +9,16 @@ import torch
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import ENDLESS, Array, Episode, Experience, VectorEnv, restored, success_of
+from rlzoo.core.env import (
+    ENDLESS,
+    Array,
+    Episode,
+    Experience,
+    ReplayError,
+    VectorEnv,
+    restored,
+    success_of,
+)
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
@@ -116,21 +125,32 @@ class Collector:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
         whole = self.whole_episodes or self._obs is None
         obs = Seen(None) if whole else Seen.of(self._obs)
-        own = {"obs": obs.obs, "legal": obs.legal, "forced": self._forced}
+        own, env = {"obs": obs.obs, "legal": obs.legal, "forced": self._forced}, self.env.state_dict()
         if self._memory is not None:
             own |= {"memory": self._memory, "starts": self._starts, "ended": self._ended}
         if self.env.divided:
             gather = processes.all_gather
             own = {name: x if x is None else gather(torch.from_numpy(x))[0].numpy() for name, x in own.items()}
-        return {"env": self.env.state_dict(), **own, "returns": self._returns, "lengths": self._lengths}
+            of_all = processes.all_gather_object(env)
+            if None in of_all:
+                env = None
+            elif "copies" in of_all[0]:
+                env = {"copies": [copy for state in of_all for copy in state["copies"]]}
+        return {"env": env, **own, "returns": self._returns, "lengths": self._lengths}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Without a state of the environment, new episodes start."""
         if state["env"] is None:
             return
-        self.env.load_state_dict(state["env"])
+        own = processes.own_rows(len(self._returns)) if self.env.divided else slice(None)
+        env, fault = state["env"], None
+        try:
+            self.env.load_state_dict(env if "copies" not in env else {"copies": env["copies"][own]})
+        except ReplayError as error:
+            fault = error
+        if processes.all_reduce(float(fault is not None)):
+            raise fault or ReplayError("an environment of another process does not repeat an episode")
         if self.env.divided:
-            own = processes.own_rows(len(self._returns))
             rows = ("obs", "legal", "forced", "memory", "starts", "ended")
             state = {name: x[own] if name in rows and x is not None else x for name, x in state.items()}
         obs, legal, memory = state["obs"], state.get("legal"), state.get("memory")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from rlzoo.core.system.errors import EnvError
+
 if TYPE_CHECKING:  # environments do not need PyTorch
     from torch import Tensor
 
@@ -75,6 +77,10 @@ def restored(x: Any, own: Array) -> Array:
     return np.array(x, own.dtype)
 
 
+class ReplayError(EnvError):
+    """An environment did not repeat an episode."""
+
+
 class VectorEnv(abc.ABC):
     """N copies of an environment that are stepped together, with autoreset.
 
@@ -129,11 +135,18 @@ class VectorEnv(abc.ABC):
         return experience
 
     def state_dict(self) -> dict[str, Any] | None:
-        """All that the next steps depend on, as arrays and JSON values; None if the environment cannot give it."""
+        """All that the next steps depend on, as arrays and JSON values; None if the environment cannot give it.
+
+        A list "copies" has an item for each of this process's copies. The others are the same in all processes.
+        """
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a state of `state_dict` exactly."""
+        """Restores a state of `state_dict` exactly.
+
+        Raises:
+            ReplayError: it repeated its episodes, and something was not as before.
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
 
     def reseed(self, seed: int) -> bool:

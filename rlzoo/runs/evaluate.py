@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlzoo.core.env import ENDLESS
+from rlzoo.core.env import ENDLESS, env_name
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError, require
@@ -46,6 +46,7 @@ def evaluate(
     seed: int = 0,
     checkpoint: int | Literal["best"] | None = None,
     pass_k: int | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> Evaluation:
@@ -57,6 +58,7 @@ def evaluate(
         checkpoint: the step of a checkpoint, or "best" for the one with the best evaluation; by default the last one.
         pass_k: for a language model, also estimate pass@1 and pass@k with this k: the chance that one of k responses to
             a prompt has a score of 1 or more. Only as many prompts are used as get k responses each.
+        env_kwargs: evaluate in a changed environment: keyword arguments on top of those of the run.
         model: a model to load the weights into, if the run was trained with a model of your own.
         objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
@@ -66,7 +68,8 @@ def evaluate(
     _check(episodes, seed)
     contradiction = "pass_k and deterministic contradict each other: all responses to a prompt would be the same"
     require(pass_k is None or not deterministic, contradiction)
-    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task, _evaluating(task, episodes):
+    loaded = load_task(run, checkpoint, model, env_kwargs=env_kwargs, **objects)
+    with contextlib.closing(loaded) as task, _evaluating(task, episodes):
         if pass_k is not None:
             return task.evaluate_passes(episodes, pass_k, seed=seed)
         return task.evaluate(episodes, seed=seed, deterministic=deterministic)
@@ -140,15 +143,21 @@ def load_task(
     checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
     plain: bool = False,
+    env_kwargs: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> Task:
     """The task of a run on the CPU, with the model of a checkpoint. Arguments and errors are those of `evaluate`.
 
     Args:
         plain: leave out the faster implementations.
+        env_kwargs: of the environment, on top of those of the run.
     """
     run = Run.open(run)
     config = replace(run.read_config(model=model, **objects), device="cpu")
+    if env_kwargs:
+        require(hasattr(config.task, "env_kwargs"), f"env_kwargs is for control tasks; {env_name(config.env)} is none")
+        changed = {**config.task.env_kwargs, **env_kwargs}  # type: ignore[attr-defined]
+        config = replace(config, task=replace(config.task, env_kwargs=changed))  # type: ignore[call-arg]
     weights = run.load(run.step_of(checkpoint)).model
     task = task_class(config.env)(config.task, config.setup(run.path), model)
     try:

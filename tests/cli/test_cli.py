@@ -574,3 +574,16 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(process.stdout.splitlines()[-1]) < 500_000
+
+
+def test_evaluation_in_a_changed_environment_says_so(tmp_path, capsys):
+    run = short_runs.quick_run(tmp_path / "run", env="Pendulum-v1", minibatch_size=100)
+    lines = []
+    for more in ([], ["--env-kwargs", "g=1.0"]):
+        assert main(["eval", str(run.path), "--episodes", "2", *more]) == 0
+        lines.append(capsys.readouterr().out)
+    same, changed = lines
+    assert changed.endswith("; in a changed environment, g=1.0\n")
+    assert changed.split(";")[0] != same.strip()
+    assert main(["resume", str(run.path), "--learning-rate", "1"]) == 2
+    assert "rlzoo train --config RUN --model RUN --learning-rate X starts a new run" in capsys.readouterr().err

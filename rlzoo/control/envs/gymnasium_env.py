@@ -17,19 +17,14 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
 from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation, illegal_part, native_actions
-from rlzoo.core.env import ENDLESS, Array, Bools, VectorEnv
+from rlzoo.core.env import ENDLESS, Array, Bools, ReplayError, VectorEnv
 from rlzoo.core.seen import Seen
-from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, place
 
 _REPORT = "rlzoo_error"
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
 """Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
 Box2D's world, and running statistics."""
-
-
-class ReplayError(EnvError):
-    """An environment did not repeat an episode."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -148,23 +143,19 @@ class GymnasiumEnv(VectorEnv):
         return True
 
     def state_dict(self) -> dict[str, Any] | None:
-        own = self._episodes()
-        of_all = processes.all_gather_object(own) if self.divided else [own]
-        return None if None in of_all else {"copies": [episode for own in of_all for episode in own or ()]}
-
-    def _episodes(self) -> list[Any] | None:
         """What repeats the episode of each copy, None before the first; or None if they cannot be repeated."""
         starts, rngs = (() if self._is_users else self._vector.get_attr(name) for name in ("start", "rng"))
         endless = max(map(len, self._actions)) > ENDLESS
         if self._is_users or any(self._vector.get_attr("outlasts_reset")) or None in rngs or endless:
             return None
         if self._first is not None or None in starts:
-            return [None] * self.num_envs
+            return {"copies": [None] * self.num_envs}
         copies = zip(starts, self._actions, self._ended.tolist(), self._obs, rngs, strict=True)
-        return [
+        episodes = [
             {"start": start, "actions": np.array(actions), "ended": ended, "obs": obs.copy(), "rng": rng}
             for start, actions, ended, obs, rng in copies
         ]
+        return {"copies": episodes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Repeats the episodes of a new environment up to a state.
@@ -173,7 +164,6 @@ class GymnasiumEnv(VectorEnv):
             ReplayError: a copy did not observe the same at the end, or drew other random numbers.
         """
         copies = state["copies"]
-        copies = copies[processes.own_rows(len(copies))] if self.divided else copies
         if len(copies) != self.num_envs:
             raise ValueError(f"{len(copies)} copies given, {self.num_envs} needed")
         if None in copies:  # no episode had begun
@@ -188,7 +178,7 @@ class GymnasiumEnv(VectorEnv):
                 np.array_equal(np.asarray(obs).astype(self._obs.dtype), x["obs"]) and str(rng) == str(x["rng"])
                 for x, (obs, rng) in zip(copies, results, strict=True)
             ]
-        if processes.all_reduce(float(not all(same))):
+        if not all(same):
             raise ReplayError(f"{self._name} does not repeat an episode from its seed and actions")
 
     def _native(self, actions: Array) -> list[Any]:

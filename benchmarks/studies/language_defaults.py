@@ -1,0 +1,56 @@
+"""What the defaults of language models do on models and scores for which they were not chosen.
+
+    python benchmarks/studies/language_defaults.py
+
+Each algorithm trains the SFT checkpoint of three tasks from the preset of its kind (`kinds.toml`) instead of the task's
+own, with two seeds. The table has the mean score of sampled responses before and after, and the KL of a response to the
+initial model, in nats. Runs that are in `benchmarks/results/language-defaults.jsonl` are not run again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from pathlib import Path
+
+import rlzoo
+from rlzoo.runs.configuration.presets import preset_of_kind
+from rlzoo.runs.registry import ALGORITHMS
+
+TASKS, SEEDS, EPISODES = ("RandomWalks", "Reviews", "Arithmetic"), (10, 11), 200
+RESULTS = Path(__file__).parents[1] / "results" / "language-defaults.jsonl"
+
+
+def run(algorithm: str, task: str, seed: int) -> dict[str, float]:
+    """Score before and after, and KL after."""
+    settings = dict(preset_of_kind(algorithm, "language") or {}, seed=seed)
+    settings |= {"eval_episodes": EPISODES, "final_eval_episodes": EPISODES}
+    settings["eval_interval"] = settings["total_steps"]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "run")
+        trained = rlzoo.train(algorithm, task, preset=False, out=folder, **settings)
+        first, *_, last = (x for x in trained.evaluations() if not x["deterministic"])
+    return {"before": first["mean_return"], "after": last["mean_return"], "kl": last["kl_reference"]}
+
+
+def main() -> None:
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.is_file() else []
+    done = {(row["algorithm"], row["task"], row["seed"]) for row in rows}
+    for key in itertools.product(ALGORITHMS, TASKS, SEEDS):
+        if key not in done:
+            row = dict(zip(("algorithm", "task", "seed"), key, strict=True)) | run(*key)
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            rows.append(row)
+    lines = ["| algorithm | task | score before | score after | KL, nats |", "|---|---|--:|--:|--:|"]
+    for algorithm, task in itertools.product(ALGORITHMS, TASKS):
+        mine = [row for row in rows if (row["algorithm"], row["task"]) == (algorithm, task)]
+        cells = (" / ".join(f"{row[name]:.2f}" for row in mine) for name in ("before", "after", "kl"))
+        lines.append(f"| {algorithm} | {task} | {' | '.join(cells)} |")
+    title = "# The defaults of language models on SFT checkpoints\n\nTwo seeds, separated by a stroke.\n\n"
+    RESULTS.with_suffix(".md").write_text(title + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
