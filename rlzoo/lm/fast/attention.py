@@ -88,7 +88,11 @@ def attention(
     if others and (unpadded is not None or not fused):
         raise ValueError(f"attention with {', '.join(others)} is none by plain products")
     if unpadded is not None:
-        return unpadded.attend(query, key, value, lambda *x: attention(module, *x, fused=fused, **more)[0]), None
+
+        def of_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+            return attention(module, query, key, value, mask, fused=fused, **more)[0]
+
+        return unpadded.attend(query, key, value, of_rows), None
     plain = not others and not more.get("dropout")
     short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(query.dtype, 0) and query.shape[2] > 1
     if fused and not (plain and short):
@@ -134,6 +138,8 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def batch_select_indices(self, indices: Int[Tensor, "R"]) -> None:
         """Keeps these rows."""
         super().batch_select_indices(indices)
+        assert self.keys is not None
+        assert self.values is not None
         self._keys, self._values = self.keys, self.values
 
     @staticmethod

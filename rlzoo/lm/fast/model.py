@@ -167,13 +167,14 @@ def _checked_states(trunk: Trunk, unpadded: bool = False) -> Tensor:
     token = torch.tensor([[0, 1, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]])
     attention = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]]).bool()
     acts = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1]]).bool()
-    tokens, whole = Tokens(token, attention, acts), copy.copy(trunk)
+    tokens, whole = Tokens(token, attention, acts), cast(Any, copy.copy(trunk))
     whole.precision = None
     if not unpadded:
         return Trunk.states(whole, tokens)[acts]
     device = next(trunk.base.parameters()).device
     parts = Unpadded.of(token.numpy(), attention.numpy(), acts.numpy(), device)
-    return whole.unpadded_states(parts)[acts]
+    states: Tensor = whole.unpadded_states(parts)
+    return states[acts]
 
 
 def _trust(*_: object) -> None:

@@ -293,7 +293,8 @@ class Memory(NamedTuple):
 
     def rows(self, rows: Int[Tensor, "R"]) -> Memory:
         """The memory of these rows, which may be repeated, in its place."""
-        self.cache.batch_select_indices(rows.to(self.cache.layers[0].keys.device, non_blocking=True))
+        layer: Any = self.cache.layers[0]
+        self.cache.batch_select_indices(rows.to(layer.keys.device, non_blocking=True))
         return Memory(self.cache, self.attention[rows])
 
 
