@@ -16,10 +16,10 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.system import streams
 from rlzoo.core.system.errors import ConfigError, described, no_such, require
 from rlzoo.core.system.files import check_regular
 from rlzoo.runs.configuration.config import make_config
@@ -54,7 +54,7 @@ class Peer(Protocol):
 
 @dataclass(frozen=True)
 class Labelled:
-    """What tells a job from the others of a suite."""
+    """What identifies a job in its suite."""
 
     label: str
     env: str
@@ -190,11 +190,10 @@ class _Recorder:
                     self.final[deterministic] = self._mean_return(evaluate, job.final_episodes, -1, deterministic)
         self._since = time.perf_counter()
 
-    def _mean_return(self, evaluate: Evaluate, episodes: int, number: int, deterministic: bool) -> float:
-        stream = np.random.SeedSequence(self.job.seed, spawn_key=(5, number + 1))
-        seed = int(stream.generate_state(1)[0])
+    def _mean_return(self, evaluate: Evaluate, episodes: int, turn: int, deterministic: bool) -> float:
+        seed = streams.number(streams.stream(self.job.seed, "benchmark", turn + 1))
         evaluation = evaluate(episodes, seed=seed, deterministic=deterministic)
-        if number == -1 and not deterministic:
+        if turn == -1 and not deterministic:
             self.further = finite_numbers(evaluation.further)
         return round(evaluation.mean_return, 6)
 

@@ -223,7 +223,7 @@ def _read_record(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
     if version != FORMAT:
-        raise RunError(other_format(path / _SUITE, record, [FORMAT]))
+        raise RunError(other_format(path / _SUITE, record, FORMAT))
     return dict(record)
 
 

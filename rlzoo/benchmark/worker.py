@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-import time
+
+from rlzoo.core.system.launch import end_with_parent
 
 
 def begin(parent: int, folder: str) -> None:
-    """Prepares a worker process: it works in a folder, leaves signals to its parent, and ends within a second of it.
+    """Prepares a worker process: it works in `folder`, leaves signals to its parent, and ends within a second after it.
 
     A run that takes SIGTERM first ends its iteration and writes a checkpoint.
     """
@@ -17,9 +17,7 @@ def begin(parent: int, folder: str) -> None:
     def ignore(*_: object) -> None:
         """Unlike SIG_IGN, `Signals` replaces it."""
 
-    def end_with_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
+    def end() -> None:
         if signal.getsignal(signal.SIGTERM) is ignore:
             os._exit(1)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -27,4 +25,4 @@ def begin(parent: int, folder: str) -> None:
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, ignore)
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent(parent, end)

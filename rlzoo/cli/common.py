@@ -67,10 +67,7 @@ def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
         return chosen.Threads(options.threads, "--threads")
     if from_environment is not None:
         return chosen.Threads(from_environment, "OMP_NUM_THREADS")
-    recorded = None
-    if run is not None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            recorded = json.loads(read_bytes(Path(run, "config.json")))["threads"]
+    recorded = _record(run).get("threads") if run is not None else None
     if isinstance(recorded, int) and 1 <= recorded <= _MOST_THREADS:
         return chosen.Threads(recorded, "as before")
     return chosen.Threads(None)
@@ -78,12 +75,17 @@ def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
 
 def pair_of(config: str) -> tuple[str, str] | None:
     """Algorithm and environment in a `config.json` or run directory, before PyTorch is imported; None if unreadable."""
+    record = _record(config)
+    return (str(record["algorithm"]), str(record["env"])) if {"algorithm", "env"} <= record.keys() else None
+
+
+def _record(config: str) -> dict[str, Any]:
+    """The content of a `config.json`, or of that of a run directory; empty if unreadable."""
     path = Path(config)
-    try:
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         record = json.loads(read_bytes(path / "config.json" if path.is_dir() else path))
-        return str(record["algorithm"]), str(record["env"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return record if isinstance(record, dict) else {}
+    return {}
 
 
 def display(options: Any) -> Display:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -263,22 +264,15 @@ def play_command(arguments: list[str]) -> int:
     description = "Watch episodes in a window or record a video. For a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
     with importing(threads_for(options, options.run)):
-        from rlzoo.runs.evaluate import played
+        from rlzoo.runs.evaluate import load_task, played
         from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    with make_display(sys.stderr):
-        result = played(
-            run,
-            len(options.prompt) or 1 if options.episodes is None else options.episodes,
-            options.video,
-            options.deterministic,
-            options.seed,
-            step,
-            options.prompt,
-        )
+    episodes = len(options.prompt) or 1 if options.episodes is None else options.episodes
+    with make_display(sys.stderr), contextlib.closing(load_task(run, step)) as task:
+        result = played(task, episodes, options.video, options.deterministic, options.seed, options.prompt)
     if options.json:
         show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
         return 0

@@ -34,7 +34,7 @@ def pack(step: int, checkpoint: Checkpoint, run: Mapping[str, Any] | None = None
     """The contents of a checkpoint's files by name. Tensors are copied, so they may change afterwards.
 
     Args:
-        run: what tells the run from others (see `Run.identity`).
+        run: what identifies the run (see `Run.identity`).
     """
     arrays, rest = _split(checkpoint.state)
     files = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -68,8 +68,9 @@ def evaluate(
     _check(episodes, seed)
     contradiction = "pass_k and deterministic contradict each other: all responses to a prompt would be the same"
     require(pass_k is None or not deterministic, contradiction)
-    loaded = load_task(run, checkpoint, model, env_kwargs=env_kwargs, **objects)
-    with contextlib.closing(loaded) as task, _evaluating(task, episodes):
+    loaded = contextlib.closing(load_task(run, checkpoint, model, env_kwargs=env_kwargs, **objects))
+    with loaded as task, operation("evaluation", episodes) as evaluating:
+        task.on_step = evaluating.reach
         if pass_k is not None:
             return task.evaluate_passes(episodes, pass_k, seed=seed)
         return task.evaluate(episodes, seed=seed, deterministic=deterministic)
@@ -103,28 +104,20 @@ def play(
         RunError: there is no such run or checkpoint, or it is damaged.
         EnvError: the environment cannot be rendered, or scoring a response failed.
     """
-    return played(run, episodes, video, deterministic, seed, checkpoint, prompts, model, **objects).records
+    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
+        return played(task, episodes, video, deterministic, seed, prompts).records
 
 
 def played(
-    run: Run | Path | str,
-    episodes: int,
-    video: Path | str | None = None,
-    deterministic: bool = False,
-    seed: int = 0,
-    checkpoint: int | Literal["best"] | None = None,
-    prompts: Sequence[str] = (),
-    model: ActorCritic | None = None,
-    **objects: Any,
+    task: Task, episodes: int, video: Path | str | None, deterministic: bool, seed: int, prompts: Sequence[str]
 ) -> Played:
-    """`play`, which also returns a transcript and a summary."""
+    """`play` with a loaded task, which also returns a transcript and a summary."""
     _check(episodes, seed)
     require(not prompts or video is None, "prompt and video contradict each other")
-    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
-        if prompts:
-            return task.respond_to(prompts, episodes, seed=seed, deterministic=deterministic)
-        path = None if video is None else Path(video)
-        return task.play(episodes, seed=seed, deterministic=deterministic, video=path)
+    if prompts:
+        return task.respond_to(prompts, episodes, seed=seed, deterministic=deterministic)
+    path = None if video is None else Path(video)
+    return task.play(episodes, seed=seed, deterministic=deterministic, video=path)
 
 
 def load_model(
@@ -171,14 +164,6 @@ def load_task(
     except RuntimeError as error:
         raise RunError(f"{run.path}: the weights do not fit the model: {' '.join(str(error).split())}") from error
     return task
-
-
-@contextlib.contextmanager
-def _evaluating(task: Task, episodes: int) -> Iterator[None]:
-    """Context in which progress shows the episodes that the task has played."""
-    with operation("evaluation", episodes) as evaluating:
-        task.on_step = evaluating.reach
-        yield
 
 
 def _check(episodes: int, seed: int) -> None:

@@ -8,15 +8,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.files import LARGE, check_regular, naming
-
-try:
-    import fcntl
-except ImportError:  # Windows has no file locks of this kind; folders are not locked there
-    fcntl = None  # type: ignore[assignment]
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
@@ -86,24 +83,23 @@ def parse_line(line: str) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def lock(folder: Path, file: Path | None = None) -> Iterator[IO[Any]]:
+def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
     """Locks a folder against other processes. The operating system releases the lock if this process is killed.
 
     Args:
         file: the file that is locked; `.lock` in the folder by default.
-
-    Returns:
-        The open file that holds the lock.
 
     Raises:
         RunError: another process holds the lock.
     """
     path = file or folder / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)), "r+b", 0) as handle:
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(f"{folder} is in use by another process") from error
-        yield handle
+    held = FileLock(path, timeout=0)
+    try:
+        held.acquire()
+    except Timeout as error:
+        raise RunError(f"{folder} is in use by another process") from error
+    try:
+        yield
+    finally:
+        held.release()

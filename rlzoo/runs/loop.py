@@ -56,11 +56,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        config: Config,
-        model: ActorCritic | None = None,
-        folder: Path | None = None,
-        progress: Progress = SILENT,
+        self, config: Config, model: ActorCritic | None = None, folder: Path | None = None, progress: Progress = SILENT
     ) -> None:
         check(config)
         check_schedules(config)

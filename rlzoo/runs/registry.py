@@ -25,8 +25,7 @@ ALGORITHMS = {
     "npg": Entry("rlzoo.algorithms.npg:NPG", "natural policy gradient (Kakade 2001)"),
     "trpo": Entry("rlzoo.algorithms.trpo:TRPO", "trust region policy optimisation (Schulman et al. 2015)"),
     "ppo-penalty": Entry(
-        "rlzoo.algorithms.ppo_penalty:PPOPenalty",
-        "proximal policy optimisation, KL penalty (Schulman et al. 2017)",
+        "rlzoo.algorithms.ppo_penalty:PPOPenalty", "proximal policy optimisation, KL penalty (Schulman et al. 2017)"
     ),
     "ppo-clip": Entry(
         "rlzoo.algorithms.ppo_clip:PPOClip",
@@ -55,10 +54,7 @@ TASKS = {
         "rlzoo.lm.tasks.reviews:Reviews",
         "short product reviews with positive sentiment; a complete RLHF pipeline on generated text",
     ),
-    "Arithmetic": Entry(
-        "rlzoo.lm.tasks.arithmetic:Arithmetic",
-        "sums of two numbers; the answer is checked",
-    ),
+    "Arithmetic": Entry("rlzoo.lm.tasks.arithmetic:Arithmetic", "sums of two numbers; the answer is checked"),
     "Countdown": Entry(
         "rlzoo.lm.tasks.countdown:Countdown",
         "reach a number from three given ones; the expression is parsed and checked",
@@ -68,13 +64,9 @@ TASKS = {
         "products with a calculator to ask, in two turns or more; the answer is checked",
     ),
     "Sums": Entry(
-        "rlzoo.lm.tasks.sums:Sums",
-        "sums asked of a chat model, SmolLM2-135M-Instruct; the answer is checked",
+        "rlzoo.lm.tasks.sums:Sums", "sums asked of a chat model, SmolLM2-135M-Instruct; the answer is checked"
     ),
-    "SmallSums": Entry(
-        "rlzoo.lm.tasks.sums:SmallSums",
-        "the same with numbers up to 20",
-    ),
+    "SmallSums": Entry("rlzoo.lm.tasks.sums:SmallSums", "the same with numbers up to 20"),
     "Sentiment": Entry(
         "rlzoo.lm.tasks.sentiment:Sentiment",
         "openings of reviews, stories and letters that SmolLM2-135M-Instruct continues; the sentiment is the score",

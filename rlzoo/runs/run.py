@@ -46,14 +46,11 @@ _READ_BACK = ("prompts.jsonl", "eval_prompts.jsonl", f"start/{MANIFEST}")
 _FREE = ("total_steps", "device", "fast", "compile", "micro_batch_tokens", "gradient_checkpointing")
 """Settings that may change from session to session of a run: how long, where, and with how much memory it trains."""
 
-_EVALUATION = {
-    "mean_return": float | int,
-    "std_return": float | int,
-    "episodes": int,
-    "deterministic": bool,
-    "final": bool,
+_NUMBERS = {"mean_return": float | int, "std_return": float | int, "episodes": int}
+_RECORDS: Mapping[str, Mapping[str, Any]] = {
+    "metrics.jsonl": {},
+    "evaluations.jsonl": {**_NUMBERS, "deterministic": bool, "final": bool},
 }
-_RECORDS: Mapping[str, Mapping[str, Any]] = {"metrics.jsonl": {}, "evaluations.jsonl": _EVALUATION}
 """Files of records, and what each record has beside its step."""
 
 
@@ -221,7 +218,7 @@ class Run:
         return read_record(self._config)
 
     def identity(self) -> dict[str, Any]:
-        """What tells this run from others, and does not change while it trains.
+        """What identifies this run, and does not change while it trains.
 
         Its settings, but for those of `_FREE`, and checksums of the files that it reads back.
         """

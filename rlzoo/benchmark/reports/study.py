@@ -13,12 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlzoo.benchmark.job import Outcome
-from rlzoo.benchmark.reports.statistics import (
-    Interval,
-    iqm,
-    normalise,
-    probability_of_improvement,
-)
+from rlzoo.benchmark.reports.statistics import Interval, iqm, normalise, probability_of_improvement
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import require
@@ -73,16 +68,11 @@ class Group:
 
     def reaching(self, threshold: float) -> tuple[Array, Array]:
         """(runs,) steps and (runs,) seconds of training at the first evaluation that reaches the threshold."""
-        reached = [_floats(run.stochastic) >= threshold for run in self.runs]
-        steps, seconds = (
-            _floats(
-                [
-                    next(itertools.compress(getattr(run, unit), x), np.inf)
-                    for run, x in zip(self.runs, reached, strict=True)
-                ]
-            )
-            for unit in ("steps", "seconds")
-        )
+        first = []
+        for run in self.runs:
+            evaluations = zip(run.steps, run.seconds, _floats(run.stochastic), strict=True)
+            first.append(next(((steps, time) for steps, time, x in evaluations if x >= threshold), (np.inf, np.inf)))
+        steps, seconds = _floats(first).T
         return steps, seconds
 
     @property

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+from filelock import FileLock
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.files import check_sealed
-
-try:
-    import fcntl
-except ImportError:  # Windows has no file locks of this kind: each process makes the directory, and the first counts
-    fcntl = None  # type: ignore[assignment]
 
 
 def cache_directory() -> Path:
@@ -35,33 +32,16 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """
     if not folder.is_dir():
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _lock(folder.with_name(f".{folder.name}.lock")):
+        lock = folder.with_name(f".{folder.name}.lock")
+        with FileLock(lock):
             if not folder.is_dir():
-                _make(folder, make)
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+                    make(Path(scratch, "new"))
+                    Path(scratch, "new").rename(folder)
+            with contextlib.suppress(OSError):  # Windows does not delete an open file
+                lock.unlink()
     try:
         check_sealed(folder)
     except OSError as error:
         raise ConfigError(f"{error}; delete {folder}, and it is made again") from error
     return folder
-
-
-def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
-        make(Path(scratch, "new"))
-        try:
-            Path(scratch, "new").rename(folder)
-        except OSError:  # a process without locks was first: use its directory
-            if not folder.is_dir():
-                raise
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Waits for the lock on a file, which is deleted in the end. The system releases the lock of a killed process."""
-    if fcntl is None:
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        path.unlink(missing_ok=True)

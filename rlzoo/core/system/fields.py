@@ -40,7 +40,7 @@ class ScheduleRange(Range):
 
 @dataclass(frozen=True)
 class OrObject:
-    """In a field's type: anything else is valid too. Only Python can give objects, and who uses them checks them."""
+    """In a field's type: any object is valid too. Only Python code can pass one, and its user checks it."""
 
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from rlzoo.core.system.errors import require
 
@@ -24,17 +25,18 @@ def check_alone(name: str) -> None:
     require(launched()[1] == 1, f"{name} uses one process: start it without torchrun")
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Ends this process within a second of the process that started it.
+def end_with_parent(parent: int | None = None, end: Callable[[], None] = lambda: os._exit(1)) -> None:
+    """Ends this process within a second of the end of the process that started it.
 
     Args:
-        parent: its number, if it may be gone already; by default that of today's parent.
+        parent: process id of the starter, which may be gone already; by default that of the present parent.
+        end: called to end this process.
     """
     parent = os.getppid() if parent is None else parent
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os._exit(1)
+        end()
 
     threading.Thread(target=watch, daemon=True).start()

@@ -166,7 +166,7 @@ def next_name() -> str:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context in which each process computes the whole, without messages: what takes less time than they do."""
+    """Context in which each process computes the whole, without messages, which would take longer."""
     global _group
     group, _group = _group, None
     try:

@@ -41,10 +41,7 @@ def preference_loss(
 
 
 def train_reward_model(
-    pairs: Sequence[Pair],
-    settings: RewardModelSettings,
-    model: RewardModel,
-    on_epoch: OnEpoch = no_report,
+    pairs: Sequence[Pair], settings: RewardModelSettings, model: RewardModel, on_epoch: OnEpoch = no_report
 ) -> Metrics:
     """Trains `model` on pairs by `preference_loss`, averaged over the pairs of a batch, and calibrates it.
 

@@ -190,7 +190,6 @@ def _room_for_prompts(model: LanguageModel, generation: Generation) -> int | Non
     if positions is None:
         return generation.max_prompt_tokens
     require(
-        positions > new,
-        f"max_new_tokens must leave room for a prompt in the model's context of {positions}, got {new}",
+        positions > new, f"max_new_tokens must leave room for a prompt in the model's context of {positions}, got {new}"
     )
     return min(positions - new, generation.max_prompt_tokens or positions)

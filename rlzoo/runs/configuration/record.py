@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,16 @@ def read_record(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {reason(error)}") from error
     if version != FORMAT:
-        raise RunError(other_format(file, record, [FORMAT]))
+        raise RunError(other_format(file, record, FORMAT))
     return dict(record)
 
 
-def other_format(file: Path, record: Mapping[str, Any], readable: Sequence[int]) -> str:
+def other_format(file: Path, record: Mapping[str, Any], readable: int) -> str:
     """The message for a file of an unknown format: what can read it."""
     versions, commit = record.get("versions"), record.get("git_commit")
     writer = f", {versions['rlzoo']}" if isinstance(versions, dict) and "rlzoo" in versions else ""
     writer += f" at commit {commit}" if commit else ""
-    formats = " and ".join(map(str, readable))
-    return f"{file} has format {record['format']}; this rlzoo reads {formats}: use the rlzoo that wrote it{writer}"
+    return f"{file} has format {record['format']}; this rlzoo reads {readable}: use the rlzoo that wrote it{writer}"
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -91,11 +90,7 @@ def git_commit() -> str | None:
         return None
     try:
         git = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

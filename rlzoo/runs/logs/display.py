@@ -124,12 +124,11 @@ class LineDisplay(_Watching):
 
     def start(self, step: int, total_steps: int) -> None:
         super().start(step, total_steps)
-        self._next = _next_tenth(step, total_steps)
+        self._tenths = 10 * step // total_steps
 
     def deserves_line(self, step: int) -> bool:
-        tenth = step >= self._next
-        self._next = _next_tenth(step, self._clock.total)
-        return tenth
+        before, self._tenths = self._tenths, 10 * step // self._clock.total
+        return self._tenths > before
 
     def show(self, operations: Sequence[Operation]) -> None:
         self.say(_described(operations))
@@ -237,12 +236,6 @@ def _described(operations: Sequence[Operation]) -> str:
     each = (now - timed.start) / timed.done
     pace = f"{each:.2g} s each" if each > 1 else f"{1 / max(each, 1e-9):.3g}{timed.unit and ' '}{timed.unit}/s"
     return f"{': '.join(names)}  {pace}  {duration(each * (timed.total - timed.done))} left"
-
-
-def _next_tenth(step: int, total: int) -> int:
-    """The first step after `step` that ends a tenth of the run."""
-    tenths = step * 10 // total + 1
-    return -(-tenths * total // 10)
 
 
 def _summary(record: Mapping[str, Any]) -> str:

@@ -25,22 +25,10 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
         spaces: texts about the environment's spaces, by name.
         has_curve: whether `curve.png` is beside it.
     """
-    record = run.record
-    evaluations = [e for e in run.evaluations() if e["step"] == step]
-    kinds = {_kind(e): e for e in evaluations}  # the last of each kind
-    return template("rlzoo.runs.publish", "card.md.jinja").render(
-        metadata=Markup(_metadata(record, kinds)),
-        algorithm=record["algorithm"],
-        env=_text(record["env"]),
-        step=f"{step:,}",
-        kinds={kind: _figures(evaluation) for kind, evaluation in kinds.items()},
-        name=Markup(json.dumps(name)),
-        objects=run.objects,
-        spaces=spaces,
-        has_curve=has_curve,
-        settings={name: _text(x) for name, x in record.items() if name not in _NO_SETTINGS},
-        versions=record.get("versions", {}),
-    )
+    kinds = {_kind(e): e for e in run.evaluations() if e["step"] == step}  # the last of each kind
+    figures = {kind: _figures(evaluation) for kind, evaluation in kinds.items()}
+    about = {"kinds": figures, "objects": run.objects, "spaces": spaces, "has_curve": has_curve}
+    return _rendered("card.md.jinja", run.record, _metadata(run.record, kinds), step, name, **about)
 
 
 def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has_curve: bool) -> str:
@@ -54,31 +42,35 @@ def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has
     from huggingface_hub import ModelCardData
 
     record = run.record
-    data = ModelCardData(
+    metadata = ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=[_text(record["env"]), _text(record["algorithm"]), "reinforcement-learning", "rlzoo"],
         base_model=origin["base"] or None,
         license=origin["license"] or None,
-    )
+    ).to_yaml()
     evaluations = [e for e in run.evaluations() if e["step"] in (0, step)]
     kinds = {("start, " if e["step"] < step else "") + _kind(e): e for e in evaluations}
-    samples: list[dict[str, Any]] = next(
-        (e["samples"] for e in reversed(evaluations) if e["step"] == step and e.get("samples")), []
-    )
-    return template("rlzoo.runs.publish", "language_card.md.jinja").render(
-        metadata=Markup(data.to_yaml() + "\n"),
+    sampled = [e["samples"] for e in evaluations if e["step"] == step and e.get("samples")]
+    about: dict[str, Any] = {
+        "kinds": {kind: _scores(evaluation) for kind, evaluation in kinds.items()},
+        "samples": [{name: _figure(x) for name, x in sample.items()} for sample in (sampled[-1] if sampled else [])],
+        "has_curve": has_curve,
+    }
+    return _rendered("language_card.md.jinja", record, metadata, step, name, **origin, **about)
+
+
+def _rendered(file: str, record: Mapping[str, Any], metadata: str, step: int, name: str, **about: Any) -> str:
+    """A card from its template, with what all cards have: settings and versions from `config.json`."""
+    return template("rlzoo.runs.publish", file).render(
+        metadata=Markup(f"{metadata}\n"),
         algorithm=record["algorithm"],
         env=_text(record["env"]),
         step=f"{step:,}",
-        base=origin["base"],
-        license=origin["license"],
-        kinds={kind: _scores(evaluation) for kind, evaluation in kinds.items()},
-        samples=[{name: _figure(x) for name, x in sample.items()} for sample in samples],
         name=Markup(json.dumps(name)),
-        has_curve=has_curve,
         settings={name: _text(x) for name, x in record.items() if name not in _NO_SETTINGS},
         versions=record.get("versions", {}),
+        **about,
     )
 
 
@@ -122,16 +114,14 @@ def _metadata(record: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]])
 
     env, algorithm, task = _text(record["env"]), _text(record["algorithm"]), "reinforcement-learning"
     card = ModelCardData(
-        library_name="rlzoo",
-        pipeline_tag=task,
-        tags=[env, algorithm, task, "deep-reinforcement-learning", "rlzoo"],
+        library_name="rlzoo", pipeline_tag=task, tags=[env, algorithm, task, "deep-reinforcement-learning", "rlzoo"]
     )
     evaluation = kinds.get("deterministic", kinds.get("stochastic"))
     if evaluation is not None:
         value = f"{evaluation['mean_return']:.2f} +/- {evaluation['std_return']:.2f}"
         result = EvalResult(task, env, env, "mean_reward", value, task_name=task, metric_name="mean_reward")
         card.model_name, card.eval_results = algorithm, [result]
-    return card.to_yaml() + "\n"
+    return card.to_yaml()
 
 
 def _figures(evaluation: Mapping[str, Any]) -> list[str]:

@@ -80,6 +80,6 @@ def environments() -> dict[str, list[str]]:
     presets: dict[str, list[str]] = {}
     for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml") and file.name not in (_RECIPES, _KINDS):
-            for env in tomllib.loads(file.read_text()):
+            for env in _tables(file):
                 presets.setdefault(env, []).append(file.name.removesuffix(".toml"))
     return dict(sorted(presets.items()))
