@@ -112,10 +112,8 @@ def main() -> None:
 def report(runs: dict[tuple[str, str, str], list[dict[str, Any]]]) -> str:
     """Medians over the rounds; ratios are medians of the rounds' ratios."""
     lines = [
-        "# A real model beside TRL's GRPOTrainer",
-        "",
-        "Medians over the rounds (smallest to largest ratio). Tokens are those of responses. The score is that of the "
-        "last buffer.",
+        "Medians over the rounds (smallest to largest ratio), rlzoo / TRL. Tokens are those of responses. The score is "
+        "that of the last buffer.",
         "",
         "| task | precision | rlzoo, tokens/s | TRL, tokens/s | ratio | peak memory, GB | score |",
         "|---|---|--:|--:|--:|--:|--:|",
