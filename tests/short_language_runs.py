@@ -46,6 +46,8 @@ def settings(data, algorithm, **more):
         "ptx": str(data / "texts.txt"),
         "ptx_rows": 2,
         "responses_per_batch": 6,
+        "responses_per_prompt": 1,
+        "estimator": "gae",
         "max_new_tokens": 4,
         "total_steps": 140,
         "eval_episodes": 3,

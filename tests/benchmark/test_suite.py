@@ -187,7 +187,7 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         (
             "algorithms:\n  npg:\n  trpo:\n    overrides:\n      clip_coef: 1\nseeds: 1-2\nenvironments: [CartPole-v1]",
             5,
-            "trpo on CartPole-v1: no setting 'clip_coef'",
+            "trpo on CartPole-v1: trpo has no clip_coef; ppo-clip has",
         ),
         (
             "seeds: [1]\nalgorithms: [trpo]\nenvironments:\n  CartPole-v1:\n    overrides: {num_envs: 0}\n",

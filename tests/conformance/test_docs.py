@@ -130,7 +130,7 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
         if title:
             (workplace / title).write_text(text)
         elif language == "sh":
-            for path in ("runs/cartpole", "runs/old"):  # for --config
+            for path in ("runs/cartpole", "runs/old", "runs/first"):  # for --config
                 Run(path).write_config(make_config("ppo-clip", "CartPole-v1"))
             preset = workplace / "searches" / "ppo-clip-CartPole-v1" / "preset.toml"  # for --preset
             preset.parent.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,7 @@ def test_fault_before_the_first_checkpoint(tmp_path, capsys):
     assert main(arguments) == 1
     line = capsys.readouterr().err
     assert line.startswith("rlzoo: step 0: environment 'Trap-v0', step 3: copy 0 raised ZeroDivisionError")
-    assert line.endswith("test_broken_env.py:38); there is no checkpoint yet\n")
+    assert line.endswith("test_broken_env.py:42); there is no checkpoint yet\n")
     assert line.count("\n") == 1
     assert main([*arguments, "--traceback", "--overwrite"]) == 1
     trace, again = capsys.readouterr().err.rsplit("rlzoo: ", 1)

@@ -49,7 +49,14 @@ def test_stopped_and_killed_at_random_instants(kind, data, tmp_path):
 def test_the_same_from_a_cold_cache_a_warm_cache_and_killed_once_or_twice(algorithm, tmp_path, monkeypatch):
     """Files differ in alignment; killed before the first checkpoint, a run starts anew from its own copy."""
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
-    small = {"responses_per_batch": 20, "total_steps": 300, "eval_episodes": 3, "critic": "actor"}
+    small = {
+        "responses_per_batch": 20,
+        "responses_per_prompt": 1,
+        "estimator": "gae",
+        "total_steps": 300,
+        "eval_episodes": 3,
+        "critic": "actor",
+    }
     small |= {"trpo": {"vf_epochs": 1}, "ppo-clip": {"epochs": 1}}[algorithm]
     small |= {"algorithm": algorithm, "env": "short_language_runs:Walks"}
     cold, warm = (short_runs.outcome(train(**small, out=tmp_path / name)) for name in ("cold", "warm"))

@@ -165,7 +165,9 @@ def test_raising_environment_names_the_copy_and_the_step(asynchronous):
     env.reset()
     env.step(zeros(env))
     env.step(zeros(env))
-    with pytest.raises(EnvError, match=r"'Echo-v0', step 3: copy 1 raised LookupError: 50% of it is gone$") as e:
+    with pytest.raises(
+        EnvError, match=r"'Echo-v0', step 3: copy 1 raised LookupError: 50% of it is gone( \(.*\))?$"
+    ) as e:
         env.step(zeros(env))
     assert asynchronous or isinstance(e.value.__cause__, LookupError)
     assert "raise_at_3" in str(getattr(e.value.__cause__, "__notes__", "raise_at_3"))

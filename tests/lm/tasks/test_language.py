@@ -278,7 +278,13 @@ def test_a_new_task_is_one_file(own_sft, data, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
     env, iterations = f"{name}:Words", []
-    settings = {"responses_per_batch": 4, "total_steps": 25, "eval_episodes": 2, "minibatch_responses": "all"}
+    settings = {
+        "responses_per_batch": 4,
+        "responses_per_prompt": 2,
+        "total_steps": 25,
+        "eval_episodes": 2,
+        "minibatch_responses": "all",
+    }
     if not own_sft:
         with pytest.raises(ConfigError, match=f"model is missing: {env} has none of its own"):
             rlzoo.make_config("ppo-clip", env, **settings)

@@ -18,7 +18,8 @@ from rlzoo.lm.tasks.settings import Language
 
 PROMPTS = ["Say a", "Tell me", "Go on"]
 SMALL = {
-    "responses_per_batch": 6, "max_new_tokens": 4, "minibatch_responses": 3, "epochs": 1, "total_steps": 60,
+    "responses_per_batch": 6, "responses_per_prompt": 2, "max_new_tokens": 4, "minibatch_responses": 3, "epochs": 1,
+    "total_steps": 60,
     "eval_episodes": 3, "final_eval_episodes": 3,
 }  # fmt: skip
 

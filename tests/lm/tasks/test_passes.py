@@ -25,7 +25,8 @@ def run(tmp_path_factory):
     tiny.save_lm(folder / "model")
     return rlzoo.train(
         "ppo-clip", "Prompts", model=str(folder / "model"), prompts=PROMPTS, reward=contains, out=folder / "run",
-        total_steps=60, responses_per_batch=6, max_new_tokens=12, eval_episodes=3, final_eval_episodes=3,
+        total_steps=60, responses_per_batch=6, responses_per_prompt=2, max_new_tokens=12, eval_episodes=3,
+        final_eval_episodes=3,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """A language run: its adapter for PEFT, and its model on the Hub, with a card that says where it is from."""
 
+import html
 import json
 import shutil
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_adapter_on_the_initial_model_is_the_actor(run):
 
 def card(folder):
     _, metadata, body = Path(folder, "README.md").read_text().split("---\n", 2)
-    return yaml.safe_load(metadata), body
+    return yaml.safe_load(metadata), html.unescape(body)
 
 
 def test_folder_holds_the_model_of_the_checkpoint(run, tmp_path, monkeypatch, capsys):
