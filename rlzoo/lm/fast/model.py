@@ -167,14 +167,14 @@ def _checked_states(trunk: Trunk, unpadded: bool = False) -> Tensor:
     token = torch.tensor([[0, 1, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]])
     attention = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]]).bool()
     acts = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 1, 1]]).bool()
-    tokens, whole = Tokens(token, attention, acts), cast(Any, copy.copy(trunk))
-    whole.precision = None
-    if not unpadded:
-        return Trunk.states(whole, tokens)[acts]
-    device = next(trunk.base.parameters()).device
-    parts = Unpadded.of(token.numpy(), attention.numpy(), acts.numpy(), device)
-    states: Tensor = whole.unpadded_states(parts)
-    return states[acts]
+    whole: Any = copy.copy(trunk)
+    whole.precision, device = None, next(trunk.base.parameters()).device
+    if unpadded:
+        parts = Unpadded.of(token.numpy(), attention.numpy(), acts.numpy(), device)
+        states: Tensor = whole.unpadded_states(parts)
+    else:
+        states = Trunk.states(whole, Tokens(token, attention, acts).map(lambda x: x.to(device)))
+    return states[acts.to(device)]
 
 
 def _trust(*_: object) -> None:

@@ -58,8 +58,8 @@ def example(tmp_path, monkeypatch):
 def test_a_run_and_hostile_answers(example, tmp_path, monkeypatch, capfd):
     run = rlzoo.train(
         "ppo-clip", "reasoning_gym_task:ReasoningGym", model=str(tiny.save_lm(tmp_path / "model")), dataset="sums",
-        options={"largest": 5}, questions=6, eval_questions=2, max_new_tokens=4, responses_per_batch=4, total_steps=8,
-        minibatch_responses=2, final_eval_episodes=2, out=tmp_path / "run",
+        options={"largest": 5}, questions=6, eval_questions=2, max_new_tokens=4, responses_per_batch=4,
+        responses_per_prompt=2, total_steps=8, minibatch_responses=2, final_eval_episodes=2, out=tmp_path / "run",
     )  # fmt: skip
     task = rlzoo.Trainer(run.read_config()).task
     assert task.env.prompts.texts == ["0+0=", "3+3=", "4+4=", "0+5="]  # without the two for evaluations
