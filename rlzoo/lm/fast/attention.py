@@ -99,15 +99,14 @@ def attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     causal = more.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    if attention_mask is None and causal:
-        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     rows, heads, tokens, size = query.shape
     groups, scaling = key.shape[1], more.get("scaling")
     query = query * (size**-0.5 if scaling is None else scaling)
     scores = query.reshape(rows, groups, -1, size) @ key.transpose(-1, -2)  # the heads of a group share its keys
     scores = scores.view(rows, heads, tokens, -1)
-    if attention_mask is None and causal:
-        attention_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attention_mask is None and causal:  # the queries are the last of the tokens that have keys
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        attention_mask = seen.tril(key.shape[2] - tokens)
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     probs = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)

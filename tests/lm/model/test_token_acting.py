@@ -354,3 +354,15 @@ def test_a_gpu_samples_what_the_cpu_samples(kind, whole_rows, deterministic):
         logp = logp.cpu()
     assert torch.equal(found.action, expected.action)
     torch.testing.assert_close(logp, evaluate(plain, expected).logp, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_tokens_are_sampled_from_the_distribution_that_trains(attention, monkeypatch):
+    """Without padding, with rows that leave: each token is the most probable one of a pass over the whole rows."""
+    model = make_fast(attention=attention)
+    env = make_env(model, prompts=("ab", "cd", "ef", "gh"))
+    buffer = collect(env, deterministic=True)
+    with torch.no_grad():
+        mode = model.distribution(buffer.obs.columns(0, buffer.action.shape[1])).mode
+    assert buffer.mask.any(0).sum() > 3
+    assert torch.equal(buffer.action[buffer.mask], mode[buffer.mask])
