@@ -119,7 +119,13 @@ def score(prompts, responses):
 def test_language_model_trains_resumes_and_plays(algorithm, lora, model, tmp_path):
     if lora:
         pytest.importorskip("peft")
-    settings = {"responses_per_batch": 4, "max_new_tokens": 4, "lora_rank": lora, "micro_batch_tokens": 64}
+    settings = {
+        "responses_per_batch": 4,
+        "responses_per_prompt": 2,
+        "max_new_tokens": 4,
+        "lora_rank": lora,
+        "micro_batch_tokens": 64,
+    }
     settings |= {"prompts": ["Say a.", "Say b."], "reward": score, "model": str(model), "eval_episodes": 2}
     run = rlzoo.train(algorithm, "Prompts", out=tmp_path, total_steps=16, final_eval_episodes=2, **settings)
     rlzoo.resume(run, total_steps=48, reward=score)

@@ -18,7 +18,8 @@ from tests.faults.campaign.values import MOST, WORDS, damaged, scalar
 FIT = ("--model", "model", "--out", "new", "--epochs", "1", "--quiet", "--max-tokens", "24", "--held-out", "0")
 RUN = (
     "train", "ppo-clip", "Prompts", "--model", "model", "--reward", "score.py:vowels", "--out", "new", "--quiet",
-    "--total-steps", "6", "--responses-per-batch", "2", "--minibatch-responses", "2", "--max-new-tokens", "2",
+    "--total-steps", "6", "--responses-per-batch", "2", "--responses-per-prompt", "2",
+    "--minibatch-responses", "2", "--max-new-tokens", "2",
     "--epochs", "1", "--eval-episodes", "1", "--final-eval-episodes", "1",
 )  # fmt: skip
 SCORE = "def vowels(prompts, responses):\n    return [sum(c in 'aeiou' for c in text) for text in responses]\n"

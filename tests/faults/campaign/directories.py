@@ -83,7 +83,13 @@ def language_run() -> Path:
     from rlzoo import train
 
     path, data = tasks.scratch() / "language-run", tasks.data()
-    small = {"responses_per_batch": 4, "max_new_tokens": 3, "minibatch_responses": 4, "epochs": 1}
+    small = {
+        "responses_per_batch": 4,
+        "responses_per_prompt": 2,
+        "max_new_tokens": 3,
+        "minibatch_responses": 4,
+        "epochs": 1,
+    }
     train(
         "ppo-clip", "Prompts", out=path, model=str(data / "model"), prompts=str(data / "prompts.txt"),
         reward=tasks.VOWELS, total_steps=40, eval_episodes=2, final_eval_episodes=2, **small,

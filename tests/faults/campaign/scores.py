@@ -69,7 +69,8 @@ calls = itertools.count()
 {top}
 """
 SMALL = {
-    "responses_per_batch": "4", "max_new_tokens": "4", "total_steps": "32", "eval_episodes": "2", "beta": "0.1",
+    "responses_per_batch": "4", "responses_per_prompt": "2",
+    "max_new_tokens": "4", "total_steps": "32", "eval_episodes": "2", "beta": "0.1",
     "final_eval_episodes": "3", "model": "data/model", "prompts": "data/prompts.txt", "out": "run",
     "eval_interval": "32",
 }  # fmt: skip

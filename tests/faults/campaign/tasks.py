@@ -42,7 +42,8 @@ def language() -> dict[str, dict[str, Any]]:
         algorithm, more = short_language_runs.KINDS[kind]
         prompts[f"prompts {kind}"] = short_language_runs.settings(data(), algorithm, **more, total_steps=100)
     walks = {
-        "env": "tests.short_language_runs:Walks", "critic": "actor", "responses_per_batch": 20, "total_steps": 300,
+        "env": "tests.short_language_runs:Walks", "critic": "actor", "responses_per_batch": 20,
+        "responses_per_prompt": 1, "estimator": "gae", "total_steps": 300,
         "eval_episodes": 3, "final_eval_episodes": 5,
     }  # fmt: skip
     return {
