@@ -25,6 +25,7 @@ from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
+from rlzoo.optim.vectors import norm
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class NPG(Algorithm):
         )  # fmt: skip
         return {
             **measure(model, batch),
-            "grad_norm": float(g.norm()),
-            "step_norm": float(step.norm()),
+            "grad_norm": norm(g),
+            "step_norm": norm(step),
             "step_scale": scale,
             "cg_residual": residual,
         }

@@ -26,6 +26,7 @@ from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
+from rlzoo.optim.vectors import norm
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,8 @@ class TRPO(Algorithm):
         )  # fmt: skip
         return {
             **measure(model, batch),
-            "grad_norm": float(g.norm()),
-            "step_norm": float((new - theta).norm()),
+            "grad_norm": norm(g),
+            "step_norm": norm(new - theta),
             "backtracks": backtracks,
             "accepted": float(backtracks < self.backtrack_iters),
             "cg_residual": residual,

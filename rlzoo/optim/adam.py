@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import increment_version
 
 from rlzoo.core.buffer import Buffer
@@ -20,8 +19,7 @@ from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.core.system.progress import operation, track
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.objective import Loss, loss_terms, value_loss
-
-Vector = Float[Tensor, "P"]
+from rlzoo.optim.vectors import Vector, norm
 
 _SMALL = 2**20
 """Parameters whose step takes less time in each process than sending them."""
@@ -71,7 +69,7 @@ class Adam:
             NonFiniteError: the gradient is not finite; nothing was changed.
         """
         g = self.gradient(loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
-        norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
+        length = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         theta, g = self.theta[self.share], g[self.share]
         parts = [(slice(None), learning_rate)]
         if vf_learning_rate is not None:
@@ -79,7 +77,7 @@ class Adam:
         for part, rate in parts:
             self.step(theta[part], self.m[part], self.v[part], g[part], *self.bias_corrected(rate))
         self.stepped()
-        return norm
+        return length
 
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
         """The gradient of a sum of terms. Only one term is in memory at a time."""
@@ -128,12 +126,12 @@ def clip_norm(g: Vector, max_grad_norm: float | None, name: str) -> float:
     Raises:
         NonFiniteError: the gradient of `name` is not finite.
     """
-    norm = float(torch.linalg.vector_norm(g))
-    if not math.isfinite(norm):
+    length = norm(g)
+    if not math.isfinite(length):
         raise NonFiniteError(f"gradient of {name} is not finite")
-    if max_grad_norm is not None and norm > max_grad_norm:
-        g.mul_(max_grad_norm / norm)
-    return norm
+    if max_grad_norm is not None and length > max_grad_norm:
+        g.mul_(max_grad_norm / length)
+    return length
 
 
 def fit_value(

@@ -12,8 +12,9 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.system import processes
 from rlzoo.core.system.progress import track
-from rlzoo.optim.natural_gradient import FlatPolicy, Vector, add_gradients, leaves_of
+from rlzoo.optim.natural_gradient import FlatPolicy, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
+from rlzoo.optim.vectors import Vector
 
 
 def fisher_vector_product(

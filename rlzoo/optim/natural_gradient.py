@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlzoo.core.buffer import Buffer
@@ -15,8 +14,8 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.core.system.progress import operation, track
 from rlzoo.optim.objective import Surrogate, auxiliary_terms, micro_batches
+from rlzoo.optim.vectors import Vector, inner
 
-Vector = Float[Tensor, "P"]
 T = TypeVar("T")
 
 
@@ -151,19 +150,19 @@ def conjugate_gradient(
     """
     x = torch.zeros_like(b)
     r, p = b.clone(), b.clone()
-    rr = float(torch.dot(r, r))
+    rr = inner(r, r)
     start = rr
     for _ in track("Fisher product", range(iters)):
         if rr <= tolerance * start:
             break
         ap = product(p)
-        curvature = float(torch.dot(p, ap))
+        curvature = inner(p, ap)
         if not curvature > 0:
             break
         alpha = rr / curvature
         x.add_(p, alpha=alpha)
         r.sub_(ap, alpha=alpha)
-        rr, previous = float(torch.dot(r, r)), rr
+        rr, previous = inner(r, r), rr
         torch.add(r, p, alpha=rr / previous, out=p)
     return Solution(x, (rr / start) ** 0.5 if start else 0.0)
 

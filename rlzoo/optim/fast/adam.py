@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.core.system.progress import track
-from rlzoo.optim.adam import Adam, Vector, clip_norm
+from rlzoo.optim.adam import Adam, clip_norm
 from rlzoo.optim.fast.compilation import compiled
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss
+from rlzoo.optim.vectors import Vector
 
 _BLOCK = 2**20
 """Components of θ that are updated together, so that the intermediate results stay in the processor's cache."""

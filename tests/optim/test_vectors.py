@@ -1,0 +1,14 @@
+"""Products and norms of long vectors, against double precision."""
+
+import pytest
+import torch
+
+from rlzoo.optim.vectors import inner, norm
+
+
+@pytest.mark.parametrize("length", [1, 1000, 2**16, 2**16 + 1, 2**25])
+def test_products_and_norms_of_long_vectors_are_not_rounded_away(length):
+    a, b = torch.randn(2, length, generator=torch.Generator().manual_seed(0)).abs()
+    exact = float(torch.dot(a.double(), b.double()))
+    assert inner(a, b) == pytest.approx(exact, rel=1e-5)
+    assert norm(a) == pytest.approx(float(torch.linalg.vector_norm(a.double())), rel=1e-5)
