@@ -29,7 +29,7 @@ from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
-from rlzoo.lm.finetune.chat import prompt_text
+from rlzoo.lm.finetune.chat import asked
 from rlzoo.lm.finetune.data import read_prompts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
@@ -425,9 +425,9 @@ class LanguageTask(Task):
         A prompt goes through the chat template if those of the evaluations did.
         """
         if self.tokenizer.chat_template is not None:
-            end = prompt_text([{"role": "user", "content": _MARK}], self.tokenizer).rpartition(_MARK)[2]
+            end = asked(_MARK, self.tokenizer).rpartition(_MARK)[2]
             if end and self.eval_texts[0].endswith(end):
-                prompts = [prompt_text([{"role": "user", "content": x}], self.tokenizer) for x in prompts]
+                prompts = [asked(x, self.tokenizer) for x in prompts]
         task, unscored = self, missing_columns(self.score, prompts)
         if unscored:
             task, scoring = copy.copy(self), copy.copy(self.env.scoring)
