@@ -1,0 +1,204 @@
+"""Copies of a Gymnasium environment: each with flat observations, together as a vector environment."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from rlzoo.control.envs.wrappers import Env, wrap
+from rlzoo.control.spaces import check_spaces, flat_mask, flat_observation
+from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, place
+
+REPORT = "rlzoo_error"
+"""Key of `info` that holds an exception of a copy."""
+_OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
+"""Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
+Box2D's world, and running statistics."""
+
+
+class _CopyError(Exception):
+    """An exception of one copy. Its only argument is a string, so it can be pickled."""
+
+
+class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """One copy, with flat observations.
+
+    It reports an exception in `info` instead of raising it: Gymnasium's worker processes lose parts of an exception,
+    and cannot be closed properly after one.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
+        super().__init__(env)
+        self._index = index
+        self.raw_space = env.observation_space
+        self._shape = env.observation_space.shape if isinstance(env.observation_space, spaces.Box) else None
+        flat = spaces.flatten_space(env.observation_space)
+        self._no_obs = np.zeros(flat.shape or (), flat.dtype)
+        self.observation_space = flat
+        layers = [env]
+        while isinstance(layers[-1], gymnasium.Wrapper):
+            layers.append(layers[-1].env)
+        self._tells_masks = env.has_wrapper_attr("action_masks")
+        self.start: dict[str, Any] | None = None
+        """The seed with which the episode began, or the state of the random generator before it."""
+        self._ended = False
+        names = {cls.__name__ for layer in layers for cls in type(layer).__mro__}
+        self.outlasts_reset = not names.isdisjoint(_OUTLAST_RESET)
+        self.normalizes = "NormalizeObservation" in names
+
+    @property
+    def rng(self) -> Any:
+        """The state of the environment's random generator; None if it has another one than Gymnasium's."""
+        return getattr(getattr(self.env.unwrapped.np_random, "bit_generator", None), "state", None)
+
+    def replay(self, episodes: Sequence[tuple[dict[str, Any], list[Any]]]) -> tuple[Any, Any]:
+        """Repeats this copy's episode. Returns its last observation, and the state of the random generator."""
+        start, actions = episodes[self._index]
+        if "rng" in start:
+            self.env.unwrapped.np_random.bit_generator.state = start["rng"]
+        obs, _ = self.reset(seed=start.get("seed"))
+        for action in actions:
+            obs = self.step(action)[0]
+        return obs, self.rng
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        try:
+            self.start, self._ended = {"rng": self.rng} if seed is None else {"seed": seed}, False
+            obs, info = self.env.reset(seed=seed, options=options)
+            return self._flatten(obs), self._legal(info)
+        except (Exception, SystemExit) as error:
+            return self._no_obs, self._report(error)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._ended:
+            obs, info = self.reset()
+            return obs, 0.0, False, False, info
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
+            self._ended = terminated or truncated
+            tells = (terminated or truncated) and "is_success" in info
+            success = {"is_success": bool(info["is_success"])} if tells else {}
+            return self._flatten(obs), _reward(reward), terminated, truncated, {**success, **self._legal(info)}
+        except (Exception, SystemExit) as error:
+            return self._no_obs, 0.0, False, False, self._report(error)
+
+    def close(self) -> None:
+        """Closes the environment. An error of it is a warning: whatever used the environment has its results."""
+        try:
+            super().close()
+        except (Exception, SystemExit) as error:
+            warnings.warn(f"closing the environment raised {described(error)}", RuntimeWarning, stacklevel=2)
+
+    def _flatten(self, obs: Any) -> Any:
+        if self._shape is not None and np.shape(obs) != self._shape:
+            raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
+        return flat_observation(self.raw_space, obs)
+
+    def _legal(self, info: dict[str, Any]) -> dict[str, Any]:
+        """The mask of legal actions, if there is one."""
+        if "action_mask" in info:
+            return {"action_mask": flat_mask(self.env.action_space, info["action_mask"])}
+        if self._tells_masks:
+            return {"action_mask": flat_mask(self.env.action_space, self.env.get_wrapper_attr("action_masks")())}
+        return {}
+
+    def _report(self, error: BaseException) -> dict[str, Any]:
+        report = _CopyError(f"copy {self._index} raised {described(error)}{place(error)}")
+        report.add_note(traceback.format_exc())
+        report.__cause__ = error
+        return {REPORT: report}
+
+
+def _flag(name: str, x: Any) -> bool:
+    """`terminated` or `truncated` of one step, which may also be 0 or 1, or an array of one of these."""
+    if type(x) in (bool, np.bool_):
+        return bool(x)
+    array = np.asarray(x)
+    if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {x!r}")
+    return bool(array.item())
+
+
+def _reward(x: Any) -> float:
+    if isinstance(x, str | bytes):
+        raise TypeError(f"reward must be a number, got {x!r}")
+    return float(x)
+
+
+def make_copies(
+    make: Callable[[], Env], name: str, num_envs: int, wrappers: Sequence[Any] = (), asynchronous: bool = False
+) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
+    """A vector environment of copies with flat observations.
+
+    Args:
+        make: makes one environment.
+        name: of the environment, for messages.
+        wrappers: of each copy.
+        asynchronous: each copy in its own process.
+
+    Raises:
+        UnsupportedSpace: no policy can be built for its observations or actions.
+        EnvError: a copy cannot be made, is no environment, or has other spaces than the first.
+        ConfigError: a wrapper cannot be loaded.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} must be positive")
+    functions = [partial(_make_copy, make, name, tuple(wrappers), index) for index in range(num_envs)]
+    try:
+        if asynchronous:
+            return _in_processes(functions)
+        copies = [function() for function in functions]
+        _check_same(name, copies)
+        functions = [partial(_itself, copy) for copy in copies]
+        return SyncVectorEnv(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+    except (UnsupportedSpace, EnvError, ConfigError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvError(f"environment {name!r} cannot be made: {described(error)}") from error
+
+
+def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
+    """Copies in processes that begin anew, as joblib's do.
+
+    A forked process can wait for ever for a lock that another thread held when it was forked, and Python's "spawn" and
+    "forkserver" run the user's script once more in each process. The memory of such processes cannot be shared.
+    Gymnasium's worker would reset a copy twice if a reset follows an episode's end, so copies reset themselves.
+    """
+    import joblib.externals.loky  # noqa: F401 - registers the context
+
+    return AsyncVectorEnv(
+        functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.DISABLED
+    )
+
+
+def _itself(copy: _Copy) -> _Copy:
+    return copy
+
+
+def _make_copy(make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], index: int) -> _Copy:
+    env = make()
+    if not isinstance(env, gymnasium.Env):
+        remedy = "end it with `return env`" if env is None else "give a function that returns a gymnasium.Env"
+        raise EnvError(f"environment {name!r} is {env!r}, not a gymnasium.Env: {remedy}")
+    env = wrap(env, wrappers)
+    check_spaces(name, env.observation_space, env.action_space)
+    return _Copy(env, index)
+
+
+def _check_same(name: str, copies: Sequence[_Copy]) -> None:
+    """Raises `EnvError` if two copies have different spaces."""
+    for kind in ("raw_space", "action_space"):
+        first, *others = (getattr(copy, kind) for copy in copies)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                what = "observation" if kind == "raw_space" else "action"
+                raise EnvError(f"environment {name!r}: copy {index} has the {what} space {other}, copy 0 has {first}")
