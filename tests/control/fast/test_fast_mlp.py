@@ -3,10 +3,13 @@
 import pytest
 import torch
 from builders import SPACES, accelerated, make_buffer, make_model
+from torch.autograd import forward_ad
 
+from rlzoo.control.fast import mlp
 from rlzoo.control.fast.mlp import FastMLP
 from rlzoo.control.networks import MLP
 from rlzoo.optim.fast.tape import Tape
+from rlzoo.optim.natural_gradient import FlatPolicy
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -30,6 +33,30 @@ def test_tape_gives_the_gradients_of_autograd(space, shared_trunk, activation):
     for theirs, one, two in zip(expected, by_autograd, by_tape, strict=True):
         torch.testing.assert_close(one, theirs)
         torch.testing.assert_close(two, theirs)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize("space", SPACES)
+def test_the_written_forward_mode_pass_gives_the_derivatives_of_pytorchs(space, shared_trunk, activation, monkeypatch):
+    settings = {"hidden": (6, 5), "shared_trunk": shared_trunk, "activation": activation}
+    plain, fast = make_model(SPACES[space], **settings), accelerated(make_model(SPACES[space], **settings))
+    batch = make_buffer(plain).rows(1)
+    calls = []
+    monkeypatch.setattr(mlp, "push_forward", lambda *args, own=mlp.push_forward: calls.append(1) or own(*args))
+
+    def derivatives(model):
+        policy = FlatPolicy(model)
+        direction = torch.linspace(-1, 1, len(policy.theta), dtype=torch.float64)
+        with torch.no_grad(), forward_ad.dual_level():
+            moving = forward_ad.make_dual(policy.theta, direction)
+            outputs = policy(moving, lambda model: model.distribution(batch.obs)).tensors()
+            return [forward_ad.unpack_dual(x).tangent for x in outputs]
+
+    expected, written = derivatives(plain), derivatives(fast)
+    assert calls
+    for theirs, own in zip(expected, written, strict=True):
+        torch.testing.assert_close(own, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
