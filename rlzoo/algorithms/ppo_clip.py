@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 import numpy as np
@@ -80,21 +81,14 @@ class PPOClip(Algorithm):
         clip_coef, ent_coef = state.at(self.clip_coef), state.at(self.ent_coef)
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
-        steps, grad_norm = 0, 0.0
-        for minibatch in batch.epochs(self.epochs, self.minibatch_size, state.rng):
-            if self.stop_kl is not None and approximate_kl(model, minibatch) > 1.5 * self.stop_kl:
-                break
-            if self.normalize_advantage:
-                minibatch = minibatch.whitened
-            grad_norm = state.optimizers["all"].minimize(
-                self.loss,
-                model,
-                minibatch,
-                clip_coef,
-                ent_coef,
-                **rates,
-                max_grad_norm=self.max_grad_norm,
-            )
-            steps += 1
+        minibatches: Iterable[Buffer] = batch.epochs(
+            self.epochs, self.minibatch_size, state.rng, whiten=self.normalize_advantage
+        )
+        if self.stop_kl is not None:
+            limit = 1.5 * self.stop_kl
+            minibatches = takewhile(lambda x: not approximate_kl(model, x) > limit, minibatches)
+        steps, grad_norm = state.optimizers["all"].minimize_each(
+            self.loss, model, minibatches, clip_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm
+        )
         metrics = measure(model, batch.whitened if self.normalize_advantage else batch, clip_coef)
         return {**metrics, "learning_rate": rates["learning_rate"], "gradient_steps": steps, "grad_norm": grad_norm}

@@ -92,19 +92,10 @@ class PPOPenalty(Algorithm):
         kl_coef, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
-        grad_norm = 0.0
-        for minibatch in batch.epochs(self.epochs, self.minibatch_size, state.rng):
-            if self.normalize_advantage:
-                minibatch = minibatch.whitened
-            grad_norm = state.optimizers["all"].minimize(
-                self.loss,
-                model,
-                minibatch,
-                kl_coef,
-                ent_coef,
-                **rates,
-                max_grad_norm=self.max_grad_norm,
-            )
+        minibatches = batch.epochs(self.epochs, self.minibatch_size, state.rng, whiten=self.normalize_advantage)
+        _, grad_norm = state.optimizers["all"].minimize_each(
+            self.loss, model, minibatches, kl_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm
+        )
 
         after = evaluate_policy(model, batch)
         assert after.kl is not None

@@ -108,6 +108,10 @@ class ControlTask(EnvTask):
             require(fits, f"{name} must be at least unroll = {unroll}, the steps of a row, got {size}")
 
     @classmethod
+    def compiles(cls, settings: Control) -> bool:
+        return type(settings.network) is Network
+
+    @classmethod
     def available(cls, env: str) -> None:
         make(env, 1, 0).close()
 

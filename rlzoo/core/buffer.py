@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -57,6 +57,10 @@ class Buffer(Tensors):
     """How much one row adds to the size of a minibatch: its steps, or 1 if sizes are counted in rows (see `rows`)."""
     part_weight: Tensor = _ABSENT
     """Of a part of a buffer: its rows of the whole buffer's `weight` (see `part`)."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        present = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return partial(Buffer, **{name: x for name, x in present.items() if x is not _ABSENT}), ()
 
     def replace(self, **changes: Any) -> Buffer:
         """A copy with some fields changed."""
@@ -114,7 +118,7 @@ class Buffer(Tensors):
             size: steps in a minibatch, or rows after `rows(0)`; "all" for all rows. A minibatch has at least one row.
         """
         rows = self._rows_of(size)
-        if rows >= self.num_rows:
+        if rows == self.num_rows:
             if self.mask.any():
                 yield self
             return
@@ -125,14 +129,13 @@ class Buffer(Tensors):
             if has_steps[start : start + rows].any():
                 yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
 
-    def epochs(self, number: int, size: int | Literal["all"], rng: np.random.Generator) -> Iterator[Buffer]:
-        """The minibatches of several epochs (see `minibatches`)."""
-        each = (minibatch for _ in range(number) for minibatch in self.minibatches(size, rng))
-        return counted("minibatch", each, number * -(-self.num_rows // self._rows_of(size)))
+    def epochs(self, number: int, size: int | Literal["all"], rng: np.random.Generator, whiten: bool = False) -> Epochs:
+        """The minibatches of several epochs (see `minibatches`); with `whiten`, their advantages are whitened."""
+        return Epochs(self, number, size, rng, whiten)
 
     def _rows_of(self, size: int | Literal["all"]) -> int:
         """Rows in a minibatch."""
-        return self.num_rows if size == "all" else max(1, size // self.row_size)
+        return self.num_rows if size == "all" else min(max(1, size // self.row_size), self.num_rows)
 
     def sample(self, fraction: float, rng: np.random.Generator | None) -> Buffer:
         """A random part of the rows that have an unmasked step, in order: ⌊fraction · number⌋ of them, at least one.
@@ -192,6 +195,39 @@ class Buffer(Tensors):
     def whitened(self) -> Buffer:
         """A copy with whitened advantages."""
         return self.replace(advantage=self.whiten(self.advantage))
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The minibatches of several epochs over a buffer. They are drawn once: by an iterator, or by `drawn`."""
+
+    buffer: Buffer
+    number: int
+    size: int | Literal["all"]
+    rng: np.random.Generator
+    whiten: bool
+    """Whether each minibatch has whitened advantages."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a minibatch. The last of an epoch may have fewer."""
+        return self.buffer._rows_of(self.size)
+
+    @property
+    def most(self) -> int:
+        """The number of minibatches, and of those without an unmasked step, which are skipped."""
+        return self.number * -(-self.buffer.num_rows // max(self.rows, 1))
+
+    def __iter__(self) -> Iterator[Buffer]:
+        each = (x for _ in range(self.number) for x in self.buffer.minibatches(self.size, self.rng))
+        return counted("minibatch", (x.whitened if self.whiten else x for x in each), self.most)
+
+    def drawn(self) -> list[Tensor]:
+        """The indices of the rows of each minibatch."""
+        n, has_steps = self.buffer.num_rows, self.buffer.mask.any(1).cpu()
+        every = torch.arange(n)
+        orders = (every if self.rows == n else torch.from_numpy(self.rng.permutation(n)) for _ in range(self.number))
+        return [x for order in orders for x in torch.split(order, self.rows) if has_steps[x].any()]
 
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in ("group_size", "row_size"))

@@ -18,6 +18,7 @@ from torch import Tensor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import Advanced, UnitInterval, check_fields
+from rlzoo.core.tensors import discounted_sum
 
 
 def gae(
@@ -40,7 +41,7 @@ def gae(
     later = _next_value(value, terminated | truncated, mask)
     delta = torch.where(mask, reward + gamma * later * ~terminated - value[:, :-1], 0.0)
     carry = torch.where(mask, gamma * gae_lambda * (~terminated & ~truncated).to(delta.dtype), 1.0)
-    return torch.where(mask, _discounted_sum(delta, carry), 0.0)
+    return torch.where(mask, discounted_sum(delta, carry), 0.0)
 
 
 def monte_carlo(
@@ -58,7 +59,7 @@ def monte_carlo(
     """
     last = torch.where(truncated & ~terminated, gamma * value[:, 1:], 0.0)
     carry = torch.where(mask, gamma * (~terminated & ~truncated).to(reward.dtype), 1.0)
-    returns = _discounted_sum(torch.where(mask, reward + last, 0.0), carry)
+    returns = discounted_sum(torch.where(mask, reward + last, 0.0), carry)
     unknown = mask & ~complete_episodes(terminated, truncated, mask)
     return torch.where(unknown, torch.nan, torch.where(mask, returns, 0.0))
 
@@ -152,17 +153,6 @@ def _next_value(value: Tensor, done: Tensor, mask: Tensor) -> Float[Tensor, "N T
     unmasked = torch.nn.functional.pad(torch.where(mask, column - 1, steps)[:, 1:], (0, 1), value=steps)
     following = unmasked.flip(1).cummin(1).values.flip(1)
     return value.gather(1, torch.where(done | (following == steps), column, following))
-
-
-def _discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
-    """y_t = x_t + carry_t · y_{t+1}, y_T = 0. In NumPy, whose overhead for each column is a tenth of PyTorch's."""
-    if x.device.type != "cpu":
-        return _discounted_sum(x.cpu(), carry.cpu()).to(x.device)
-    columns = x.t().clone(memory_format=torch.contiguous_format).numpy()
-    factors = carry.t().to(x.dtype).contiguous().numpy()
-    for t in range(len(columns) - 2, -1, -1):
-        columns[t] += factors[t] * columns[t + 1]
-    return torch.from_numpy(columns).t().contiguous()
 
 
 class Estimator(abc.ABC):

@@ -13,6 +13,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.recurrent import Recurrent, share_memory
 from rlzoo.core.seen import Seen
+from rlzoo.core.tensors import discounted_sum
 
 
 class Policy(nn.Module):
@@ -192,10 +193,12 @@ class RewardScale(nn.Module):
     @torch.no_grad()
     def forward(self, buffer: Buffer) -> Buffer:
         """`buffer` with scaled rewards. Its own rewards enter the statistics first."""
-        sums = torch.empty_like(buffer.reward, dtype=torch.float64)
-        for t in range(sums.shape[1]):
-            sums[:, t] = (self.gamma * self.running + buffer.reward[:, t]) * buffer.mask[:, t]
-            self.running.copy_(sums[:, t] * ~(buffer.terminated | buffer.truncated)[:, t])
+        x, mask = torch.where(buffer.mask, buffer.reward, 0.0).double(), buffer.mask.double()
+        continues = (~(buffer.terminated | buffer.truncated)).double()
+        carry = self.gamma * mask * torch.nn.functional.pad(continues[:, :-1], (1, 0), value=1.0)
+        x[:, 0] += carry[:, 0] * self.running
+        sums = discounted_sum(x.flip(1), carry.flip(1)).flip(1)  # forward in time
+        self.running.copy_(sums[:, -1] * continues[:, -1])
         _add_to_statistics(self, sums[buffer.mask])
         return buffer.replace(reward=buffer.reward / float(torch.sqrt(self.var + 1e-8)))
 

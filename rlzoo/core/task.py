@@ -172,6 +172,11 @@ class Task(abc.ABC):
         """Raises `ConfigError` if the settings do not fit the rest of the run."""
 
     @classmethod
+    def compiles(cls, settings: Any) -> bool:
+        """Whether updates of its model are known to gain by native code."""
+        return False
+
+    @classmethod
     def default_settings(cls, env: Any) -> TaskSettings:
         """The settings that a run in `env` starts from."""
         return cls.Settings()

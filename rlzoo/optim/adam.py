@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -79,6 +79,16 @@ class Adam:
         self.stepped()
         return length
 
+    def minimize_each(
+        self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
+    ) -> tuple[int, float]:
+        """A step of `minimize` for each minibatch. Returns the number of steps, and the last gradient's norm."""
+        steps, length = 0, 0.0
+        for minibatch in minibatches:
+            length = self.minimize(loss, model, minibatch, *scalars, **options)
+            steps += 1
+        return steps, length
+
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
         """The gradient of a sum of terms. Only one term is in memory at a time."""
         g = torch.zeros_like(self.theta)
@@ -100,9 +110,9 @@ class Adam:
         self.count += 1
         increment_version(self.parameters)
 
-    def bias_corrected(self, learning_rate: float) -> tuple[float, float]:
-        """Step size and ε of the next step, which include the bias corrections of both moments."""
-        t, (beta1, beta2) = self.count + 1, self.betas
+    def bias_corrected(self, learning_rate: float, ahead: int = 0) -> tuple[float, float]:
+        """Step size and ε of the next step, or of one further ahead, with the bias corrections of both moments."""
+        t, (beta1, beta2) = self.count + ahead + 1, self.betas
         root = math.sqrt(1 - beta2**t)
         return learning_rate * root / (1 - beta1**t), self.eps * root
 
@@ -151,8 +161,8 @@ def fit_value(
         batch = batch.replace(obs=_value_features(model, batch))
     tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
     with operation("value"), processes.apart() if tiny else contextlib.nullcontext():
-        for minibatch in batch.epochs(epochs, minibatch_size, rng):
-            optimizer.minimize(value_loss, model, minibatch, learning_rate=learning_rate, auxiliary=False)
+        minibatches = batch.epochs(epochs, minibatch_size, rng)
+        optimizer.minimize_each(value_loss, model, minibatches, learning_rate=learning_rate, auxiliary=False)
 
 
 def _value_features(model: ActorCritic, batch: Buffer) -> Any:

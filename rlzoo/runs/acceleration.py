@@ -5,11 +5,33 @@ from __future__ import annotations
 import importlib
 
 from rlzoo.algorithms import State
+from rlzoo.core.system import processes
 from rlzoo.core.task import Task
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.optim.fast.compilation import compilers
+from rlzoo.runs.configuration.config import Config
+from rlzoo.runs.registry import ALGORITHMS, algorithm_class, task_class
 
 _ROOMS = ("control", "lm")
+_WARM_UP = 0.05
+"""Share of a run that trains without native code. It is fixed, so that the same settings give the same results."""
+_LONG = 500_000
+"""Steps of a run in which native code gains more time than its compilation takes."""
+
+
+def gains_by_compiling(config: Config) -> bool:
+    """Whether a run is long enough to gain by native code and can have it, by its settings and the compiler alone."""
+    return (
+        config.total_steps >= _LONG
+        and config.fast
+        and config.device == "cpu"
+        and processes.size() == 1
+        and type(config.algorithm) in map(algorithm_class, ALGORITHMS)
+        and task_class(config.env).compiles(config.task)
+        and not config.algorithm.estimator.whole_episodes
+        and bool(compilers())
+    )
 
 
 def accelerate(task: Task, state: State | None = None, compile: bool = False) -> None:
@@ -18,7 +40,7 @@ def accelerate(task: Task, state: State | None = None, compile: bool = False) ->
     Without this call, everything is plain PyTorch and transformers, with the same results up to rounding.
 
     Args:
-        compile: run Adam's steps as native code.
+        compile: run Adam's steps as native code, compiled while the first twentieth of the run goes on.
     """
     origins = [cls.__module__ for cls in (*type(task).__mro__, *map(type, task.model.modules()))]
     for room in _ROOMS:
@@ -27,4 +49,4 @@ def accelerate(task: Task, state: State | None = None, compile: bool = False) ->
     if state is not None:
         for name, adam in state.optimizers.items():
             if isinstance(adam, Adam):
-                state.optimizers[name] = FastAdam(adam, compile)
+                state.optimizers[name] = FastAdam(adam, compile, waits=lambda: state.progress >= _WARM_UP)

@@ -11,7 +11,7 @@ import pytest
 import short_runs
 
 from rlzoo.cli import main
-from rlzoo.core.system.errors import NonFiniteError
+from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.core.system.threads import from_environment
 from rlzoo.runs.run import Run
 
@@ -316,6 +316,20 @@ def test_estimators_by_the_names_that_people_know(alias, name, tmp_path):
     arguments = ["train", "reinforce", "CartPole-v1", "--estimator", alias, "--total-steps", "100", "--quiet"]
     assert main([*arguments, "--no-preset", "--final-eval-episodes", "2", "--out", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["estimator"] == name
+
+
+@pytest.mark.parametrize(("switches", "expected"), [([], None), (["--no-compile"], False), (["--compile"], True)])
+def test_compilation_is_switched_off_where_it_would_be_the_default(switches, expected, monkeypatch):
+    given = {}
+
+    def train(*names, **settings):
+        given.update(settings)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("rlzoo.runs.train.train", train)
+    assert main(["train", "ppo", "CartPole-v1", "--total-steps", "500_000", *switches]) == 2
+    assert given["total_steps"] == 500_000
+    assert given.get("compile") is expected
 
 
 def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):

@@ -122,9 +122,9 @@ def test_module_outside_of_the_seam_knows_no_faster_implementation(module):
         assert not re.search(SPEED, MODULES[module].read_text())
 
 
-def test_seam_is_used_where_a_run_is_trained_and_where_it_is_loaded():
+def test_seam_is_used_where_a_run_is_trained_where_it_is_loaded_and_where_its_defaults_are_chosen():
     users = {module for module in MODULES if SEAM in imports(tree(module))}
-    assert users == {"rlzoo.runs.loop", "rlzoo.runs.evaluate"}
+    assert users == {"rlzoo.runs.loop", "rlzoo.runs.evaluate", "rlzoo.runs.configuration.defaults"}
 
 
 COLLECTIVES = {

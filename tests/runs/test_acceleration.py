@@ -4,12 +4,16 @@ import pytest
 import torch
 from builders import parameters
 
+from rlzoo.algorithms import PPOClip
 from rlzoo.control.acting import make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.fast.mlp import FastMLP, FastRecurrentMLP
+from rlzoo.core.collector import evaluate
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.runs import acceleration
 from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.defaults import configured
 from rlzoo.runs.loop import Trainer
 
 SIZES = {
@@ -61,16 +65,61 @@ def test_without_fast_everything_is_plain(fast, network):
     assert (FastRecurrentMLP in kinds) == (fast and network == "gru")
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("native") / "cache"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("algorithm", "env"), [("ppo-penalty", "Pendulum-v1"), ("trpo", "CartPole-v1")])
-def test_compiled_steps_equal_eager_ones_to_rounding(algorithm, env, tmp_path, monkeypatch):
-    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
-    settings = {"epochs": 10} if algorithm == "ppo-penalty" else {"vf_epochs": 10}
-    models = [trained(algorithm, env, 1, compile=x, normalize_obs=True, **settings)[0].model for x in (False, True)]
-    assert list((tmp_path / "cache").glob("*.pt2")), "nothing was compiled"
-    torch.testing.assert_close(*map(parameters, models), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("algorithm", ["npg", "trpo", "ppo-penalty", "ppo-clip"])
+def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, monkeypatch):
+    """Both see the buffers of the eager one, since one action that is rounded the other way would change the rest."""
+    monkeypatch.setenv("RLZOO_CACHE", str(cache))
+    settings = {"normalize_obs": True, "num_envs": 4, "num_steps": 64, "seed": 3} | SIZES[algorithm]
+    settings.pop("stop_kl", None)
+    eager, native = (Trainer(make_config(algorithm, "Pendulum-v1", compile=x, **settings)) for x in (False, True))
+    native.state.progress = 0.5
+    for _ in range(10):
+        buffer = evaluate(eager.model, eager.task.collect().buffer)
+        for trainer in (eager, native):
+            trainer.algorithm.update(trainer.model, trainer.state, buffer)
+    assert list(cache.glob("*.pt2")), "nothing was compiled"
+    torch.testing.assert_close(*(parameters(x.model) for x in (eager, native)), rtol=1e-4, atol=1e-5)
 
 
 def test_whole_episodes_refuse_compilation():
     with pytest.raises(ConfigError, match="compile cannot be used with reinforce"):
         make_config("reinforce", "CartPole-v1", compile=True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings", "expected"),
+    [
+        ("ppo-clip", "CartPole-v1", {"total_steps": 500_000}, True),
+        ("trpo", "CartPole-v1", {"total_steps": 500_000}, True),
+        ("ppo-clip", "CartPole-v1", {}, False),
+        ("ppo-clip", "CartPole-v1", {"total_steps": 500_000, "compile": False}, False),
+        ("ppo-clip", "CartPole-v1", {"total_steps": 500_000, "fast": False}, False),
+        ("ppo-clip", "CartPole-v1", {"total_steps": 500_000, "network": "gru"}, False),
+        ("reinforce", "CartPole-v1", {"total_steps": 500_000}, False),
+        ("ppo-clip", "RandomWalks", {"total_steps": 500_000}, False),
+    ],
+)
+def test_long_runs_are_compiled_by_default_and_say_so(algorithm, env, settings, expected, monkeypatch):
+    monkeypatch.setattr(acceleration, "compilers", lambda: ["g++"])
+    config, lines = configured(algorithm, env, None, True, settings)
+    assert config.compile is expected
+    assert any(line.startswith("compile=True") for line in lines) is expected
+    monkeypatch.setattr(acceleration, "compilers", list)
+    assert not configured(algorithm, env, None, True, settings)[0].compile
+
+
+class Own(PPOClip):
+    """Somebody's algorithm, whose loss may read what changes."""
+
+    name = "own"
+
+
+def test_an_algorithm_of_ones_own_is_not_compiled_by_default(monkeypatch):
+    monkeypatch.setattr(acceleration, "compilers", lambda: ["g++"])
+    assert not configured(Own(), "CartPole-v1", None, True, {"total_steps": 500_000})[0].compile

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
-from rlzoo.core.buffer import Buffer
+from rlzoo.core.buffer import Buffer, Epochs
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam, clip_norm
-from rlzoo.optim.fast.compilation import compiled
+from rlzoo.optim.fast.compilation import Compilation
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss
 from rlzoo.optim.vectors import Vector
@@ -28,33 +29,27 @@ class FastAdam(Adam):
     """An `Adam` whose gradients and steps are computed faster. It takes over the parameters and moments of `adam`.
 
     Args:
-        compile: run steps as native code, which is compiled for each shape of batch (see
+        compile: whether to run the steps of an update as native code, which is compiled for each shape of buffer (see
             `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss or two learning rates are not compiled.
+        waits: whether to wait for the compilation. Until it says so, steps are not native.
     """
 
-    def __init__(self, adam: Adam, compile: bool = False) -> None:
+    def __init__(self, adam: Adam, compile: bool = False, waits: Callable[[], bool] = lambda: True) -> None:
         vars(self).update(vars(adam))
-        self.compile = compile
+        self.compile, self._waits = compile, waits
         self._gradient = torch.empty_like(adam.theta)
         self._pieces = list(unflatten(self._gradient, adam.parameters))
-        self._programs: dict[tuple[Any, ...], tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]] = {}
+        self._compilations: dict[tuple[Any, ...], Compilation] = {}
 
-    def minimize(
-        self,
-        loss: Loss,
-        model: ActorCritic,
-        batch: Buffer,
-        *scalars: float,
-        learning_rate: float,
-        vf_learning_rate: float | None = None,
-        max_grad_norm: float | None = None,
-        auxiliary: bool = True,
-    ) -> float:
-        if self.compile and vf_learning_rate is None and not (auxiliary and model.auxiliary):
-            return self._compiled_step(loss, model, batch, scalars, learning_rate, max_grad_norm)
-        rates: Any = {"learning_rate": learning_rate, "vf_learning_rate": vf_learning_rate}
-        limits: Any = {"max_grad_norm": max_grad_norm, "auxiliary": auxiliary}
-        return super().minimize(loss, model, batch, *scalars, **rates, **limits)
+    def minimize_each(
+        self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
+    ) -> tuple[int, float]:
+        plain = options.get("vf_learning_rate") is None and not (options.get("auxiliary", True) and model.auxiliary)
+        if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.buffer.num_rows:
+            result = self._native(loss, model, minibatches, scalars, **options)
+            if result is not None:
+                return result
+        return super().minimize_each(loss, model, minibatches, *scalars, **options)
 
     def step(self, theta: Vector, m: Vector, v: Vector, g: Vector, step_size: float, eps: float) -> None:
         if len(m) <= _BLOCK:
@@ -86,59 +81,80 @@ class FastAdam(Adam):
             for p in self.parameters:
                 p.grad = None
 
-    def _compiled_step(
+    def _native(
         self,
         loss: Loss,
         model: ActorCritic,
-        batch: Buffer,
+        minibatches: Epochs,
         scalars: tuple[float, ...],
         learning_rate: float,
-        max_grad_norm: float | None,
-    ) -> float:
-        """`minimize` as one call of native code."""
-        fields = batch.tensors()
-        shapes = loss.__qualname__, *(x.shape for x in fields)
-        knobs = torch.tensor([*self.bias_corrected(learning_rate), *scalars], dtype=self.theta.dtype)
-        if shapes not in self._programs:
-            mine = {id(p) for p in self.parameters}
-            state = [*model.named_parameters(), *model.named_buffers()]
-            rest = {name: x.detach() for name, x in state if id(x) not in mine}
-            step = self._pure_step(loss, model, batch, list(rest), max_grad_norm)
-            example = (self.theta, self.m, self.v, knobs, *rest.values(), *fields)
-            run = compiled(step, example, _key(loss, model, self, max_grad_norm))
-            self._programs[shapes] = run, list(rest.values())
-        run, others = self._programs[shapes]
-        theta, m, v, norm = run(self.theta, self.m, self.v, knobs, *others, *fields)
+        max_grad_norm: float | None = None,
+        **_: Any,
+    ) -> tuple[int, float] | None:
+        """`minimize_each` as one call of native code; None if the code is not there (yet)."""
+        most, rows, fields = minibatches.most, minibatches.rows, minibatches.buffer.tensors()
+        mine, order = {id(p) for p in self.parameters}, torch.zeros(most, rows, dtype=torch.int64)
+        state = [*model.named_parameters(), *model.named_buffers()]
+        rest = {name: x.detach() for name, x in state if id(x) not in mine}
+        knobs = self.theta.new_tensor([self.bias_corrected(learning_rate, k) for k in range(most)])
+        carry = self.theta, self.m, self.v, self.theta.new_zeros(())
+        inputs = order, order.bool(), knobs, self.theta.new_tensor(scalars), *rest.values(), *fields
+
+        shapes = loss.__qualname__, minibatches.whiten, *(x.shape for x in (order, *fields))
+        if shapes not in self._compilations:
+            step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
+            key = _key(loss, model, self, minibatches, max_grad_norm)
+            self._compilations[shapes] = Compilation(step, carry, inputs, key)
+        loop = self._compilations[shapes].loop() if self._waits() else None
+        if loop is None:
+            return None
+        drawn = minibatches.drawn()
+        for row, counts, indices in zip(*inputs[:2], drawn, strict=False):
+            row[: len(indices)], counts[: len(indices)] = indices, True
+        theta, m, v, norm = loop(torch.tensor(len(drawn)), *carry, *inputs)
         clip_norm(norm.reshape(1), None, loss.__qualname__)
         self.theta.copy_(theta)
         self.m, self.v = m, v
-        self.stepped()
-        return float(norm)
+        self.count += len(drawn)
+        increment_version(self.parameters)
+        return len(drawn), float(norm)
 
-    def _pure_step(
-        self, loss: Loss, model: ActorCritic, like: Buffer, rest: list[str], max_grad_norm: float | None
-    ) -> Callable[..., tuple[Tensor, ...]]:
-        """(θ, m, v, knobs, the model's other tensors, the batch's tensors) -> (θ, m, v, gradient norm)."""
-        names = {id(p): name for name, p in model.named_parameters()}
-        view, parameters, betas = _LossView(model, loss), self.parameters, self.betas
 
-        def step(theta: Tensor, m: Tensor, v: Tensor, knobs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                theta = theta.detach().requires_grad_()
-                parts = zip(parameters, unflatten(theta, parameters), strict=True)
-                values = {names[id(p)]: part for p, part in parts} | dict(zip(rest, tensors, strict=False))
-                batch = like.with_tensors(tensors[len(rest) :])
-                inputs = {f"model.{name}": x for name, x in values.items()}
-                total = torch.func.functional_call(view, inputs, (batch, *knobs[2:].unbind()))
-                (g,) = torch.autograd.grad(total, theta)
-            norm = torch.linalg.vector_norm(g)
-            if max_grad_norm is not None:
-                g = g * (max_grad_norm / norm).clamp(max=1)
-            m = torch.lerp(m, g, 1 - betas[0])
-            v = betas[1] * v + (1 - betas[1]) * g * g
-            return theta.detach() - knobs[0] * m / (v.sqrt() + knobs[1]), m, v, norm
+def _pure_step(
+    loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, rest: list[str], max_grad_norm: float | None
+) -> Callable[..., tuple[Tensor, ...]]:
+    """A step of Adam on one minibatch, as a function of tensors.
 
-        return step
+    (i, θ, m, v, gradient norm, row indices, which of them count, step sizes and ε, scalars, the model's other tensors,
+    the buffer's tensors) -> (θ, m, v, gradient norm).
+    """
+    by_id = {id(p): name for name, p in model.named_parameters()}
+    parameters, names = adam.parameters, [by_id[id(p)] for p in adam.parameters]
+    view, betas, like, whiten = _LossView(model, loss), adam.betas, minibatches.buffer, minibatches.whiten
+
+    def step(
+        i: Tensor, theta: Tensor, m: Tensor, v: Tensor, _: Tensor,
+        order: Tensor, counts: Tensor, knobs: Tensor, scalars: Tensor, *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        rows, counts, (step_size, eps) = (x.index_select(0, i.reshape(1))[0] for x in (order, counts, knobs))
+        batch = like.with_tensors(x.index_select(0, rows) for x in tensors[len(rest) :])
+        batch = batch.replace(mask=batch.mask & counts[:, None])
+        batch = batch.whitened if whiten else batch
+        with torch.enable_grad():
+            theta = theta.detach().requires_grad_()
+            own = zip(names, unflatten(theta, parameters), strict=True)
+            values = [*own, *zip(rest, tensors, strict=False)]
+            inputs = {f"model.{name}": x for name, x in values}
+            total = torch.func.functional_call(view, inputs, (batch, *scalars.unbind()))
+            (g,) = torch.autograd.grad(total, theta)
+        norm = torch.linalg.vector_norm(g)
+        if max_grad_norm is not None:
+            g = g * (max_grad_norm / norm).clamp(max=1)
+        m = torch.lerp(m, g, 1 - betas[0])
+        v = betas[1] * v + (1 - betas[1]) * g * g
+        return theta.detach() - step_size * m / (v.sqrt() + eps), m, v, norm
+
+    return step
 
 
 class _LossView(nn.Module):
@@ -151,8 +167,8 @@ class _LossView(nn.Module):
         return self.loss(self.model, batch, *scalars)
 
 
-def _key(loss: Loss, model: ActorCritic, adam: Adam, max_grad_norm: float | None) -> str:
-    """Identifies what a compiled step depends on besides its inputs: settings, attributes of modules, source code."""
+def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_grad_norm: float | None) -> str:
+    """Identifies what a step depends on besides its tensors: settings, attributes of modules, source code."""
     plain = (bool, int, float, str, tuple, list, type(None))
     modules = [
         (name, type(module), {k: x for k, x in vars(module).items() if k[0] != "_" and isinstance(x, plain)})
@@ -161,5 +177,5 @@ def _key(loss: Loss, model: ActorCritic, adam: Adam, max_grad_norm: float | None
     files = {Path(inspect.getfile(inspect.unwrap(loss))), *Path(__file__).parents[2].rglob("*.py")}
     files |= {Path(inspect.getfile(type(module))) for module in model.modules()}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
-    settings = loss.__qualname__, getattr(loss, "__self__", None), adam.betas, max_grad_norm
+    settings = loss.__qualname__, getattr(loss, "__self__", None), adam.betas, max_grad_norm, minibatches.whiten
     return repr((settings, [name for name, _ in model.named_parameters()], modules, source))

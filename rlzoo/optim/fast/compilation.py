@@ -1,10 +1,11 @@
-"""Compiles a pure function of tensors ahead of time, once per machine, and keeps it for later processes.
+"""Compiles a loop over a pure function of tensors ahead of time, once per machine, and keeps it for later processes.
 
-Capture sees through `torch.autograd.grad`, so a whole training step becomes one call into native code.
+Capture sees through `torch.autograd.grad`, so all gradient steps of an update become one call into native code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -12,23 +13,28 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import stat
+import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import warnings
+import weakref
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import cloudpickle
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from rlzoo.core.system.cache import cache_directory
 
-__all__ = ["compiled"]
+__all__ = ["Compilation", "compilers"]
 
+Tensors = Sequence[Tensor]
 TensorFunction = Callable[..., tuple[Tensor, ...]]
 Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
@@ -40,33 +46,86 @@ _OPTIONS: dict[str, object] = {
     "cpp.use_decompose_tanh": True,
     # Precompiled headers would leave 400 MB in the temporary directory to save a second or two.
     "aot_inductor.precompile_headers": False,
+    # The code between the products and loops: to optimise it costs seconds and gains nothing.
+    "aot_inductor.compile_wrapper_opt_level": "O0",
 }
 
 
-def compiled(fn: TensorFunction, example: tuple[Tensor, ...], key: str) -> TensorFunction:
-    """`fn` compiled for CPU tensors with the dtypes, shapes and strides of `example`, from the cache if there.
+class Compilation:
+    """A loop `for i in range(count): carry = step(i, *carry, *inputs)` as one call of native code.
 
-    `fn` must be pure and free of branches on tensor values. Everything that it reads besides its arguments becomes a
-    constant of the compiled code, so `key` must identify all of that: the settings and the source of `fn`. Compiled
-    packages are kept in `$RLZOO_CACHE`, or else `$XDG_CACHE_HOME/rlzoo`, or else `~/.cache/rlzoo`.
+    It is taken from the cache, or compiled by another process while this one goes on, and then kept in the cache:
+    `$RLZOO_CACHE`, or else `$XDG_CACHE_HOME/rlzoo`, or else `~/.cache/rlzoo`. Of several processes that need the same
+    loop, one compiles it and the others wait.
 
-    The result changes none of its arguments, returns new tensors without gradient, and raises ValueError for arguments
-    of other dtypes, shapes or strides. It is not thread-safe. If compilation fails, a warning gives the reason and the
-    result is `fn` itself.
+    Args:
+        step: a pure function of tensors, free of branches on their values. `i` is a scalar tensor. Everything that it
+            reads besides its arguments becomes a constant of the compiled code.
+        carry, inputs: tensors with the dtypes, shapes and strides of all that will be given.
+        key: identifies what `step` reads besides its arguments: settings and source code.
     """
-    try:
-        package = _private(cache_directory()) / f"{_digest(example, key)}.pt2"
-        run = _cached(package)
-        if run is None:
-            _compile(fn, example, package)
-            run = _load(package)
-    except Exception as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        reason = textwrap.shorten(first_line, 200, placeholder=" ...")
-        _log.warning("compilation failed, so steps run in eager mode: %s", reason)
-        _log.debug("compilation failed", exc_info=True)
-        return fn
-    return _checked(run, example)
+
+    def __init__(self, step: TensorFunction, carry: Tensors, inputs: Tensors, key: str) -> None:
+        self._example = (torch.zeros((), dtype=torch.int64), *carry, *inputs)
+        self._process: subprocess.Popen[str] | None = None
+        self._loop: TensorFunction | None = None
+        try:
+            self._package = _private(cache_directory()) / f"{_digest(self._example, key)}.pt2"
+            run = _cached(self._package)
+            if run is not None:
+                self._loop = _checked(run, self._example)
+                return
+            _check_possible(self._example)
+            self._scratch = tempfile.TemporaryDirectory(
+                prefix="unfinished-", dir=self._package.parent, ignore_cleanup_errors=True
+            )
+            job = Path(self._scratch.name) / "job"
+            job.write_bytes(cloudpickle.dumps((step, len(carry), self._example, self._package)))
+            _log.info("compiling the update in the background, once on this machine")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(job), str(torch.get_num_threads())],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+            weakref.finalize(self, _end, self._process, self._scratch)
+        except Exception as error:
+            _failed(error)
+
+    def loop(self) -> TensorFunction | None:
+        """(count, *carry, *inputs) -> carry, new tensors without gradient; it is not thread-safe.
+
+        Waits until it is compiled. None if that failed, after a warning with the reason. ValueError for arguments of
+        other dtypes, shapes or strides than the example.
+        """
+        if self._process is not None:
+            try:
+                _, fault = self._process.communicate()
+                if self._process.returncode:
+                    raise RuntimeError(fault.strip().splitlines()[-1] if fault.strip() else "its process was killed")
+                self._loop = _checked(_load(self._package), self._example)
+            except Exception as error:
+                _failed(error)
+            finally:
+                self._process = None
+                self._scratch.cleanup()
+        return self._loop
+
+
+def _end(process: subprocess.Popen[str], scratch: tempfile.TemporaryDirectory[str]) -> None:
+    """Ends a compilation that nobody waits for, which removes its own files."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=5)
+    scratch.cleanup()
+
+
+def _failed(error: Exception) -> None:
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    reason = textwrap.shorten(first_line, 200, placeholder=" ...")
+    _log.warning("compilation failed, so updates run in eager mode: %s", reason)
+    _log.debug("compilation failed", exc_info=True)
 
 
 def _private(directory: Path) -> Path:
@@ -148,31 +207,54 @@ def _load(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     return loader(str(package), model_name, run_single_threaded, num_runners, device_index).run
 
 
-def _compile(fn: TensorFunction, example: tuple[Tensor, ...], package: Path) -> None:
-    """Compiles `fn` and writes `package` atomically; other processes may compile the same function."""
-    if any(tensor.device.type != "cpu" for tensor in example):
-        raise RuntimeError("only steps on the CPU are compiled")
-    candidates = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
-    compiler = next((name for name in candidates if shutil.which(name)), None)
-    if compiler is None:
-        raise RuntimeError(f"there is no C++ compiler (looked for {', '.join(candidates)})")
+def compilers() -> list[str]:
+    """The C++ compilers of this machine."""
+    return [name for name in _compiler_names() if shutil.which(name)]
 
+
+def _compiler_names() -> list[str]:
+    return [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+
+
+def _check_possible(example: Tensors) -> None:
+    if any(tensor.device.type != "cpu" for tensor in example):
+        raise RuntimeError("only updates on the CPU are compiled")
+    if not compilers():
+        raise RuntimeError(f"there is no C++ compiler (looked for {', '.join(_compiler_names())})")
+
+
+def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path) -> None:
+    """Compiles the loop over `step` and writes `package` atomically."""
+    from torch._higher_order_ops.while_loop import while_loop
     from torch._inductor import aoti_compile_and_package, config
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    _log.info("compiling the training step (about ten seconds, once)")
-    start = time.perf_counter()
+    traced = make_fx(_without_aliases(step))(*example)
+
+    class Loop(torch.nn.Module):
+        def forward(self, count: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            inputs = tensors[carried:]
+
+            def unfinished(i: Tensor, *carry: Tensor) -> Tensor:
+                return i < count
+
+            def body(i: Tensor, *carry: Tensor) -> tuple[Tensor, ...]:
+                return i + 1, *traced(i, *carry, *inputs)
+
+            start = torch.zeros((), dtype=torch.int64)
+            carry = start, *(x.clone() for x in tensors[:carried])
+            return tuple(while_loop(unfinished, body, carry)[1:])  # type: ignore[no-untyped-call]
+
     supported = config.get_config_copy()
     options = {name: value for name, value in _OPTIONS.items() if name in supported}
-    options |= {"cpp.threads": torch.get_num_threads(), "cpp.cxx": (None, compiler)}
+    options |= {"cpp.threads": torch.get_num_threads(), "cpp.cxx": (None, compilers()[0])}
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=package.parent) as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.export.export(make_fx(_without_aliases(fn))(*example), example, strict=False)
+        program = torch.export.export(Loop(), tuple(example), strict=False)
         written = Path(scratch) / package.name
         aoti_compile_and_package(program, package_path=str(written), inductor_configs=options)
         written.chmod(0o600)
         written.replace(package)
-    _log.info("compiled in %.0f s", time.perf_counter() - start)
 
 
 def _without_aliases(fn: TensorFunction) -> TensorFunction:
@@ -192,7 +274,7 @@ def _checked(run: Callable[[list[Tensor]], Sequence[Tensor]], example: tuple[Ten
     expected = [_signature(tensor) for tensor in example]
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
-        actual = [_signature(tensor) for tensor in inputs]
+        actual = list(map(_signature, inputs))
         if actual != expected:
             raise ValueError(_difference(actual, expected))
         return tuple(run(list(inputs)))
@@ -209,3 +291,17 @@ def _difference(actual: Sequence[Signature], expected: Sequence[Signature]) -> s
         for shape, stride, dtype, device in (expected[index], actual[index])
     ]
     return f"tensor {index} was compiled for {described[0]}; called with {described[1]}"
+
+
+def _main(job: str, threads: str) -> None:
+    """Compiles what a `Compilation` asks for, unless another process does or has."""
+    torch.set_num_threads(int(threads))
+    step, carried, example, package = cloudpickle.loads(Path(job).read_bytes())
+    with FileLock(package.with_suffix(".lock"), mode=0o600):
+        if _cached(package) is None:
+            _compile(step, carried, example, package)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        _main(*sys.argv[1:])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.runs.acceleration import gains_by_compiling
 from rlzoo.runs.configuration.config import Config, Source, fill, merge, present_names
 from rlzoo.runs.configuration.objects import first_description, holds_object
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, preset_of_kind, read_preset
@@ -43,7 +45,10 @@ def configured(
     if env is None:
         raise ConfigError("env is missing")
     blank, settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings))
-    return fill(blank, settings), _lines(algorithm, env, preset, sources)
+    result, lines = fill(blank, settings), _lines(algorithm, env, preset, sources)
+    if "compile" not in settings and gains_by_compiling(result):
+        result, lines = replace(result, compile=True), [*lines, "compile=True: a long run gains by native code"]
+    return result, lines
 
 
 def starting_from(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlzoo.optim.fast import compilation
-from rlzoo.optim.fast.compilation import compiled
+from rlzoo.optim.fast.compilation import Compilation
 
 HIDDEN, CLASSES, FEATURES, ROWS = 64, 2, 4, 256
 # The smaller side of a matrix first, so that no product is narrow in its last dimension.
@@ -27,8 +27,10 @@ def mlp(obs, weights):
     return hidden @ w3.t() + b3
 
 
-def ppo_step(theta, moments, beta_powers, learning_rate, clip_coef, obs, action, logp, advantage, return_, mask):
+def ppo_step(i, theta, moments, beta_powers, loss, norm, order, learning_rate, clip_coef, *tensors):
     """One clipped PPO step with Adam: every kind of input, a gradient inside, and several outputs."""
+    rows = order.index_select(0, i.reshape(1))[0]
+    obs, action, logp, advantage, return_, mask = (x.index_select(0, rows) for x in tensors)
     point = theta.detach().requires_grad_(True)
     weights = [part.view(shape) for part, shape in zip(point.split(SIZES), SHAPES, strict=True)]
     log_probs = torch.log_softmax(mlp(obs, weights[:6]), -1)
@@ -56,6 +58,9 @@ def ppo_inputs():
         0.1 * torch.randn(sum(SIZES), generator=random),
         torch.zeros(2, sum(SIZES)),
         torch.ones(2),
+        torch.zeros(()),
+        torch.zeros(()),
+        torch.stack([torch.randperm(ROWS, generator=random)[:64] for _ in range(5)]),
         torch.tensor(3e-4),
         torch.tensor(0.2),
         torch.randn(ROWS, FEATURES, generator=random),
@@ -67,8 +72,17 @@ def ppo_inputs():
     )
 
 
-def double(x):
+CARRIED = 5
+"""Of the inputs, those that a step changes."""
+
+
+def double(i, x):
     return (2 * x,)
+
+
+def doubled(x=None):
+    """A loop over `double`."""
+    return Compilation(double, [torch.ones(2) if x is None else x], [], "key").loop()
 
 
 @pytest.fixture
@@ -132,10 +146,10 @@ def test_the_cache_directory_follows_the_environment(monkeypatch):
     assert compilation.cache_directory() == Path("/home/someone/.cache/rlzoo")
 
 
-def test_without_a_compiler_one_line_says_so_and_the_function_stays_eager(cache, tmp_path, monkeypatch, caplog):
+def test_without_a_compiler_one_line_says_so_and_there_is_no_loop(cache, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "missing-compiler")
-    assert compiled(double, (torch.ones(2),), "key") is double
+    assert doubled() is None
     (record,) = caplog.records
     assert record.name == "rlzoo"
     assert record.levelno == logging.WARNING
@@ -145,19 +159,33 @@ def test_without_a_compiler_one_line_says_so_and_the_function_stays_eager(cache,
     assert list(cache.iterdir()) == []
 
 
-def test_a_failed_compilation_is_reported_by_its_first_line_alone(cache, monkeypatch, caplog):
-    def fail(*args):
-        raise RuntimeError("cannot lower\nlong\nlisting")
-
-    monkeypatch.setattr(compilation, "_compile", fail)
-    assert compiled(double, (torch.ones(2),), "key") is double
+def test_a_failed_compilation_is_reported_by_its_last_line_alone(cache, monkeypatch, caplog):
+    failing = [sys.executable, "-c", "raise RuntimeError('cannot lower')"]
+    monkeypatch.setattr(subprocess, "Popen", lambda command, own=subprocess.Popen, **options: own(failing, **options))
+    assert doubled() is None
     (record,) = caplog.records
-    assert record.getMessage().endswith(": cannot lower")
+    assert record.getMessage().endswith(": RuntimeError: cannot lower")
+    assert list(cache.iterdir()) == []
+
+
+def test_a_compilation_that_nobody_waits_for_ends_with_its_process(cache, monkeypatch):
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    started = []
+
+    def start(command, own=subprocess.Popen, **options):
+        started.append(own(sleeping, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    compilation_ = Compilation(double, [torch.ones(2)], [], "key")
+    del compilation_
+    assert started[0].wait(timeout=10) != 0
+    assert list(cache.iterdir()) == []
 
 
 def test_only_tensors_on_the_cpu_are_compiled(cache, caplog):
-    assert compiled(double, (torch.ones(2, device="meta"),), "key") is double
-    assert "only steps on the CPU" in caplog.text
+    assert doubled(torch.ones(2, device="meta")) is None
+    assert "only updates on the CPU" in caplog.text
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -197,7 +225,7 @@ def test_a_damaged_package_is_deleted(package, content, caplog):
 def test_a_cache_directory_that_others_may_write_is_not_used(cache, caplog):
     cache.mkdir()
     cache.chmod(0o777)
-    assert compiled(double, (torch.ones(2),), "key") is double
+    assert doubled() is None
     assert str(cache) in caplog.text
     assert "RLZOO_CACHE" in caplog.text
     assert list(cache.iterdir()) == []
@@ -211,12 +239,12 @@ def test_a_package_is_loaded_by_the_public_name_where_the_private_one_is_missing
 
     monkeypatch.delattr(torch._C._aoti, "AOTIModelPackageLoader")
     monkeypatch.setitem(sys.modules, "torch._inductor", SimpleNamespace(aoti_load_package=load))
-    (result,) = compilation._load(package)([torch.tensor([1.0, 2.0])])
+    (result,) = compilation._load(package)([0, torch.tensor([1.0, 2.0])])
     assert result.tolist() == [2.0, 4.0]
 
 
 def test_arguments_unlike_the_example_are_refused():
-    run = compilation._checked(lambda tensors: list(double(tensors[0])), (torch.ones(2, 3), torch.tensor(1.0)))
+    run = compilation._checked(lambda tensors: list(double(0, tensors[0])), (torch.ones(2, 3), torch.tensor(1.0)))
     (result,) = run(torch.full((2, 3), 2.0), torch.tensor(5.0))
     assert result.tolist() == [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     with pytest.raises(ValueError, match="compiled for 2 tensors, called with 1"):
@@ -238,53 +266,51 @@ def test_outputs_share_no_memory_with_inputs():
     assert x.data_ptr() not in {same.data_ptr(), view.data_ptr(), new.data_ptr()}
 
 
+def eager(inputs, count):
+    carry = inputs[:CARRIED]
+    for i in range(count):
+        carry = ppo_step(torch.tensor(i), *carry, *inputs[CARRIED:])
+    return carry
+
+
 @pytest.mark.slow
-def test_a_training_step_compiled_once_equals_eager_and_is_loaded_from_then_on(
+def test_a_loop_compiled_once_equals_eager_steps_and_is_loaded_from_then_on(
     cache, tmp_path, monkeypatch, capfd, caplog
 ):
     monkeypatch.chdir(tmp_path)
     inputs = ppo_inputs()
     before = [tensor.clone() for tensor in inputs]
-    step = compiled(ppo_step, inputs, "ppo")
-    assert step is not ppo_step
+    caplog.set_level(logging.INFO)
+    both = [Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], "ppo") for _ in range(2)]
+    loops = [compilation.loop() for compilation in both]
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    (package,) = cache.iterdir()
+    (package,) = cache.glob("*.pt2")
+    assert {path.suffix for path in cache.iterdir()} <= {".pt2", ".lock"}
     assert os.listdir(tmp_path) == ["cache"]
     assert stat.S_IMODE(package.stat().st_mode) == 0o600
 
-    state, eager_state, batch = inputs[:3], inputs[:3], inputs[3:]
-    for _ in range(5):
-        *state, loss, norm = step(*state, *batch)
-        *eager_state, eager_loss, eager_norm = ppo_step(*eager_state, *batch)
-        for actual, expected in zip([*state, loss, norm], [*eager_state, eager_loss, eager_norm], strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+    for count in (0, 1, 5):
+        for loop in loops:
+            for actual, expected in zip(loop(torch.tensor(count), *inputs), eager(inputs, count), strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
-    first, second = step(*inputs), step(*inputs)
+    first, second = (loops[0](torch.tensor(5), *inputs) for _ in range(2))
     assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True))
 
-    compilations = []
     intact = package.read_bytes()
-
-    def recompile(fn, example, package):
-        compilations.append(package)
-        package.write_bytes(intact)
-
-    monkeypatch.setattr(compilation, "_compile", recompile)
-    loaded = compiled(ppo_step, inputs, "ppo")
-    assert loaded is not ppo_step
-    assert compilations == []
-    assert all(torch.equal(a, b) for a, b in zip(loaded(*inputs), first, strict=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
+        loaded = Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], "ppo").loop()
+    assert all(torch.equal(a, b) for a, b in zip(loaded(torch.tensor(5), *inputs), first, strict=True))
 
     flipped = bytearray(intact)
     flipped[len(intact) // 2] ^= 0xFF
     for damaged in (intact[: len(intact) // 2], bytes(flipped)):
-        compilations.clear()
         package.write_bytes(damaged)
-        repaired = compiled(ppo_step, inputs, "ppo")
-        assert compilations == [package]
-        assert all(torch.equal(a, b) for a, b in zip(repaired(*inputs), first, strict=True))
+        assert compilation._cached(package) is None
 
+    package.write_bytes(intact)
     script = (
         "import sys\nfrom pathlib import Path\nfrom rlzoo.optim.fast import compilation\n"
         "assert compilation._cached(Path(sys.argv[1])) is not None\n"

@@ -1,7 +1,9 @@
 """The faster Adam against the plain one."""
 
 import logging
+from typing import ClassVar
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -89,50 +91,124 @@ def test_gradients_of_the_parameters_are_left_empty():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_compiled_step_without_a_compiler_is_the_pure_step(tmp_path, monkeypatch, caplog):
-    """All of a compiled step but the compilation: scalars, other parameters, clipping, state."""
-    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "missing-compiler")
-    algorithm = PPOClip(ent_coef=0.01)
-    models = make_model(), make_model()
-    plain, pure = Adam(list(models[0].parameters())), FastAdam(Adam(list(models[1].parameters())), compile=True)
+class PythonLoop:
+    """A `Compilation` without a compiler. The step crosses a process boundary, as for the compiler."""
+
+    made: ClassVar[list["PythonLoop"]] = []
+
+    def __init__(self, step, carry, inputs, key):
+        self.step, self.carried, self.key = cloudpickle.loads(cloudpickle.dumps(step)), len(carry), key
+        self.made.append(self)
+
+    def loop(self):
+        def run(count, *tensors):
+            carry, inputs = tensors[: self.carried], tensors[self.carried :]
+            for i in range(int(count)):
+                carry = self.step(torch.tensor(i), *carry, *inputs)
+            return carry
+
+        return run
+
+
+@pytest.fixture
+def loops(monkeypatch):
+    monkeypatch.setattr(fast, "Compilation", PythonLoop)
+    monkeypatch.setattr(PythonLoop, "made", [])
+    return PythonLoop.made
+
+
+@pytest.mark.parametrize("size", [8, 11, "all"])
+@ALL_NETWORKS
+def test_the_loop_that_is_compiled_equals_the_steps_of_the_plain_adam(network, size, loops):
+    """All but the compilation: random order, a last smaller minibatch, whitening, scalars, clipping, state."""
+    algorithm = PPOClip(ent_coef=0.01, clip_value=True)
+    models = make_model(**network), make_model(**network)
+    plain, native = Adam(list(models[0].parameters())), FastAdam(Adam(list(models[1].parameters())), compile=True)
     batch = make_batch(models[0])
-    with caplog.at_level(logging.WARNING):
-        for step in range(4):
-            settings = {"learning_rate": 0.01 / (1 + step), "max_grad_norm": 0.5}
-            norms = [
-                optimizer.minimize(algorithm.loss, model, batch, 0.2 / (1 + step), 0.01, **settings)
-                for model, optimizer in zip(models, (plain, pure), strict=True)
-            ]
-            assert norms[1] == pytest.approx(norms[0], rel=1e-12)
+    rngs = [np.random.default_rng(0) for _ in models]
+    for step in range(3):
+        results = [
+            optimizer.minimize_each(
+                algorithm.loss,
+                model,
+                batch.epochs(3, size, rng, whiten=True),
+                *(0.2 / (1 + step), 0.01),
+                learning_rate=0.01 / (1 + step),
+                max_grad_norm=0.5,
+            )
+            for model, optimizer, rng in zip(models, (plain, native), rngs, strict=True)
+        ]
+        assert results[1] == (results[0][0], pytest.approx(results[0][1], rel=1e-9))
     torch.testing.assert_close(parameters(models[1]), parameters(models[0]), rtol=0, atol=1e-9)
-    assert len(caplog.records) == 1
-    for model, optimizer in zip(
-        models,
-        (Adam(models[0].value_parameters()), FastAdam(Adam(models[1].value_parameters()), compile=True)),
-        strict=True,
-    ):
-        fit_value(model, optimizer, batch, 2, 8, 1e-2, np.random.default_rng(0))
+    assert len(loops) == 1
+    assert native.count == plain.count
+    assert rngs[0].bit_generator.state == rngs[1].bit_generator.state
+
+
+def test_the_fit_of_the_value_is_compiled_too(loops):
+    models = make_model(), make_model()
+    batch = make_batch(models[0])
+    batch = batch.replace(mask=batch.mask & (torch.arange(batch.num_rows)[:, None] > 9))  # minibatches without steps
+    plain, native = Adam(models[0].value_parameters()), FastAdam(Adam(models[1].value_parameters()), compile=True)
+    for model, optimizer in zip(models, (plain, native), strict=True):
+        fit_value(model, optimizer, batch, 2, 4, 1e-2, np.random.default_rng(0))
+    assert len(loops) == 1
+    assert native.count == plain.count
     torch.testing.assert_close(parameters(models[1]), parameters(models[0]), rtol=0, atol=1e-9)
 
 
-def test_non_finite_gradient_of_a_compiled_step_changes_nothing(tmp_path, monkeypatch):
+def test_another_shape_or_setting_is_another_loop(loops):
+    model = make_model()
+    optimizer, batch = FastAdam(Adam(list(model.parameters())), compile=True), make_batch(model)
+    rng = np.random.default_rng(0)
+    for epochs in (batch.epochs(1, 8, rng), batch.epochs(1, 8, rng, whiten=True), batch.epochs(2, 8, rng)):
+        optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
+    optimizer.minimize_each(policy_loss, model, batch.epochs(1, 8, rng), 2.0, learning_rate=0.2)
+    assert len(loops) == 3
+    assert loops[0].key != loops[1].key
+
+
+def test_until_it_waits_for_the_compilation_steps_are_those_of_the_plain_adam(loops):
+    model, waits = make_model(), []
+    optimizer = FastAdam(Adam(list(model.parameters())), compile=True, waits=lambda: bool(waits))
+    reference = Adam(list((other := make_model()).parameters()))
+    batch = make_batch(model)
+    for own, adam in ((model, optimizer), (other, reference)):
+        adam.minimize_each(policy_loss, own, batch.epochs(2, 8, np.random.default_rng(0)), 1.0, learning_rate=0.1)
+    assert len(loops) == 1  # it has begun
+    torch.testing.assert_close(parameters(model), parameters(other), rtol=0, atol=1e-12)
+
+
+def test_non_finite_gradient_of_a_compiled_loop_changes_nothing(loops):
+    model = make_model()
+    optimizer, before = FastAdam(Adam(list(model.parameters())), compile=True), parameters(model)
+    epochs = make_batch(model).epochs(2, 8, np.random.default_rng(0))
+    with pytest.raises(NonFiniteError, match="gradient of policy_loss is not finite"):
+        optimizer.minimize_each(policy_loss, model, epochs, float("nan"), learning_rate=0.1)
+    assert torch.equal(parameters(model), before)
+    assert optimizer.count == 0
+
+
+def test_a_failed_compilation_leaves_eager_steps(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "missing-compiler")
     model = make_model()
     optimizer, before = FastAdam(Adam(list(model.parameters())), compile=True), parameters(model)
-    with pytest.raises(NonFiniteError, match="gradient of policy_loss is not finite"):
-        optimizer.minimize(policy_loss, model, make_batch(model), float("nan"), learning_rate=0.1)
-    assert torch.equal(parameters(model), before)
-    assert optimizer.count == 0
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            epochs = make_batch(model).epochs(2, 8, np.random.default_rng(0))
+            steps, _ = optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
+    assert steps == optimizer.count / 3
+    assert not torch.equal(parameters(model), before)
+    assert len(caplog.records) == 1
 
 
-def test_steps_with_an_auxiliary_loss_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(fast, "compiled", lambda *_: pytest.fail("compiled"))
+def test_steps_with_an_auxiliary_loss_are_not_compiled(loops):
     model = make_model()
     model.auxiliary = Imitation(model)
     optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
-    optimizer.minimize(policy_loss, model, make_batch(model), 1.0, learning_rate=0.1)
+    epochs = make_batch(model).epochs(1, "all", np.random.default_rng(0))
+    optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
     assert model.auxiliary.drawn == [32]
+    assert loops == []
