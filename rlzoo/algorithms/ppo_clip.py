@@ -25,6 +25,7 @@ from rlzoo.core.system.fields import (
     Positive,
     PositiveSchedule,
 )
+from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.objective import approximate_kl, value_error
 
 
@@ -81,14 +82,13 @@ class PPOClip(Algorithm):
         clip_coef, ent_coef = state.at(self.clip_coef), state.at(self.ent_coef)
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
-        minibatches: Iterable[Buffer] = batch.epochs(
-            self.epochs, self.minibatch_size, state.rng, whiten=self.normalize_advantage
-        )
+        whiten = self.normalize_advantage
+        minibatches: Iterable[Buffer] = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten)
         if self.stop_kl is not None:
             limit = 1.5 * self.stop_kl
             minibatches = takewhile(lambda x: not approximate_kl(model, x) > limit, minibatches)
         steps, grad_norm = state.optimizers["all"].minimize_each(
             self.loss, model, minibatches, clip_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm
         )
-        metrics = measure(model, batch.whitened if self.normalize_advantage else batch, clip_coef)
+        metrics = measure(model, batch.whitened if whiten else batch, clip_coef)
         return {**metrics, "learning_rate": rates["learning_rate"], "gradient_steps": steps, "grad_norm": grad_norm}

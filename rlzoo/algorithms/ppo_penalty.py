@@ -24,6 +24,7 @@ from rlzoo.core.system.fields import (
     Positive,
     PositiveSchedule,
 )
+from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.objective import evaluate_policy, value_error, with_old
 
 
@@ -92,7 +93,7 @@ class PPOPenalty(Algorithm):
         kl_coef, ent_coef = state.scalars["kl_coef"], state.at(self.ent_coef)
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
-        minibatches = batch.epochs(self.epochs, self.minibatch_size, state.rng, whiten=self.normalize_advantage)
+        minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten=self.normalize_advantage)
         _, grad_norm = state.optimizers["all"].minimize_each(
             self.loss, model, minibatches, kl_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm
         )

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.system.progress import counted
 from rlzoo.core.tensors import Tensors, map_leaves
 
 _ABSENT = torch.empty(0)
@@ -117,7 +116,7 @@ class Buffer(Tensors):
         Args:
             size: steps in a minibatch, or rows after `rows(0)`; "all" for all rows. A minibatch has at least one row.
         """
-        rows = self._rows_of(size)
+        rows = self.rows_of(size)
         if rows == self.num_rows:
             if self.mask.any():
                 yield self
@@ -129,12 +128,8 @@ class Buffer(Tensors):
             if has_steps[start : start + rows].any():
                 yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
 
-    def epochs(self, number: int, size: int | Literal["all"], rng: np.random.Generator, whiten: bool = False) -> Epochs:
-        """The minibatches of several epochs (see `minibatches`); with `whiten`, their advantages are whitened."""
-        return Epochs(self, number, size, rng, whiten)
-
-    def _rows_of(self, size: int | Literal["all"]) -> int:
-        """Rows in a minibatch."""
+    def rows_of(self, size: int | Literal["all"]) -> int:
+        """Rows in a minibatch (see `minibatches`). The last of an epoch may have fewer."""
         return self.num_rows if size == "all" else min(max(1, size // self.row_size), self.num_rows)
 
     def sample(self, fraction: float, rng: np.random.Generator | None) -> Buffer:
@@ -195,39 +190,6 @@ class Buffer(Tensors):
     def whitened(self) -> Buffer:
         """A copy with whitened advantages."""
         return self.replace(advantage=self.whiten(self.advantage))
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """The minibatches of several epochs over a buffer. They are drawn once: by an iterator, or by `drawn`."""
-
-    buffer: Buffer
-    number: int
-    size: int | Literal["all"]
-    rng: np.random.Generator
-    whiten: bool
-    """Whether each minibatch has whitened advantages."""
-
-    @property
-    def rows(self) -> int:
-        """Rows of a minibatch. The last of an epoch may have fewer."""
-        return self.buffer._rows_of(self.size)
-
-    @property
-    def most(self) -> int:
-        """The number of minibatches, and of those without an unmasked step, which are skipped."""
-        return self.number * -(-self.buffer.num_rows // max(self.rows, 1))
-
-    def __iter__(self) -> Iterator[Buffer]:
-        each = (x for _ in range(self.number) for x in self.buffer.minibatches(self.size, self.rng))
-        return counted("minibatch", (x.whitened if self.whiten else x for x in each), self.most)
-
-    def drawn(self) -> list[Tensor]:
-        """The indices of the rows of each minibatch."""
-        n, has_steps = self.buffer.num_rows, self.buffer.mask.any(1).cpu()
-        every = torch.arange(n)
-        orders = (every if self.rows == n else torch.from_numpy(self.rng.permutation(n)) for _ in range(self.number))
-        return [x for order in orders for x in torch.split(order, self.rows) if has_steps[x].any()]
 
 
 _FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in ("group_size", "row_size"))

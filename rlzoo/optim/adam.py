@@ -18,6 +18,7 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.core.system.progress import operation, track
 from rlzoo.core.tensors import map_leaves
+from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.objective import Loss, loss_terms, value_loss
 from rlzoo.optim.vectors import Vector, norm
 
@@ -62,8 +63,7 @@ class Adam:
     ) -> float:
         """One step down the gradient of `loss(model, batch, *scalars)`; returns its norm before clipping.
 
-        With `auxiliary`, the model's auxiliary loss is added, if it has one. With `vf_learning_rate`, the `value`
-        parameters have this learning rate.
+        With `auxiliary`, the model's auxiliary loss is added. `vf_learning_rate` is that of the `value` parameters.
 
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
@@ -161,7 +161,7 @@ def fit_value(
         batch = batch.replace(obs=_value_features(model, batch))
     tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
     with operation("value"), processes.apart() if tiny else contextlib.nullcontext():
-        minibatches = batch.epochs(epochs, minibatch_size, rng)
+        minibatches = Epochs(batch, epochs, minibatch_size, rng)
         optimizer.minimize_each(value_loss, model, minibatches, learning_rate=learning_rate, auxiliary=False)
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from rlzoo.core.buffer import Buffer, Epochs
+from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam, clip_norm
+from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.compilation import Compilation
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss

@@ -13,6 +13,7 @@ from rlzoo.algorithms import PPOClip
 from rlzoo.core.estimators import GAE
 from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast import adam as fast
 from rlzoo.optim.fast.adam import FastAdam
 
@@ -131,7 +132,7 @@ def test_the_loop_that_is_compiled_equals_the_steps_of_the_plain_adam(network, s
             optimizer.minimize_each(
                 algorithm.loss,
                 model,
-                batch.epochs(3, size, rng, whiten=True),
+                Epochs(batch, 3, size, rng, whiten=True),
                 *(0.2 / (1 + step), 0.01),
                 learning_rate=0.01 / (1 + step),
                 max_grad_norm=0.5,
@@ -161,9 +162,9 @@ def test_another_shape_or_setting_is_another_loop(loops):
     model = make_model()
     optimizer, batch = FastAdam(Adam(list(model.parameters())), compile=True), make_batch(model)
     rng = np.random.default_rng(0)
-    for epochs in (batch.epochs(1, 8, rng), batch.epochs(1, 8, rng, whiten=True), batch.epochs(2, 8, rng)):
+    for epochs in (Epochs(batch, 1, 8, rng), Epochs(batch, 1, 8, rng, whiten=True), Epochs(batch, 2, 8, rng)):
         optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
-    optimizer.minimize_each(policy_loss, model, batch.epochs(1, 8, rng), 2.0, learning_rate=0.2)
+    optimizer.minimize_each(policy_loss, model, Epochs(batch, 1, 8, rng), 2.0, learning_rate=0.2)
     assert len(loops) == 3
     assert loops[0].key != loops[1].key
 
@@ -174,7 +175,7 @@ def test_until_it_waits_for_the_compilation_steps_are_those_of_the_plain_adam(lo
     reference = Adam(list((other := make_model()).parameters()))
     batch = make_batch(model)
     for own, adam in ((model, optimizer), (other, reference)):
-        adam.minimize_each(policy_loss, own, batch.epochs(2, 8, np.random.default_rng(0)), 1.0, learning_rate=0.1)
+        adam.minimize_each(policy_loss, own, Epochs(batch, 2, 8, np.random.default_rng(0)), 1.0, learning_rate=0.1)
     assert len(loops) == 1  # it has begun
     torch.testing.assert_close(parameters(model), parameters(other), rtol=0, atol=1e-12)
 
@@ -182,7 +183,7 @@ def test_until_it_waits_for_the_compilation_steps_are_those_of_the_plain_adam(lo
 def test_non_finite_gradient_of_a_compiled_loop_changes_nothing(loops):
     model = make_model()
     optimizer, before = FastAdam(Adam(list(model.parameters())), compile=True), parameters(model)
-    epochs = make_batch(model).epochs(2, 8, np.random.default_rng(0))
+    epochs = Epochs(make_batch(model), 2, 8, np.random.default_rng(0))
     with pytest.raises(NonFiniteError, match="gradient of policy_loss is not finite"):
         optimizer.minimize_each(policy_loss, model, epochs, float("nan"), learning_rate=0.1)
     assert torch.equal(parameters(model), before)
@@ -197,7 +198,7 @@ def test_a_failed_compilation_leaves_eager_steps(tmp_path, monkeypatch, caplog):
     optimizer, before = FastAdam(Adam(list(model.parameters())), compile=True), parameters(model)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            epochs = make_batch(model).epochs(2, 8, np.random.default_rng(0))
+            epochs = Epochs(make_batch(model), 2, 8, np.random.default_rng(0))
             steps, _ = optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
     assert steps == optimizer.count / 3
     assert not torch.equal(parameters(model), before)
@@ -208,7 +209,7 @@ def test_steps_with_an_auxiliary_loss_are_not_compiled(loops):
     model = make_model()
     model.auxiliary = Imitation(model)
     optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
-    epochs = make_batch(model).epochs(1, "all", np.random.default_rng(0))
+    epochs = Epochs(make_batch(model), 1, "all", np.random.default_rng(0))
     optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
     assert model.auxiliary.drawn == [32]
     assert loops == []

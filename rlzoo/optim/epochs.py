@@ -1,0 +1,48 @@
+"""The minibatches of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.system.progress import counted
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The minibatches of several epochs over a buffer. They are drawn once: by an iterator, or by `drawn`."""
+
+    buffer: Buffer
+    number: int
+    size: int | Literal["all"]
+    """As for `Buffer.minibatches`."""
+    rng: np.random.Generator
+    whiten: bool = False
+    """Whether each minibatch has whitened advantages."""
+
+    @property
+    def rows(self) -> int:
+        """Rows in a minibatch. The last of an epoch may have fewer."""
+        return self.buffer.rows_of(self.size)
+
+    @property
+    def most(self) -> int:
+        """The number of minibatches, and of those without an unmasked step, which are skipped."""
+        return self.number * -(-self.buffer.num_rows // max(self.rows, 1))
+
+    def __iter__(self) -> Iterator[Buffer]:
+        each = (x for _ in range(self.number) for x in self.buffer.minibatches(self.size, self.rng))
+        return counted("minibatch", (x.whitened if self.whiten else x for x in each), self.most)
+
+    def drawn(self) -> list[Tensor]:
+        """The indices of the rows of each minibatch."""
+        n, has_steps = self.buffer.num_rows, self.buffer.mask.any(1).cpu()
+        every = torch.arange(n)
+        orders = (every if self.rows == n else torch.from_numpy(self.rng.permutation(n)) for _ in range(self.number))
+        return [x for order in orders for x in torch.split(order, self.rows) if has_steps[x].any()]
