@@ -76,19 +76,17 @@ class Compilation:
                 self._loop = _checked(run, self._example)
                 return
             _check_possible(self._example)
-            self._scratch = tempfile.TemporaryDirectory(
-                prefix="unfinished-", dir=self._package.parent, ignore_cleanup_errors=True
-            )
-            job = Path(self._scratch.name) / "job"
-            job.write_bytes(cloudpickle.dumps((step, len(carry), self._example, self._package)))
             _log.info("compiling the update in the background, once on this machine")
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(job), str(torch.get_num_threads())],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                start_new_session=True,
-            )  # fmt: skip
-            weakref.finalize(self, _end, self._process, self._scratch)
+            with tempfile.TemporaryFile() as job:
+                job.write(cloudpickle.dumps((step, len(carry), self._example, self._package)))
+                job.seek(0)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(torch.get_num_threads())],
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    stdin=job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                    start_new_session=True,
+                )  # fmt: skip
+            weakref.finalize(self, _end, self._process)
         except Exception as error:
             _failed(error)
 
@@ -106,19 +104,16 @@ class Compilation:
                 self._loop = _checked(_load(self._package), self._example)
             except Exception as error:
                 _failed(error)
-            finally:
-                self._process = None
-                self._scratch.cleanup()
+            self._process = None
         return self._loop
 
 
-def _end(process: subprocess.Popen[str], scratch: tempfile.TemporaryDirectory[str]) -> None:
+def _end(process: subprocess.Popen[str]) -> None:
     """Ends a compilation that nobody waits for, which removes its own files."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=5)
-    scratch.cleanup()
 
 
 def _failed(error: Exception) -> None:
@@ -293,10 +288,10 @@ def _difference(actual: Sequence[Signature], expected: Sequence[Signature]) -> s
     return f"tensor {index} was compiled for {described[0]}; called with {described[1]}"
 
 
-def _main(job: str, threads: str) -> None:
-    """Compiles what a `Compilation` asks for, unless another process does or has."""
+def _main(threads: str) -> None:
+    """Compiles what a `Compilation` sends to standard input, unless another process does or has."""
     torch.set_num_threads(int(threads))
-    step, carried, example, package = cloudpickle.loads(Path(job).read_bytes())
+    step, carried, example, package = cloudpickle.load(sys.stdin.buffer)
     with FileLock(package.with_suffix(".lock"), mode=0o600):
         if _cached(package) is None:
             _compile(step, carried, example, package)
