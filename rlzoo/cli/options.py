@@ -162,7 +162,9 @@ _REGISTRY = ConstructorRegistry()
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How to read and show values: texts, integers such as 1e6, schedules, `none`, single words, KEY=VALUE pairs."""
     if info.type is Seeds:
-        return PrimitiveConstructorSpec("*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x] or ["0"])
+        return PrimitiveConstructorSpec(
+            "*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x] or ["0"]
+        )
     if info.type == Schedule:
         return PrimitiveConstructorSpec(1, "FLOAT|SCHEDULE", _schedule, lambda x: True, lambda x: [_shown(x)])
     if info.type is str:

@@ -23,8 +23,8 @@ Score = Callable[..., list[float]]
 """A function `(prompts, responses) -> scores` of two lists of texts: one number for each response, higher is better.
 
 It may take columns of the prompts' records as further arguments: `score(prompts, responses, answer)` gets the list of
-the answers, and `score(prompts, responses, **columns)` every column. A function with an argument `completions` is called
-by the names of its arguments, as TRL calls it: `score(completions, answer, **kwargs)`.
+the answers, and `score(prompts, responses, **columns)` every column. A function with an argument `completions` is
+called by the names of its arguments, as TRL calls it: `score(completions, answer, **kwargs)`.
 """
 
 
