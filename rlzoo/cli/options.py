@@ -180,7 +180,7 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         return PrimitiveConstructorSpec(1, word, _word(word, word), lambda x: x == word, lambda _: [word])
     if info.type_origin is dict:
         return PrimitiveConstructorSpec(
-            "*", "KEY=VALUE", _pairs, _is(dict), lambda x: [one_line(f"{k}={x[k]}") for k in x]
+            "*", "KEY=VALUE", _pairs, _is(dict), lambda x: [one_line(f"{k}={x[k]}") for k in x] or ["{}"]
         )
     return None
 

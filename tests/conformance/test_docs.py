@@ -262,7 +262,7 @@ def test_help_of_train_names_all_networks_and_estimators(capsys):
 
 def test_help_shows_a_default_for_every_option(capsys):
     cli.main(["train", "ppo-clip", "CartPole-v1", "--help-all"])
-    assert not re.search(r"default:\W*\)", capsys.readouterr().out)
+    assert not re.search(r"default:[\s│]*\)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", [name for name in cli._COMMANDS if name != "train"])

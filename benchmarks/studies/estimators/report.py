@@ -21,17 +21,8 @@ from rlzoo.runs.publish.markup import template
 Record = dict[str, Any]
 _HEAD = ("along g", "enumerated", "cosine", "distance", "p", "noise", "is")
 _SETTINGS = {
-    x.name: x.setting
-    for group in (
-        variants.KL,
-        variants.WHOLE,
-        variants.SCORES,
-        variants.BASELINES,
-        variants.LENGTHS,
-        variants.WHITENING,
-    )
-    for x in group
-}
+    x.name: x.setting for x in (*variants.KL, *variants.BASELINES, *variants.LENGTHS, *variants.WHITENING)
+}  # fmt: skip
 
 
 def write_report(record: Record, out: Path) -> Path:
@@ -60,6 +51,9 @@ def to_markdown(record: Record) -> str:
         [[name, fixed(x["mean"], 4), f"{fixed(100 * (x['mean'] / kl - 1), 1)} %", fixed(x["std"], 4)]
          for name, x in record["kl"].items()],
     )  # fmt: skip
+    for name, section in record["enumerated"].items():
+        rows = [[x, *(fixed(e[part], 4) for part in ("scale", "cosine", "distance"))] for x, e in section.items()]
+        tables[name] = (["estimator", "along g, enumerated", "cosine", "distance"], rows)
     tables["kl_gradients"] = (
         ["kl in the loss", "distance to ∇KL(π ‖ π_ref)", "distance to ∇KL(π_ref ‖ π)"],
         [[name, fixed(x["forward"], 4), fixed(x["reverse"], 4)] for name, x in record["kl_gradients"].items()],

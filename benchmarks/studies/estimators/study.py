@@ -45,8 +45,7 @@ def measure(batches: int, seed: int) -> dict[str, Any]:
     judge = Judge(task, reference, table, table, BETA)
     rows = judge.draw(batches, rng(seed, 0))
     groups = {
-        "kl": variants.KL, "whole": variants.WHOLE, "scores": variants.SCORES, "baselines": variants.BASELINES,
-        "lengths": variants.LENGTHS, "whitening": variants.WHITENING,
+        "kl": variants.KL, "baselines": variants.BASELINES, "lengths": variants.LENGTHS, "whitening": variants.WHITENING
     }  # fmt: skip
 
     def estimates(judge: Judge, group: Sequence[Variant]) -> dict[str, Any]:
@@ -68,6 +67,7 @@ def measure(batches: int, seed: int) -> dict[str, Any]:
     return {
         "batches": batches, "seed": seed, "responses": len(task.score), "parameters": table.jacobian.shape[1],
         "check": check, "policy": facts(judge), "sections": sections, "kl": kl_values(judge),
+        "enumerated": {"whole": enumerated(judge, variants.WHOLE), "scores": enumerated(judge, variants.SCORES)},
         "kl_gradients": kl_gradients(judge), "stale": stale,
         "natural": steps,
     }  # fmt: skip
@@ -99,6 +99,17 @@ def kl_values(judge: Judge) -> dict[str, dict[str, float]]:
         mean = p @ total
         values[name] = {"mean": float(mean), "std": float((p @ (total - mean).square()).sqrt())}
     return values
+
+
+def enumerated(judge: Judge, group: Sequence[Variant]) -> dict[str, dict[str, float]]:
+    """E[ĝ] of each variant against g = ∇J, without sampling."""
+    exact = {}
+    for variant in group:
+        e, g = judge.expected(variant), judge.gradient
+        along, size = float(e @ g / g.norm()), float(g.norm())
+        cosine, distance = along / float(e.norm()), float((e - g).norm()) / size
+        exact[variant.name] = {"scale": along / size, "cosine": cosine, "distance": distance}
+    return exact
 
 
 def kl_gradients(judge: Judge) -> dict[str, dict[str, float]]:
