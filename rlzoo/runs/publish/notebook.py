@@ -29,7 +29,7 @@ def plot(metrics: Records, evaluations: Records) -> Plot:
 
     The return of a language model is its score.
     """
-    kinds = {
+    kinds: dict[str, Records] = {
         "training": [{"mean_return": m.get("score"), **m} for m in metrics],
         "evaluation, sampled": [e for e in evaluations if not e["deterministic"]],
         "evaluation, deterministic": [e for e in evaluations if e["deterministic"]],
