@@ -47,13 +47,15 @@ def notebook(content, name):
 
 
 def as_markdown(output):
-    """An output of a cell: a picture or text."""
+    """An output of a cell: a picture, HTML or text."""
     data = output.get("data", {})
     if "image/png" in data:
         return f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"]).replace(chr(10), "")}">'
     if "image/svg+xml" in data:
         svg = base64.b64encode("".join(data["image/svg+xml"]).encode()).decode()
         return f'<img alt="" src="data:image/svg+xml;base64,{svg}">'
+    if "text/html" in data:
+        return "".join(data["text/html"])
     text = "".join(output.get("text", data.get("text/plain", [])))
     return f"``` {{ .text .no-copy .output }}\n{text}\n```"
 

@@ -162,7 +162,9 @@ _REGISTRY = ConstructorRegistry()
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     """How to read and show values: texts, integers such as 1e6, schedules, `none`, single words, KEY=VALUE pairs."""
     if info.type is Seeds:
-        return PrimitiveConstructorSpec("*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x])
+        return PrimitiveConstructorSpec(
+            "*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x] or ["0"]
+        )
     if info.type == Schedule:
         return PrimitiveConstructorSpec(1, "FLOAT|SCHEDULE", _schedule, lambda x: True, lambda x: [_shown(x)])
     if info.type is str:
@@ -178,7 +180,7 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         return PrimitiveConstructorSpec(1, word, _word(word, word), lambda x: x == word, lambda _: [word])
     if info.type_origin is dict:
         return PrimitiveConstructorSpec(
-            "*", "KEY=VALUE", _pairs, _is(dict), lambda x: [one_line(f"{k}={x[k]}") for k in x]
+            "*", "KEY=VALUE", _pairs, _is(dict), lambda x: [one_line(f"{k}={x[k]}") for k in x] or ["{}"]
         )
     return None
 

@@ -30,7 +30,8 @@ _EXAMPLE = "CartPole-v1"
 @dataclass(frozen=True, kw_only=True)
 class _Start:
     seed: Seeds = field(default_factory=Seeds)
-    """Seed of everything random in the run. Several, such as 1 2 3 or 1-5, train a run each, at the same time."""
+    """Seed of everything random in the run; with --config, by default its seed. Several, such as 1 2 3 or 1-5, train a
+    run each, at the same time."""
     out: str | None = None
     """Run directory; none for runs/<algorithm>-<env>-s<seed>-<time>."""
     overwrite: Switch = False

@@ -20,7 +20,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +35,9 @@ from rlzoo.runs.configuration.record import git_commit, read_record, read_settin
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _TAIL = 16_384
 """Bytes at the end of a file that hold at least one line."""
@@ -110,6 +113,17 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    def plot(self) -> Figure:
+        """The learning curves so far, a Matplotlib figure that a notebook displays (see `notebook.plot`)."""
+        from rlzoo.runs.publish.notebook import plot  # imports Matplotlib
+
+        return plot(self.metrics(), self.evaluations())
+
+    def _repr_html_(self) -> str:
+        from rlzoo.runs.publish.notebook import page
+
+        return page(self.record, str(self.path), self.metrics(), self.evaluations())
 
     @property
     def _config(self) -> Path:

@@ -16,11 +16,14 @@ import rlzoo.control.envs.no_velocity
 from rlzoo import cli
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import options
+from rlzoo.control.task import NETWORKS
+from rlzoo.core.estimators import ALIASES as OTHER_NAMES
+from rlzoo.core.estimators import ESTIMATORS
 from rlzoo.lm.finetune.data import read_examples, read_pairs
 from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.presets import recipes
-from rlzoo.runs.registry import ALGORITHMS, TASKS, algorithm_class
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, TASKS, algorithm_class
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import Session
 
@@ -105,6 +108,15 @@ def test_python_runs(page, workplace, brief):
             for words in commands(text):
                 if words[0] == "python" and (workplace / words[-1]).is_file():
                     runpy.run_path(words[-1], run_name="__main__")
+
+
+def test_outputs_on_the_page_of_ppo_by_hand(workplace, capsys):
+    page = ROOT / "docs/ppo-by-hand.md"
+    shown = re.findall(r"^```{ \.text \.no-copy }\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    namespace = {}
+    for _, _, text in blocks(page):
+        exec(text, namespace)
+    assert capsys.readouterr().out == "".join(shown)
 
 
 class Parsed(Exception):  # noqa: N818
@@ -205,6 +217,70 @@ def test_table_of_recipes_is_the_recipes():
             if cell != "–":
                 table[name][setting] = as_written(cell)
     assert table == without_none(recipes())
+
+
+def names(text):
+    """The names in code."""
+    return re.findall(r"`([A-Za-z][\w-]*)`", text)
+
+
+def names_between(page, start, end):
+    return names(re.search(f"{re.escape(start)}(.*?){re.escape(end)}", page.read_text(), re.DOTALL)[1])
+
+
+def names_in_table(page, header):
+    """The names in the first column of the table with that first heading."""
+    table = re.search(rf"^\| {header} \|.*\n\|.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE)[1]
+    return names(" ".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
+
+
+def test_lists_of_names_on_the_page_of_commands():
+    page = ROOT / "docs/command-line.md"
+    assert names_between(page, "ALGORITHM is", "or `module:Class`") == [*ALGORITHMS, *ALIASES]
+    assert names_between(page, "[a language task](tasks.md):", "for [your own]") == list(TASKS)
+    assert {*names_between(page, "| `--network NAME` |", "or `module:Class`")} == {*NETWORKS}
+    estimators = names_between(page, "| `--estimator NAME` |", "instead of")
+    assert sorted(estimators) == sorted([*ESTIMATORS, *OTHER_NAMES])
+    listed = page.read_text().split("```")[1]
+    assert re.findall(r"^rlzoo ([a-z-]+)", listed, re.MULTILINE) == list(cli._COMMANDS)
+    assert re.findall(r"^## ([a-z-]+)$", page.read_text(), re.MULTILINE) == list(cli._COMMANDS)
+
+
+def test_lists_of_networks_estimators_and_suites():
+    assert {*names_in_table(ROOT / "docs/interfaces.md", "kind")} == {*NETWORKS}
+    settings = names_between(ROOT / "docs/settings.md", "## The estimators", "Every algorithm works")
+    assert {*ESTIMATORS, *OTHER_NAMES} <= {*settings}
+    suites = {path.stem for path in (ROOT / "benchmarks/suites").glob("*.yaml")}
+    assert {*names_in_table(ROOT / "docs/benchmarks.md", "suite")} == suites
+
+
+def test_help_of_train_names_all_networks_and_estimators(capsys):
+    cli.main(["train", "--help"])
+    words = re.findall(r"[\w-]+", capsys.readouterr().out)
+    assert {*NETWORKS, *ESTIMATORS, *OTHER_NAMES, *TASKS, *ALGORITHMS} <= {*words}
+
+
+def test_help_shows_a_default_for_every_option(capsys):
+    cli.main(["train", "ppo-clip", "CartPole-v1", "--help-all"])
+    assert not re.search(r"default:[\s│]*\)", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", [name for name in cli._COMMANDS if name != "train"])
+def test_options_of_a_command_are_on_the_page(command, capsys):
+    cli.main([command, "--help"])
+    options = {*re.findall(r"(?<![\w-])--[a-z][\w-]+", capsys.readouterr().out)} - {"--help"}
+    page = (ROOT / "docs/command-line.md").read_text()
+    assert [option for option in sorted(options) if option not in page] == []
+
+
+def test_results_of_a_suite_are_a_table_of_pandas(workplace):
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    block = re.search(r"^``` { \.python \.no-copy }\n(import pandas.*?)```", page, re.MULTILINE | re.DOTALL)[1]
+    (workplace / "results").symlink_to(RESULTS)
+    namespace = {}
+    exec(block, namespace)
+    assert len(namespace["curves"]) == sum(map(len, namespace["results"]["steps"]))
+    assert {*namespace["results"]["label"]} == {*ALGORITHMS}
 
 
 def test_language_tasks_are_on_their_page():

@@ -1,6 +1,6 @@
 """Bias and noise of gradient estimators, on a language task where all responses are enumerated.
 
-    python -m benchmarks.studies.estimators --out results/estimators    # about three minutes on one core
+    python -m benchmarks.studies.estimators --out results/estimators    # a few minutes on one core
 
 Run it in the root of the repository. It writes `estimates.json`, and `report.md` with its figures, into the folder.
 """

@@ -51,6 +51,13 @@ def to_markdown(record: Record) -> str:
         [[name, fixed(x["mean"], 4), f"{fixed(100 * (x['mean'] / kl - 1), 1)} %", fixed(x["std"], 4)]
          for name, x in record["kl"].items()],
     )  # fmt: skip
+    for name, section in record["enumerated"].items():
+        rows = [[x, *(fixed(e[part], 4) for part in ("scale", "cosine", "distance"))] for x, e in section.items()]
+        tables[name] = (["estimator", "along g, enumerated", "cosine", "distance"], rows)
+    tables["kl_gradients"] = (
+        ["kl in the loss", "distance to ∇KL(π ‖ π_ref)", "distance to ∇KL(π_ref ‖ π)"],
+        [[name, fixed(x["forward"], 4), fixed(x["reverse"], 4)] for name, x in record["kl_gradients"].items()],
+    )
     names = [x.name for x in variants.STALE]
     tables["stale"] = (
         ["minibatches", "KL(π_old ‖ π)", *names],

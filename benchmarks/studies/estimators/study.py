@@ -66,7 +66,9 @@ def measure(batches: int, seed: int) -> dict[str, Any]:
         stale[str(ahead)] = {"kl": kl(task, table, later), **estimates(behind, variants.STALE)}
     return {
         "batches": batches, "seed": seed, "responses": len(task.score), "parameters": table.jacobian.shape[1],
-        "check": check, "policy": facts(judge), "sections": sections, "kl": kl_values(judge), "stale": stale,
+        "check": check, "policy": facts(judge), "sections": sections, "kl": kl_values(judge),
+        "enumerated": {"whole": enumerated(judge, variants.WHOLE), "scores": enumerated(judge, variants.SCORES)},
+        "kl_gradients": kl_gradients(judge), "stale": stale,
         "natural": steps,
     }  # fmt: skip
 
@@ -97,6 +99,39 @@ def kl_values(judge: Judge) -> dict[str, dict[str, float]]:
         mean = p @ total
         values[name] = {"mean": float(mean), "std": float((p @ (total - mean).square()).sqrt())}
     return values
+
+
+def enumerated(judge: Judge, group: Sequence[Variant]) -> dict[str, dict[str, float]]:
+    """E[ĝ] of each variant against g = ∇J, without sampling."""
+    exact = {}
+    for variant in group:
+        e, g = judge.expected(variant), judge.gradient
+        along, size = float(e @ g / g.norm()), float(g.norm())
+        cosine, distance = along / float(e.norm()), float((e - g).norm()) / size
+        exact[variant.name] = {"scale": along / size, "cosine": cosine, "distance": distance}
+    return exact
+
+
+def kl_gradients(judge: Judge) -> dict[str, dict[str, float]]:
+    """Relative distances of the mean gradient of each estimator in the loss from those of KL(π ‖ π_ref) and
+    KL(π_ref ‖ π) of whole responses, exact."""
+    task, model = judge.task, judge.new.model()
+    logp, ref = task.logp(model, task.state), judge.reference_logp
+    exact = {
+        "forward": task.probability(logp) @ (logp - ref).sum(1),
+        "reverse": task.probability(ref) @ (ref - logp).sum(1),
+    }
+    truth = {
+        name: judge.new.gradient(torch.autograd.grad(value, model.logits, retain_graph=True)[0])
+        for name, value in exact.items()
+    }
+    score_alone = judge.expected(Variant("score", reward_kl=None))
+    distances = {}
+    for variant in (*variants.KL, *variants.WHOLE):
+        if variant.reward_kl is None:
+            g = (score_alone - judge.expected(variant)) / judge.beta
+            distances[variant.name] = {name: float((g - x).norm() / x.norm()) for name, x in truth.items()}
+    return distances
 
 
 @torch.no_grad()

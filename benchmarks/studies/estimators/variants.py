@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ from rlzoo.algorithms.reinforce import Reinforce
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE, Estimator, GroupMean, GroupNorm, LeaveOneOut, MonteCarlo
 from rlzoo.core.models import ActorCritic
-from rlzoo.lm.reward.shaping import KL_ESTIMATORS, shaped_reward
+from rlzoo.lm.reward.shaping import KL_ESTIMATORS, sequence_kl, shaped_reward
 from rlzoo.optim.objective import surrogate
 
 Objective = Callable[[ActorCritic, Buffer], Tensor]
@@ -70,6 +70,10 @@ class Variant:
     """Estimator of each token's KL in the reward."""
     loss_kl: str | None = None
     """Estimator of each token's KL in the loss, which is differentiated."""
+    whole: bool = False
+    """Whether these estimate the KL from the log-probabilities of whole responses instead of single tokens."""
+    score: Literal["last", "every", "spread"] = "last"
+    """The score is the reward of the last token, that of every token, or divided evenly among the tokens."""
     estimator: Estimator = _LEAVE_ONE_OUT
     objective: Objective = token_ratio
     length: Literal["constant", "token", "response"] = "constant"
@@ -97,10 +101,13 @@ class Variant:
     def rewards(
         self, model: ActorCritic, reference: ActorCritic, buffer: Buffer, score: Float[Tensor, "N"], beta: float
     ) -> Buffer:
-        """`buffer` with the rewards of each token, as in `LMEnv.score`."""
+        """`buffer` with the rewards of each token, as in `LMEnv.score` for a score on the last token."""
         with torch.no_grad():
-            kl = token_kl(self.reward_kl, model, reference, buffer, buffer.logp)
-        return buffer.replace(reward=shaped_reward(kl, score, beta, buffer.mask))
+            kl = self.kl(self.reward_kl, model, reference, buffer, buffer.logp)
+        if self.score == "last":
+            return buffer.replace(reward=shaped_reward(kl, score, beta, buffer.mask))
+        each = score if self.score == "every" else score / buffer.mask.sum(1)
+        return buffer.replace(reward=torch.where(buffer.mask, each.unsqueeze(1) - beta * kl, 0.0))
 
     def loss(
         self, model: ActorCritic, reference: ActorCritic, batch: Buffer, beta: float, rng: np.random.Generator
@@ -111,28 +118,57 @@ class Variant:
         if self.loss_kl is None:
             return -objective
         logp = model.distribution(batch.obs).log_prob(batch.action)
-        return beta * batch.mean(token_kl(self.loss_kl, model, reference, batch, logp)) - objective
+        return beta * batch.mean(self.kl(self.loss_kl, model, reference, batch, logp)) - objective
+
+    def kl(
+        self, name: str | None, model: ActorCritic, reference: ActorCritic, batch: Buffer, logp: Float[Tensor, "N T"]
+    ) -> Float[Tensor, "N T"]:
+        """The estimate of KL(π ‖ π_ref) at each token or, of whole responses, at the last token of each."""
+        of = response_kl if self.whole else token_kl
+        return torch.zeros_like(logp) if name is None else of(name, model, reference, batch, logp)
 
 
 def token_kl(
-    name: str | None, model: ActorCritic, reference: ActorCritic, batch: Buffer, logp: Float[Tensor, "N T"]
+    name: str, model: ActorCritic, reference: ActorCritic, batch: Buffer, logp: Float[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
-    """The estimate of KL(π ‖ π_ref) at each token, as in `LMEnv.kl`; 0 for None."""
-    if name is None:
-        return torch.zeros_like(logp)
+    """The estimate of KL(π ‖ π_ref) at each token, as in `LMEnv.kl`."""
     estimator, ref = KL_ESTIMATORS[name], reference.distribution(batch.obs)
     return model.distribution(batch.obs).kl(ref) if estimator is None else estimator(logp, ref.log_prob(batch.action))
 
 
-KL = tuple(
-    Variant(
-        f"{name}, in {where}",
-        reward_kl=name if where != "the loss" else None,
-        loss_kl=name if where != "the reward" else None,
-        setting=f"kl_estimator={name}" if where == "the reward" else "–",
+def response_kl(
+    name: str, model: ActorCritic, reference: ActorCritic, batch: Buffer, logp: Float[Tensor, "N T"]
+) -> Float[Tensor, "N T"]:
+    """The estimate of KL(π ‖ π_ref) from log π(y) and log π_ref(y) of each response y, at its last token."""
+    estimator, ref = KL_ESTIMATORS[name], reference.distribution(batch.obs).log_prob(batch.action)
+    assert estimator is not None, "the KL over the vocabulary is that of a token"
+    kl = estimator(sequence_kl(logp, batch.mask), sequence_kl(ref, batch.mask))
+    return shaped_reward(torch.zeros_like(logp), kl, 0.0, batch.mask)
+
+
+def kl_variants(names: Iterable[str], whole: bool = False) -> tuple[Variant, ...]:
+    """Each estimator of the KL in the reward, in the loss, and in both."""
+    return tuple(
+        Variant(
+            f"{name}{' of the response' if whole else ''}, in {where}",
+            reward_kl=name if where != "the loss" else None,
+            loss_kl=name if where != "the reward" else None,
+            whole=whole,
+            setting=f"kl_estimator={name}" if where == "the reward" and not whole else "–",
+        )
+        for where in ("the reward", "the loss", "both")
+        for name in names
     )
-    for where in ("the reward", "the loss", "both")
-    for name in KL_ESTIMATORS
+
+
+KL = kl_variants(KL_ESTIMATORS)
+WHOLE = kl_variants(("k1", "k2", "k3"), whole=True)
+SCORES = (
+    Variant("on the last token", estimator=_NO_BASELINE, setting="all algorithms"),
+    Variant("on every token", score="every", estimator=_NO_BASELINE),
+    Variant("on every token, one return for the response", score="every"),
+    Variant("divided among the tokens", score="spread", estimator=_NO_BASELINE),
+    Variant("divided among the tokens, one return for the response", score="spread"),
 )
 BASELINES = (
     Variant("none", estimator=_NO_BASELINE, setting="estimator=monte-carlo, baseline=false"),

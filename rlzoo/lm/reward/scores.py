@@ -23,7 +23,8 @@ Score = Callable[..., list[float]]
 """A function `(prompts, responses) -> scores` of two lists of texts: one number for each response, higher is better.
 
 It may take columns of the prompts' records as further arguments: `score(prompts, responses, answer)` gets the list of
-the answers, and `score(prompts, responses, **columns)` every column.
+the answers, and `score(prompts, responses, **columns)` every column. A function with an argument `completions` is
+called by the names of its arguments, as TRL calls it: `score(completions, answer, **kwargs)`.
 """
 
 
@@ -54,7 +55,8 @@ def load_score(spec: Any) -> Score:
     except ValueError:
         return score  # some built-in functions have no signature
     try:
-        signature.bind([], [], **dict.fromkeys(_column_arguments(score)[1]))
+        texts, named = _texts(score, [], [])
+        signature.bind(*texts, **named, **dict.fromkeys(_column_arguments(score)[1]))
     except TypeError as error:
         name = spec if isinstance(spec, str) else score_name(spec)
         raise ConfigError(f"reward {name!r} cannot be called with (prompts, responses): {error}") from error
@@ -92,7 +94,8 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         return call_scores(score, name, prompts, responses)[0]
     count = len(responses)
     try:
-        result = score(list(prompts), list(responses), **columns_for(score, prompts))
+        texts, named = _texts(score, list(prompts), list(responses))
+        result = score(*texts, **named, **columns_for(score, prompts))
         items = _items(result, count)
     except (Exception, SystemExit) as error:
         raise EnvError(f"reward {name}: {described(error)}{place(error, score)}") from error
@@ -133,13 +136,28 @@ def missing_columns(score: Score, prompts: Sequence[str]) -> list[str]:
 
 def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
     """Arguments of a score for columns, None for any; and those of them without a default."""
-    try:
-        further = list(inspect.signature(score).parameters.values())[2:]
-    except ValueError:
-        return [], []  # some built-in functions have no signature
+    parameters = _parameters(score)
+    _, texts = _texts(score, [], [])
+    further = [x for name, x in parameters.items() if name not in (texts or list(parameters)[:2])]
     named = [x for x in further if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     every = any(x.kind is x.VAR_KEYWORD for x in further)
     return None if every else [x.name for x in named], [x.name for x in named if x.default is x.empty]
+
+
+def _texts(score: Score, prompts: list[str], responses: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Prompts and responses as positional arguments, or by name if one of the score's arguments is `completions`."""
+    parameters = _parameters(score)
+    if "completions" not in parameters:
+        return [prompts, responses], {}
+    every = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+    return [], {"completions": responses} | ({"prompts": prompts} if every or "prompts" in parameters else {})
+
+
+def _parameters(score: Score) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(score).parameters)
+    except ValueError:
+        return {}  # some built-in functions have no signature
 
 
 def _items(result: Any, count: int) -> list[Any] | None:

@@ -8,11 +8,13 @@ import torch
 
 from benchmarks.studies.estimators import natural, variants
 from benchmarks.studies.estimators.judge import assess, squared_mean, take
-from benchmarks.studies.estimators.study import later_policies
+from benchmarks.studies.estimators.study import kl_gradients, later_policies
 from benchmarks.studies.estimators.variants import Variant, token_ratio
 
 BY_NAME = {
-    x.name: x for x in (*variants.KL, *variants.BASELINES, *variants.LENGTHS, *variants.WHITENING, *variants.STALE)
+    x.name: x
+    for group in (variants.KL, variants.WHOLE, variants.SCORES, variants.BASELINES, variants.LENGTHS)
+    for x in (*group, *variants.WHITENING, *variants.STALE)
 }
 
 
@@ -62,10 +64,16 @@ UNBIASED = [
     *("k1, in the reward", "k1, in both", "k3, in both"),
     *("full, in both", "none", "leave-one-out (RLOO)", "exact critic, λ = 1"),
     *("exact critic, λ = 0.95", "constant (Dr. GRPO)"),
+    *(
+        f"{x} of the response, in {y}"
+        for x, y in (("k1", "the reward"), ("k2", "the loss"), ("k1", "both"), ("k3", "both"))
+    ),
+    *("on the last token", "divided among the tokens, one return for the response"),
 ]
+EXACT = (*variants.KL, *variants.WHOLE, *variants.SCORES, *variants.BASELINES)
 
 
-@pytest.mark.parametrize("name", [x.name for x in (*variants.KL, *variants.BASELINES) if x.enumerable])
+@pytest.mark.parametrize("name", [x.name for x in EXACT if x.enumerable])
 def test_expectations_by_enumeration(judge, name):
     bias = float((judge.expected(BY_NAME[name]) - judge.gradient).norm() / judge.gradient.norm())
     assert bias < 1e-12 if name in UNBIASED else bias > 0.01
@@ -83,6 +91,26 @@ def test_the_kl_in_the_loss_as_the_theory_says(judge):
     reverse = (reference.kl(model.distribution(task.state)) * task.mask).sum(1)
     gradient = judge.new.gradient(torch.autograd.grad(judge.probability @ reverse, model.logits)[0])
     torch.testing.assert_close(expected["k3"], score_alone - judge.beta * gradient, rtol=0, atol=1e-12)
+
+
+def test_the_kl_of_whole_responses_in_the_loss(judge):
+    """k2 of the response has the gradient of KL(π ‖ π_ref), and k3 of the response that of KL(π_ref ‖ π)."""
+    distance = kl_gradients(judge)
+    assert distance["k2 of the response, in the loss"]["forward"] < 1e-12 < distance["k2, in the loss"]["forward"]
+    assert distance["k3 of the response, in the loss"]["reverse"] < 1e-12 < distance["k3, in the loss"]["reverse"]
+    assert min(distance["k2, in the loss"]["forward"], distance["k3, in the loss"]["reverse"]) > 0.01
+    assert distance["k1 of the response, in the loss"]["forward"] == pytest.approx(1)
+
+
+def test_a_score_on_every_token_is_that_times_the_length(judge, task):
+    """With one return for the response: the gradient of E[length · score], here from the definition."""
+    model = judge.new.model()
+    logp = task.logp(model, task.state)
+    objective = task.probability(logp) @ (task.length * task.score - judge.beta * (logp - judge.reference_logp).sum(1))
+    truth = judge.new.gradient(torch.autograd.grad(objective, model.logits)[0])
+    torch.testing.assert_close(
+        judge.expected(BY_NAME["on every token, one return for the response"]), truth, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.slow

@@ -112,3 +112,25 @@ def test_column_with_the_name_of_an_argument():
 
     with pytest.raises(EnvError, match="multiple values for argument 'responses'"):
         call_score(score, "score", [Prompt("a", {"responses": "b"})], ["c"])
+
+
+def test_scores_of_trl_are_called_by_the_names_of_their_arguments():
+    """In any order, with or without the prompts; by position, the first would get the prompts as completions."""
+
+    def right(completions, answer, **kwargs):
+        assert kwargs.keys() == {"prompts", "level"}
+        return [float(a in c) for c, a in zip(completions, answer, strict=True)]
+
+    def alone(completions):
+        return [float(len(c)) for c in completions]
+
+    def usual(prompts, completions, **kwargs):
+        return [float(len(p + c)) for p, c in zip(prompts, completions, strict=True)]
+
+    responses = ["2", "none"]
+    assert call_score(load_score(right), "right", ROWS, responses).tolist() == [1, 0]
+    assert call_score(load_score(alone), "alone", ROWS, responses).tolist() == [1, 4]
+    assert call_score(load_score(usual), "usual", ROWS, responses).tolist() == [
+        len(p) + len(c) for p, c in zip(ROWS, responses, strict=True)
+    ]
+    assert missing_columns(lambda completions, completion_ids, **kwargs: [], ROWS) == ["completion_ids"]
