@@ -168,4 +168,3 @@ def test_template_that_takes_for_ever_is_stopped(monkeypatch):
     assert time.monotonic() - start < 2
     assert signal.getsignal(signal.SIGALRM) == handler
     assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(left, abs=3)
-
