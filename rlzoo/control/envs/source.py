@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from rlzoo.control.envs.no_velocity import HIDDEN
 from rlzoo.control.envs.wrappers import Env, load_wrapper
 from rlzoo.core.env import VectorEnv, env_name
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, no_such, require
+from rlzoo.core.system.functions import import_source
 
 _BUILTIN: Mapping[str, Callable[..., VectorEnv]] = {**BUILTIN, **HIDDEN}
 
@@ -128,7 +128,10 @@ class Source:
     def _gymnasium(self, num_envs: int, seed: int) -> GymnasiumEnv:
         name, vector = env_name(self.env), self.vector_env
         if vector is None:
-            make = partial(_function_of(self.env), **self.kwargs)
+            function = _function_of(self.env)
+            if str(getattr(function, "__module__", "")).endswith(".py"):
+                function = partial(_make_by_name, self.env)  # a process of its own loads the file itself
+            make = partial(function, **self.kwargs)
             vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous, self.log_info)
         return GymnasiumEnv(
             vector,
@@ -166,7 +169,7 @@ def _function_of(env: Any) -> Callable[..., Env]:
     function = None
     if module:
         try:
-            function = getattr(importlib.import_module(module), name, None)
+            function = getattr(import_source(module), name, None)
         except (Exception, SystemExit) as error:
             raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
     if name in gymnasium.registry:
@@ -175,6 +178,10 @@ def _function_of(env: Any) -> Callable[..., Env]:
     if not callable(function):
         raise UnknownEnv(no_such("environment", name, gymnasium.registry))
     return function
+
+
+def _make_by_name(env: str, /, **kwargs: Any) -> Env:
+    return _function_of(env)(**kwargs)
 
 
 def _takes(function: Callable[..., Any], argument: str) -> bool:
