@@ -25,9 +25,11 @@ class Corridor(gymnasium.Env):
         return np.array([self.place / 50, self.length / 50], np.float32).clip(0, 1)
 
 
-def after_episode(trainer, episode):  # at the end of an episode
-    if episode.length < 8:
-        print(f"an episode of {episode.length} steps")
+lengths = []
+
+
+def after_episode(trainer, episode):
+    lengths.append(episode.length)
 
 
 def after_iteration(trainer, iteration):
@@ -44,4 +46,5 @@ hooks = rlzoo.Hooks(on_episode=after_episode, on_iteration=after_iteration, on_e
 run = rlzoo.train(
     "ppo", Corridor, hooks=hooks, log_info=["distance"], total_steps=20_000, num_envs=4, out="runs/corridor"
 )
+print(f"the shortest of {len(lengths)} episodes: {min(lengths)} steps")
 print({name: run.metrics()[-1][name] for name in ("stage", "info_distance")})

