@@ -17,11 +17,11 @@ _BASES = {
     "algorithm": {"Algorithm", *(entry.path.rpartition(":")[2] for entry in ALGORITHMS.values())},
     "estimator": {"Estimator", "GAE", "MonteCarlo", "LeaveOneOut", "GroupMean", "GroupNorm"},
     "network": {"NetworkSettings", "Network", "CNN", "GRU", "LSTM"},
-    "task": {"Task", "EnvTask", "ControlTask", "LanguageTask", *TASKS},
+    "task": {*TASKS},
     "environment": {"Env"},
     "wrapper": {"Wrapper", "ObservationWrapper", "RewardWrapper", "ActionWrapper"},
 }
-"""Names of the classes that each kind of part inherits from."""
+"""Names of the classes that each kind of part inherits from. Other classes of tasks have names that end in Task."""
 _ARGUMENTS = {"score": ["prompts", "responses"], "reply": ["conversations"]}
 """Names of the first arguments of functions."""
 
@@ -51,7 +51,8 @@ def _parts(tree: ast.Module) -> Iterator[Part]:
     kinds = {base: kind for kind, bases in _BASES.items() for base in bases}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            kind = next((kinds[name] for name in map(_last_name, node.bases) if name in kinds), None)
+            bases = [name for name in map(_last_name, node.bases) if name in kinds or name.endswith("Task")]
+            kind = kinds.get(bases[0], "task") if bases else None
             if kind is not None:
                 kinds[node.name] = kind
                 yield Part(kind, node.name)

@@ -154,21 +154,13 @@ class ControlTask(EnvTask):
         return self.make_actor(self.model, self.noise.share() if self.env.divided else self.noise)
 
     def collect(self) -> Experience:
-        """The next buffer, with the means of the numbers in `info` that are to be logged."""
-        if not self.settings.log_info:
-            return super().collect()
-        env: Any = self.env
-        env.info_sums()  # those of an evaluation in the same environment
         experience = super().collect()
-        sums = torch.from_numpy(env.info_sums())
-        totals = dict(zip(self.settings.log_info, processes.all_reduce_(sums) if env.divided else sums, strict=True))
-        means = {f"info_{name}": float(total / count) for name, (total, count) in totals.items() if count}
-        self._unseen -= {name for name in self._unseen if f"info_{name}" in means}
+        self._unseen -= {name for name in self._unseen if f"info_{name}" in experience.metrics}
         if self._unseen and experience.episodes:
             names = ", ".join(sorted(self._unseen))
             self.setup.progress.say(f"log_info: {env_name(self.setup.env)} has not had {names} in info so far")
             self._unseen.clear()
-        return experience._replace(metrics=experience.metrics | means)
+        return experience
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)

@@ -102,6 +102,8 @@ class VectorEnv(abc.ABC):
     """Whether these are only this process's copies, and other processes have the others. An environment that is not
     divided is stepped as a whole in every process, with the same results."""
 
+    log_info: tuple[str, ...] = ()
+    """Keys of `info` whose means are metrics."""
     attributes: Mapping[str, Any] = MappingProxyType({})
     """The attributes that `set_attr` has set."""
 
@@ -125,6 +127,10 @@ class VectorEnv(abc.ABC):
         Returns:
             `obs` (N, *obs), `reward` (N,) float32, `terminated`, `truncated` and `forced` (N,).
         """
+
+    def info_sums(self) -> Array:
+        """(K, 2) for the K keys of `log_info`: the sum since the last call, and the steps of which `info` had it."""
+        return np.zeros((0, 2))
 
     def set_attr(self, name: str, value: Any) -> None:
         """Sets an attribute of each copy, from its next step on. A state has the attributes too.

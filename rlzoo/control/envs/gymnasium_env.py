@@ -83,7 +83,7 @@ class GymnasiumEnv(VectorEnv):
         self._attributes: list[list[tuple[int, dict[str, Any]]]] = self._from_now_on()
         """Of each copy's episode: the attributes before its reset, then changes after a number of its actions."""
         self._ended = np.zeros(self.num_envs, np.bool_)
-        self._log_info = log_info
+        self.log_info = log_info
         self._info = np.zeros((len(log_info), 2))
         self._first: tuple[Any, dict[str, Any]] | None = None
         if masks and categories(self.action_space):
@@ -114,7 +114,7 @@ class GymnasiumEnv(VectorEnv):
                 changes[:] = [(0, self.attributes)]
             elif len(episode) <= ENDLESS:
                 episode.append(x)
-        for sums, name in zip(self._info, self._log_info, strict=True):
+        for sums, name in zip(self._info, self.log_info, strict=True):
             if name in info:
                 tells = np.broadcast_to(info.get(f"_{name}", True), self.num_envs) & ~self._ended
                 sums += np.asarray(info[name], float)[tells].sum(), tells.sum()
@@ -129,7 +129,6 @@ class GymnasiumEnv(VectorEnv):
         return seen, self._reward, terminated, truncated, done
 
     def info_sums(self) -> Array:
-        """(K, 2) for the K keys of `info`: the sum since the last call, and the steps of which `info` had it."""
         sums, self._info = self._info, np.zeros_like(self._info)
         return sums
 
