@@ -213,8 +213,8 @@ class GymnasiumEnv(VectorEnv):
         self._attributes = [[(t, values) for t, values in changes] for changes in attributes]
         self.attributes = {name: x for _, values in self._attributes[0] for name, x in values.items()}
         self._call(self._vector.reset)  # no copy is about to reset itself
-        episodes = zip(copies, attributes, strict=True)
-        episodes = [(x["start"], self._native(x["actions"]), changes) for x, changes in episodes]
+        both = zip(copies, attributes, strict=True)
+        episodes = [(x["start"], self._native(x["actions"]), changes) for x, changes in both]
         results = self._vector.call("replay", episodes)
         with np.errstate(over="ignore"):
             same = [
