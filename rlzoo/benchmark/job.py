@@ -6,22 +6,18 @@ A peer is an adapter that trains an algorithm of another library.
 from __future__ import annotations
 
 import math
-import sys
 import time
 import traceback
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.system import streams
-from rlzoo.core.system.errors import ConfigError, described, no_such, require
-from rlzoo.core.system.files import check_regular
+from rlzoo.core.system.errors import ConfigError, described
+from rlzoo.core.system.functions import load_object
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -127,23 +123,11 @@ def load_peer(spec: str) -> Peer:
     Raises:
         ConfigError: the file or name does not exist, or a module that the file imports is not installed.
     """
-    file, _, name = spec.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"peer {spec!r}: a peer is file.py:name, and there is no file {file or spec!r}")
     try:
-        check_regular(path)
-    except OSError as error:
-        raise ConfigError(f"peer {spec!r}: {path} cannot be read: {error.strerror}") from error
-    loader = SourceFileLoader(f"_peer_{path.stem}", str(path))
-    module = types.ModuleType(loader.name)
-    sys.modules[loader.name] = module  # needed by dataclasses
-    try:
-        loader.exec_module(module)
-    except ImportError as error:
-        raise ConfigError(f"peer {path.name}: {error}; peers need pip install -e '.[peers,more-peers]'") from error
-    require(hasattr(module, name), f"peer {path.name}: {no_such('peer', name, vars(module))}")
-    peer: Peer = getattr(module, name)
+        peer: Peer = load_object("peer", spec, "peer")
+    except ConfigError as error:
+        remedy = "; peers need pip install -e '.[peers,more-peers]'" if isinstance(error.__cause__, ImportError) else ""
+        raise ConfigError(f"{error}{remedy}") from error
     return peer
 
 

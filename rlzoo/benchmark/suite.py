@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rlzoo.benchmark import known_suites
+from rlzoo.benchmark import known_peers, known_suites
 from rlzoo.benchmark.job import Job, load_peer
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
 from rlzoo.core.system.fields import Count, NonNegativeInt, check_fields
@@ -36,7 +36,7 @@ class Entry:
     preset: str | bool = True
     """The preset below the overrides: the algorithm's own, none, or that of the named algorithm."""
     peer: str | None = None
-    """`file.py:name` of a `Peer`, relative to the suite's file, instead of an algorithm."""
+    """Instead of an algorithm, a `Peer`: `library:name`, or `file.py:name` relative to the suite's file."""
     counterpart: str | None = None
     """The label that a peer is compared with."""
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -192,14 +192,23 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
     for seed, (env, environment), (label, entry) in itertools.product(
         suite.seeds, suite.environments.items(), suite.algorithms.items()
     ):
-        peer = None if entry.peer is None else str(document.path.parent.resolve() / entry.peer)
+        peer = None if entry.peer is None else _peer(document, entry.peer)
         yield Job(label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer)
+
+
+def _peer(document: _Document, peer: str) -> str:
+    """The absolute `file.py:name` of a peer."""
+    source, _, name = peer.rpartition(":")
+    file = known_peers().get(source, document.path.parent.resolve() / source)
+    known = [f"{library}:NAME" for library in known_peers()]
+    require(file.suffix == ".py", f"peer {peer!r} is neither file.py:name nor one of {', '.join(known)}")
+    return f"{file}:{name}"
 
 
 def _settings(document: _Document, label: str, entry: Entry, env: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """All settings of an algorithm or a peer in an environment, as they are read from `results.jsonl`."""
     if entry.peer is not None:
-        settings = load_peer(str(document.path.parent / entry.peer)).settings(env)
+        settings = load_peer(_peer(document, entry.peer)).settings(env)
         for name in entry.overrides:
             require(name in settings, no_such("setting", name, settings))
         settings = {"peer": entry.peer, **settings, **entry.overrides, "total_steps": overrides["total_steps"]}

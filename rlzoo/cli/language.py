@@ -126,7 +126,8 @@ def chat_command(arguments: list[str]) -> int:
         record = Run(options.model).record
     temperature = record.get("temperature", 1.0) if options.temperature is None else options.temperature
     most = record.get("max_new_tokens", _CHAT_TOKENS) if options.max_new_tokens is None else options.max_new_tokens
-    require(temperature > 0, f"temperature must be above 0, got {temperature}; --greedy takes the most probable token")
+    fault = f"temperature must be at least 1e-06, got {temperature}; --greedy takes the most probable token"
+    require(temperature >= 1e-6, fault)
     require(most >= 1, f"max_new_tokens must be at least 1, got {most}")
     require(options.seed >= 0, f"seed must be at least 0, got {options.seed}")
     with importing(threads_for(options, options.model)):

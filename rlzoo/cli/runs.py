@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
+from rlzoo.cli.here import parts_here
 from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, parse, parse_settings
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.system.errors import ConfigError, no_such, require
@@ -152,6 +153,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
         table.pop(name, None)
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
     description += "\n\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
+    description += "\nA module may also be a file: path/file.py:Class."
     if not names and command.config is None:
         description += (
             f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, module:Class of a task, or one of"
@@ -305,6 +307,7 @@ def list_command(arguments: list[str]) -> int:
             ],
             "recipes": recipes(),
             "suites": suites,
+            "here": [part._asdict() for part in parts_here()],
         }
         show(json.dumps(lists))
         return 0
@@ -322,6 +325,8 @@ def list_command(arguments: list[str]) -> int:
         "recipes for language tasks (--preset NAME)": [" ".join(recipes())],
         "suites for rlzoo benchmark": [" ".join(suites)],
     }
+    if here := parts_here():
+        sections["in the files of this directory"] = [f"{part.kind:12} {part.name}" for part in here]
     show(f"algorithms\n{_algorithms()}")
     for title, lines in sections.items():
         show("\n" + "\n  ".join([title, *lines]))

@@ -23,7 +23,7 @@ from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import ReplayError, VectorEnv
+from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.system import processes
@@ -58,6 +58,8 @@ class Control(RolloutSettings):
     """Never take the actions that the environment calls illegal, in info["action_mask"] or by action_masks()."""
     wrappers: tuple[Any, ...] = ()
     """Wrappers of each copy: classes, functions, `module:Class` or `module:Class(key=value)`, the innermost first."""
+    log_info: tuple[str, ...] = ()
+    """Keys of the environment's info whose means are logged, as info_KEY."""
 
 
 def source_of(settings: Control, setup: Setup) -> Source:
@@ -70,6 +72,7 @@ def source_of(settings: Control, setup: Setup) -> Source:
         settings.async_envs,
         settings.network.images,
         settings.action_masks,
+        settings.log_info,
     )
 
 
@@ -91,6 +94,7 @@ class ControlTask(EnvTask):
         rng = np.random.default_rng(stream(setup.seed, "action"))
         space = self.env.action_space  # type: ignore[attr-defined]
         self.noise = ActionNoise(space, settings.num_envs, rng, settings.noise_correlation)
+        self._unseen = set(settings.log_info)
 
     @classmethod
     def default_settings(cls, env: Any) -> TaskSettings:
@@ -153,6 +157,15 @@ class ControlTask(EnvTask):
     def actor(self) -> Actor:
         return self.make_actor(self.model, self.noise.share() if self.env.divided else self.noise)
 
+    def collect(self) -> Experience:
+        experience = super().collect()
+        self._unseen -= {name for name in self._unseen if f"info_{name}" in experience.metrics}
+        if self._unseen and experience.episodes:
+            names = ", ".join(sorted(self._unseen))
+            self.setup.progress.say(f"log_info: {env_name(self.setup.env)} has not had {names} in info so far")
+            self._unseen.clear()
+        return experience
+
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
         if source_of(self.settings, self.setup).vector_env is not None:
@@ -197,8 +210,11 @@ class ControlTask(EnvTask):
                 say(f"repeated {steps:,} steps of the episodes that had begun, in {time.perf_counter() - start:.1f} s")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict()}
+        attributes = {"attributes": dict(self.env.attributes)} if self.env.attributes else {}
+        return {"collector": self.collector.state_dict(), "noise": self.noise.state_dict(), **attributes}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         self.restore_collector(state["collector"], step)
+        for name, x in state.get("attributes", {}).items():
+            self.env.set_attr(name, x)
         self.noise.load_state_dict(state["noise"])

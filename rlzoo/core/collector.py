@@ -54,7 +54,8 @@ class Collector:
 
     @operation("sampling")
     def collect(self, actor: Actor) -> Experience:
-        """Collects one buffer, without `logp` and `value`, and the episodes that ended in it."""
+        """Collects one buffer, without `logp` and `value`, the episodes that ended in it, and means of `info`."""
+        self.env.info_sums()  # forgets those of an evaluation in the same environment
         if self.whole_episodes or self._obs is None:
             obs, self._forced = self.env.reset()
             self._obs = map_leaves(_copy, obs)
@@ -63,7 +64,7 @@ class Collector:
             actor.memory = self._memory  # type: ignore[attr-defined]
         if not self.whole_episodes:
             steps = self._steps(actor, self.num_steps)
-            return Experience(steps.buffer(), self._episodes(steps), {})
+            return Experience(steps.buffer(), self._episodes(steps), self._info_means())
         chunks = [self._steps(actor, _CHUNK)]
         ended = chunks[0].done.any(0)
         while not ended.all():
@@ -73,7 +74,7 @@ class Collector:
             ended |= chunks[-1].done.any(0)
         steps = _join_first_episodes(chunks)
         self._returns[:], self._lengths[:] = 0, 0
-        return Experience(steps.buffer(), self._episodes(steps), {})
+        return Experience(steps.buffer(), self._episodes(steps), self._info_means())
 
     def _steps(self, actor: Actor, steps: int) -> _Steps:
         """The inner loop: only acting and stepping."""
@@ -115,6 +116,12 @@ class Collector:
             past_return[i], past_length[i] = returns[t, i], lengths[t, i]
         self._returns, self._lengths = returns[-1] - past_return, lengths[-1] - past_length
         return episodes
+
+    def _info_means(self) -> dict[str, float]:
+        """The means of the numbers in `info`, over the steps that had them."""
+        sums = torch.from_numpy(self.env.info_sums())
+        totals = zip(self.env.log_info, processes.all_reduce_(sums) if self.env.divided else sums, strict=True)
+        return {f"info_{name}": float(total / count) for name, (total, count) in totals if count}
 
     def restart(self) -> None:
         """Starts new episodes with the next buffer, and drops those that have begun."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlzoo.core.system.errors import EnvError
+from rlzoo.core.system.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:  # environments do not need PyTorch
     from torch import Tensor
@@ -101,6 +102,11 @@ class VectorEnv(abc.ABC):
     """Whether these are only this process's copies, and other processes have the others. An environment that is not
     divided is stepped as a whole in every process, with the same results."""
 
+    log_info: tuple[str, ...] = ()
+    """Keys of `info` whose means are metrics."""
+    attributes: Mapping[str, Any] = MappingProxyType({})
+    """The attributes that `set_attr` has set."""
+
     @abc.abstractmethod
     def reset(self) -> tuple[Any, Bools]:
         """Starts a new episode in every copy.
@@ -121,6 +127,21 @@ class VectorEnv(abc.ABC):
         Returns:
             `obs` (N, *obs), `reward` (N,) float32, `terminated`, `truncated` and `forced` (N,).
         """
+
+    def info_sums(self) -> Array:
+        """(K, 2) for the K keys of `log_info`: the sum since the last call, and the steps of which `info` had it."""
+        return np.zeros((0, 2))
+
+    def set_attr(self, name: str, value: Any) -> None:
+        """Sets an attribute of each copy, from its next step on. A state has the attributes too.
+
+        Args:
+            value: numbers, texts, lists and dicts.
+
+        Raises:
+            ConfigError: the copies have no such attribute, or cannot be changed.
+        """
+        raise ConfigError(f"set_attr: {type(self).__name__} has no copies of a Gymnasium environment")
 
     def measure(self, rows: Buffer) -> tuple[Tensor, ...]:
         """What `score` needs to know of complete rows: tensors with one entry for each of these rows."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class Trainer:
     def follow(self) -> None:
         """In a process that is not the first: takes part in the iterations and checkpoints of the first."""
         while name := processes.next_name():
-            {"iterate": self.iterate, "checkpoint": self.checkpoint}[name]()
+            {"iterate": self.iterate, "checkpoint": self.checkpoint, "set_attr": self.set_attr}[name]()
 
     @property
     def done(self) -> bool:
@@ -106,6 +107,20 @@ class Trainer:
         self.step += buffer.num_steps
         seconds = time.perf_counter() - start
         return Iteration(self.step, metrics, episodes, frozenset(environment), seconds)
+
+    @processes.together("set_attr")
+    def set_attr(self, name: str = "", value: Any = None) -> None:
+        """Sets an attribute of each copy of the environment, in all processes, from its next step on.
+
+        Evaluations are in the environment as it was made. A resumed run has the attribute too.
+
+        Args:
+            value: numbers, texts, lists and dicts.
+
+        Raises:
+            ConfigError: the environment is none of Gymnasium's, or has no such attribute.
+        """
+        self.task.env.set_attr(*processes.broadcast((name, value)))
 
     @processes.together("checkpoint")
     def checkpoint(self) -> Checkpoint:

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzoo.core.system.errors import ConfigError, UnknownEnv, no_such, require
+from rlzoo.core.system.functions import import_source
 
 if TYPE_CHECKING:
     from rlzoo.core.task import Task
@@ -141,7 +142,7 @@ def _user_task(name: str) -> type[Task] | None:
             raise UnknownEnv(no_such("environment", name, (*gymnasium.registry, *TASKS)))
         return None
     try:
-        target = getattr(importlib.import_module(module), attribute, None)
+        target = getattr(import_source(module), attribute, None)
     except (Exception, SystemExit) as error:
         raise UnknownEnv(f"environment {name!r}: cannot import module {module!r}: {error}") from error
     if isinstance(target, type) and issubclass(target, Task):

@@ -2,10 +2,12 @@
 
 import json
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from rlzoo.benchmark import known_suites
+from rlzoo.benchmark import known_peers, known_suites
+from rlzoo.benchmark.job import load_peer
 from rlzoo.benchmark.results import Results, Writer
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.core.system.errors import ConfigError
@@ -143,6 +145,20 @@ def test_a_peer(suite_of, tmp_path):
     assert suite.algorithms["theirs"].counterpart == "trpo"
 
 
+def test_peers_have_names(suite_of):
+    pytest.importorskip("sb3_contrib", reason="Stable-Baselines3 comes with the extra peers")
+    suite = suite_of("""\
+        algorithms:
+          theirs: {peer: sb3:PPO}
+        environments: [CartPole-v1]
+        seeds: [0]
+        """)
+    (job,) = suite.jobs
+    assert job.settings["peer"] == "sb3:PPO"
+    assert Path(job.peer.rpartition(":")[0]).samefile(known_peers()["sb3"])
+    assert load_peer(job.peer).settings("CartPole-v1")["n_steps"] == job.settings["n_steps"]
+
+
 def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
     (tmp_path / "peer.py").write_text(
         "class Other:\n    def settings(self, env):\n        return {'clip': 1}\n\nother = Other()\n"
@@ -214,6 +230,11 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         (SMALL + f"total_steps: 1{'0' * 400}\n", 4, "total_steps must be below 3.40282e+38"),
         (SMALL + f"overrides:\n  max_kl: 1{'0' * 400}\n", 5, "trpo on CartPole-v1: max_kl must be below 3.40282e+38"),
         ("seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  x: {peer: 3}\n", 4, "peer must be a string"),
+        (
+            "seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  x: {peer: sb4:PPO}\n",
+            4,
+            "x on CartPole-v1: peer 'sb4:PPO' is neither file.py:name nor one of rejax:NAME, sb3:NAME, tianshou:NAME",
+        ),
         (
             f"seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  - trpo\n  - {'x' * 5000}\n",
             5,

@@ -406,7 +406,7 @@ def test_keys_on_a_terminal(run, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["run", "--temperature", "0"], "temperature must be above 0, got 0.0; --greedy takes the most probable token"),
+        (["run", "--temperature", "0"], "temperature must be at least 1e-06, got 0.0; --greedy takes"),
         (["run", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
         (["run", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["run", "--beside", "actor"], "--beside: expected none|start, got 'actor'"),

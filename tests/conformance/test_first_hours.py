@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HOURS = ROOT / "docs/first-hours"
-PROGRAMS = ["researcher", "researcher_sb3", "student", "student_sb3", "engineer", "engineer_trl"]
+PROGRAMS = ["researcher", "researcher_sb3", "student", "student_sb3", "engineer", "engineer_trl", "hooks", "hooks_sb3"]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -72,6 +72,17 @@ def test_engineer(workplace):
     assert output.count("The lid of our kettle") == 2
     for name in ("rloo", "grpo"):
         assert (workplace / f"runs/{name}/actor/config.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hooks", "hooks_sb3"])
+def test_hooks(name, tmp_path):
+    if name == "hooks_sb3":
+        pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 comes with the extra peers")
+    output = run(name, tmp_path, **{"20_000": "6_000"})
+    assert re.search(r"^the shortest of \d+ episodes: [5-9] steps$", output, re.MULTILINE)
+    assert re.search(r"^step \d+: [\d.]+$", output, re.MULTILINE)
+    assert re.search(r"^\{'stage': 1, 'info_distance': \S+\}$", output, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,14 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     It reports an exception in `info` instead of raising it: Gymnasium's worker processes lose parts of an exception,
     and cannot be closed properly after one.
+
+    Args:
+        log_info: keys of `info` with numbers to keep. All others are left out, but those of masks and success.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], index: int) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], index: int, log_info: tuple[str, ...] = ()) -> None:
         super().__init__(env)
-        self._index = index
+        self._index, self._log_info = index, log_info
         self.raw_space = env.observation_space
         self._shape = env.observation_space.shape if isinstance(env.observation_space, spaces.Box) else None
         flat = spaces.flatten_space(env.observation_space)
@@ -59,14 +62,28 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The state of the environment's random generator; None if it has another one than Gymnasium's."""
         return getattr(getattr(self.env.unwrapped.np_random, "bit_generator", None), "state", None)
 
-    def replay(self, episodes: Sequence[tuple[dict[str, Any], list[Any]]]) -> tuple[Any, Any]:
+    def set_attributes(self, values: Mapping[str, Any]) -> str | None:
+        """Sets attributes, each of the outermost wrapper that has it, or of the environment. Returns what is wrong."""
+        for name, x in values.items():
+            try:
+                if not self.env.set_wrapper_attr(name, x, force=False):
+                    return f"it has no attribute {name!r}"
+            except Exception as error:
+                return f"setting {name!r} raised {described(error)}{place(error)}"
+        return None
+
+    def replay(self, episodes: Sequence[tuple[dict[str, Any], list[Any], list[Any]]]) -> tuple[Any, Any]:
         """Repeats this copy's episode. Returns its last observation, and the state of the random generator."""
-        start, actions = episodes[self._index]
+        start, actions, ((_, attributes), *changes) = episodes[self._index]
+        self.set_attributes(attributes)
         if "rng" in start:
             self.env.unwrapped.np_random.bit_generator.state = start["rng"]
         obs, _ = self.reset(seed=start.get("seed"))
-        for action in actions:
-            obs = self.step(action)[0]
+        for t, action in enumerate([*actions, None]):
+            while changes and changes[0][0] == t:
+                self.set_attributes(changes.pop(0)[1])
+            if t < len(actions):
+                obs = self.step(action)[0]
         return obs, self.rng
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
@@ -87,7 +104,8 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._ended = terminated or truncated
             tells = (terminated or truncated) and "is_success" in info
             success = {"is_success": bool(info["is_success"])} if tells else {}
-            return self._flatten(obs), _reward(reward), terminated, truncated, {**success, **self._legal(info)}
+            kept = {**self._logged(info), **success, **self._legal(info)}
+            return self._flatten(obs), _reward(reward), terminated, truncated, kept
         except (Exception, SystemExit) as error:
             return self._no_obs, 0.0, False, False, self._report(error)
 
@@ -102,6 +120,14 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
         return flat_observation(self.raw_space, obs)
+
+    def _logged(self, info: dict[str, Any]) -> dict[str, float]:
+        """The numbers to log."""
+        logged = {name: np.asarray(info[name]) for name in self._log_info if name in info}
+        for name, x in logged.items():
+            if x.size != 1 or x.dtype.kind not in "biuf":
+                raise TypeError(f"log_info: info[{name!r}] must be a number, got {info[name]!r}")
+        return {name: float(x.item()) for name, x in logged.items()}
 
     def _legal(self, info: dict[str, Any]) -> dict[str, Any]:
         """The mask of legal actions, if there is one."""
@@ -135,7 +161,12 @@ def _reward(x: Any) -> float:
 
 
 def make_copies(
-    make: Callable[[], Env], name: str, num_envs: int, wrappers: Sequence[Any] = (), asynchronous: bool = False
+    make: Callable[[], Env],
+    name: str,
+    num_envs: int,
+    wrappers: Sequence[Any] = (),
+    asynchronous: bool = False,
+    log_info: tuple[str, ...] = (),
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """A vector environment of copies with flat observations.
 
@@ -144,6 +175,7 @@ def make_copies(
         name: of the environment, for messages.
         wrappers: of each copy.
         asynchronous: each copy in its own process.
+        log_info: keys of `info` with numbers to keep.
 
     Raises:
         UnsupportedSpace: no policy can be built for its observations or actions.
@@ -152,7 +184,7 @@ def make_copies(
     """
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs} must be positive")
-    functions = [partial(_make_copy, make, name, tuple(wrappers), index) for index in range(num_envs)]
+    functions = [partial(_make_copy, make, name, tuple(wrappers), log_info, index) for index in range(num_envs)]
     try:
         if asynchronous:
             return _in_processes(functions)
@@ -184,14 +216,16 @@ def _itself(copy: _Copy) -> _Copy:
     return copy
 
 
-def _make_copy(make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], index: int) -> _Copy:
+def _make_copy(
+    make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], log_info: tuple[str, ...], index: int
+) -> _Copy:
     env = make()
     if not isinstance(env, gymnasium.Env):
         remedy = "end it with `return env`" if env is None else "give a function that returns a gymnasium.Env"
         raise EnvError(f"environment {name!r} is {env!r}, not a gymnasium.Env: {remedy}")
     env = wrap(env, wrappers)
     check_spaces(name, env.observation_space, env.action_space)
-    return _Copy(env, index)
+    return _Copy(env, index, log_info)
 
 
 def _check_same(name: str, copies: Sequence[_Copy]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from rlzoo.control.envs.copies import REPORT
 from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation, illegal_part, native_actions
 from rlzoo.core.env import ENDLESS, Array, Bools, ReplayError, VectorEnv
 from rlzoo.core.seen import Seen
-from rlzoo.core.system.errors import EnvError, described
+from rlzoo.core.system.errors import ConfigError, EnvError, described, require
 
 
 class GymnasiumEnv(VectorEnv):
@@ -39,6 +40,7 @@ class GymnasiumEnv(VectorEnv):
         masks: forbid actions as the environment says, by `info["action_mask"]` or a method `action_masks`. Observations
             are then `Seen` with the legal actions. An environment says so first when it is reset, so the first reset is
             made at once.
+        log_info: keys of `info` whose means `info_sums` gives.
     """
 
     has_masks = False
@@ -53,6 +55,7 @@ class GymnasiumEnv(VectorEnv):
         is_users: bool = False,
         images: bool = False,
         masks: bool = True,
+        log_info: tuple[str, ...] = (),
     ) -> None:
         flat = vector.single_observation_space
         self._vector = vector
@@ -74,8 +77,14 @@ class GymnasiumEnv(VectorEnv):
         self._obs = np.zeros((self.num_envs, *flat.shape), dtype)
         self._reward = np.zeros(self.num_envs, np.float32)
         self.success: Array = np.full(self.num_envs, np.nan)
+        self.attributes: dict[str, Any] = {}
+        """Attributes of the copies that `set_attr` has set."""
         self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
+        self._attributes: list[list[tuple[int, dict[str, Any]]]] = self._from_now_on()
+        """Of each copy's episode: the attributes before its reset, then changes after a number of its actions."""
         self._ended = np.zeros(self.num_envs, np.bool_)
+        self.log_info = log_info
+        self._info = np.zeros((len(log_info), 2))
         self._first: tuple[Any, dict[str, Any]] | None = None
         if masks and categories(self.action_space):
             self._first = self._reset()
@@ -87,6 +96,8 @@ class GymnasiumEnv(VectorEnv):
         return first
 
     def reset(self) -> tuple[Any, Bools]:
+        if self._first is None:
+            self._attributes = self._from_now_on()
         obs, info = self._first or self._reset()
         self._first = None
         self._ended = none = np.zeros(self.num_envs, np.bool_)
@@ -97,11 +108,16 @@ class GymnasiumEnv(VectorEnv):
         self._steps += 1
         native = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, native))
-        for episode, x, begins in zip(self._actions, action, self._ended, strict=True):
+        for episode, changes, x, begins in zip(self._actions, self._attributes, action, self._ended, strict=True):
             if begins:
                 episode.clear()
+                changes[:] = [(0, self.attributes)]
             elif len(episode) <= ENDLESS:
                 episode.append(x)
+        for sums, name in zip(self._info, self.log_info, strict=True):
+            if name in info:
+                tells = np.broadcast_to(info.get(f"_{name}", True), self.num_envs) & ~self._ended
+                sums += np.asarray(info[name], float)[tells].sum(), tells.sum()
         if self._is_users:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         self._ended = done = terminated | truncated
@@ -111,6 +127,29 @@ class GymnasiumEnv(VectorEnv):
             tells = np.asarray(info.get("_is_success", True)) & done
             self.success[tells] = np.asarray(info["is_success"]).astype(bool)[tells]
         return seen, self._reward, terminated, truncated, done
+
+    def info_sums(self) -> Array:
+        sums, self._info = self._info, np.zeros_like(self._info)
+        return sums
+
+    def set_attr(self, name: str, value: Any) -> None:
+        require(not self._is_users, f"set_attr: {self._name} is a vector environment of yours: call its own set_attr")
+        try:
+            value = json.loads(json.dumps(value))
+        except (TypeError, ValueError) as error:
+            form = "made of numbers, texts, lists and dicts"
+            raise ConfigError(f"set_attr: {name} must be {form}, got {value!r}") from error
+        if name in self.attributes and self.attributes[name] == value:
+            return
+        fault = next(filter(None, self._vector.call("set_attributes", {name: value})), None)
+        require(fault is None, f"environment {self._name!r}: {fault}")
+        self.attributes = self.attributes | {name: value}
+        for actions, changes in zip(self._actions, self._attributes, strict=True):
+            changes.append((len(actions), {name: value}))
+
+    def _from_now_on(self) -> list[list[tuple[int, dict[str, Any]]]]:
+        """The attributes of episodes that begin now."""
+        return [[(0, self.attributes)] for _ in range(self.num_envs)]
 
     @property
     def raw_observation_space(self) -> gymnasium.Space[Any]:
@@ -142,10 +181,17 @@ class GymnasiumEnv(VectorEnv):
             return None
         if self._first is not None or None in starts:
             return {"copies": [None] * self.num_envs}
-        copies = zip(starts, self._actions, self._ended.tolist(), self._obs, rngs, strict=True)
+        copies = zip(starts, self._actions, self._attributes, self._ended.tolist(), self._obs, rngs, strict=True)
         episodes = [
-            {"start": start, "actions": np.array(actions), "ended": ended, "obs": obs.copy(), "rng": rng}
-            for start, actions, ended, obs, rng in copies
+            {
+                "start": start,
+                "actions": np.array(actions),
+                "attributes": [*attributes],
+                "ended": ended,
+                "obs": obs.copy(),
+                "rng": rng,
+            }
+            for start, actions, attributes, ended, obs, rng in copies
         ]
         return {"copies": episodes}
 
@@ -163,8 +209,13 @@ class GymnasiumEnv(VectorEnv):
         self._first = self._seed = None
         self._ended = np.array([x["ended"] for x in copies])
         self._actions = [list(x["actions"]) for x in copies]
+        attributes = [x.get("attributes", [[0, {}]]) for x in copies]
+        self._attributes = [[(t, values) for t, values in changes] for changes in attributes]
+        self.attributes = {name: x for _, values in self._attributes[0] for name, x in values.items()}
         self._call(self._vector.reset)  # no copy is about to reset itself
-        results = self._vector.call("replay", [(x["start"], self._native(x["actions"])) for x in copies])
+        both = zip(copies, attributes, strict=True)
+        episodes = [(x["start"], self._native(x["actions"]), changes) for x, changes in both]
+        results = self._vector.call("replay", episodes)
         with np.errstate(over="ignore"):
             same = [
                 np.array_equal(np.asarray(obs).astype(self._obs.dtype), x["obs"]) and str(rng) == str(x["rng"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from rlzoo.control.envs.no_velocity import HIDDEN
 from rlzoo.control.envs.wrappers import Env, load_wrapper
 from rlzoo.core.env import VectorEnv, env_name
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, no_such, require
+from rlzoo.core.system.functions import import_source
 
 _BUILTIN: Mapping[str, Callable[..., VectorEnv]] = {**BUILTIN, **HIDDEN}
 
@@ -44,6 +44,8 @@ class Source:
     """Keep the pixels of images as bytes, instead of float32."""
     masks: bool = True
     """Forbid the actions that the environment calls illegal."""
+    log_info: tuple[str, ...] = ()
+    """Keys of `info` whose means are logged."""
 
     @property
     def vector_env(self) -> gymnasium.vector.VectorEnv[Any, Any, Any] | None:
@@ -74,6 +76,10 @@ class Source:
         require(
             not (self.asynchronous and self.builtin),
             f"async_envs: {env} is vectorised in this process; add vectorized=False (--no-vectorized)",
+        )
+        require(
+            not (self.log_info and self.builtin),
+            f"log_info: the vectorised {env} has no info; add vectorized=False (--no-vectorized)",
         )
         if self.vector_env is not None:
             _check_vector_env(self, self.vector_env, num_envs)
@@ -120,12 +126,22 @@ class Source:
         return min(episodes, 128 if self.builtin else 8) if self.vector_env is None else self.vector_env.num_envs
 
     def _gymnasium(self, num_envs: int, seed: int) -> GymnasiumEnv:
-        name = env_name(self.env)
-        if self.vector_env is not None:
-            return GymnasiumEnv(self.vector_env, name, seed, is_users=True, images=self.images, masks=self.masks)
-        make = partial(_function_of(self.env), **self.kwargs)
-        vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous)
-        return GymnasiumEnv(vector, name, seed, images=self.images, masks=self.masks)
+        name, vector = env_name(self.env), self.vector_env
+        if vector is None:
+            function = _function_of(self.env)
+            if str(getattr(function, "__module__", "")).endswith(".py"):
+                function = partial(_make_by_name, self.env)  # a process of its own loads the file itself
+            make = partial(function, **self.kwargs)
+            vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous, self.log_info)
+        return GymnasiumEnv(
+            vector,
+            name,
+            seed,
+            is_users=vector is self.vector_env,
+            images=self.images,
+            masks=self.masks,
+            log_info=self.log_info,
+        )
 
 
 def make(
@@ -153,7 +169,7 @@ def _function_of(env: Any) -> Callable[..., Env]:
     function = None
     if module:
         try:
-            function = getattr(importlib.import_module(module), name, None)
+            function = getattr(import_source(module), name, None)
         except (Exception, SystemExit) as error:
             raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
     if name in gymnasium.registry:
@@ -162,6 +178,10 @@ def _function_of(env: Any) -> Callable[..., Env]:
     if not callable(function):
         raise UnknownEnv(no_such("environment", name, gymnasium.registry))
     return function
+
+
+def _make_by_name(env: str, /, **kwargs: Any) -> Env:
+    return _function_of(env)(**kwargs)
 
 
 def _takes(function: Callable[..., Any], argument: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from rlzoo.core.system.errors import ConfigError, EnvError, described
+from rlzoo.core.system.functions import import_source
 
 Env = gymnasium.Env[Any, Any]
 _FORM = "a class, a function of an environment, module:Class or module:Class(key=value)"
@@ -26,12 +26,12 @@ def load_wrapper(wrapper: Any) -> Callable[[Env], Env]:
     """
     if callable(wrapper):
         return wrapper
-    match = re.fullmatch(r"([\w.]+):(\w+)(?:\((.*)\))?", wrapper.strip()) if isinstance(wrapper, str) else None
+    match = re.fullmatch(r"(.+\.py|[\w.]+):(\w+)(?:\((.*)\))?", wrapper.strip()) if isinstance(wrapper, str) else None
     if match is None:
         raise ConfigError(f"a wrapper must be {_FORM}, {_EXAMPLE}, got {wrapper!r}")
     module, name, arguments = match.groups()
     try:
-        wrap_env = getattr(importlib.import_module(module), name)
+        wrap_env = getattr(import_source(module), name)
     except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"wrapper {wrapper!r} cannot be loaded: {error}") from error
     if not callable(wrap_env):

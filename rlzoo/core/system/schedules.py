@@ -6,11 +6,11 @@ A schedule is a number, `"linear:START:END"`, or a function of the progress p in
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.functions import import_source
 
 Schedule = float | str | Callable[[float], float]
 
@@ -53,9 +53,9 @@ def load_function(text: str) -> Callable[[float], float]:
     Raises:
         ConfigError: the text has another form, or there is no such function.
     """
-    module, _, name = text.partition(":")
+    module, _, name = text.rpartition(":")
     try:
-        function = getattr(importlib.import_module(module), name) if module and name else None
+        function = getattr(import_source(module), name) if module and name else None
     except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"cannot load {text!r}: {error}") from error
     if not callable(function):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Sequence
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
@@ -17,6 +22,9 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _EXAMPLE = '[{"role": "user", "content": "Hello"}]'
+_SECONDS = 10
+_BYTES = 2**30
+"""Time and memory that a template may take, which needs milliseconds."""
 
 
 class Row(NamedTuple):
@@ -120,7 +128,7 @@ def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerB
 
 
 def _marked_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, first: int) -> Row:
-    tokens = _render(tokenizer, messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    tokens = _render(tokenizer, messages, {"return_dict": True, "return_assistant_tokens_mask": True})
     start = len(_tokens(tokenizer, _render(tokenizer, messages[:first]))) if first else 0
     return Row(tokens["input_ids"], [bool(x) and k >= start for k, x in enumerate(tokens["assistant_masks"])])
 
@@ -162,27 +170,71 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages, tokenize: bool = False, **options: Any) -> Any:
-    """Messages through the template, as text or as tokens."""
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, in_tokens: Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """Messages through the template, as text; or `in_tokens`, with these options."""
     require(
         tokenizer.chat_template is not None,
         "the tokenizer has no chat template, which message lists need: use the tokenizer of a chat model "
         "(tokenizer=NAME), set tokenizer.chat_template, or give texts",
     )
     require(
-        not _multiplies(str(tokenizer.chat_template)),
-        "the chat template multiplies, which could take all memory: remove its * or **",
+        not _has_power(str(tokenizer.chat_template)),
+        "the chat template has a power, **, which could take for ever to compute: write its result in its place",
     )
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
+        with _limited():
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return tokenizer.apply_chat_template(messages, **in_tokens, **options) if in_tokens else text
+    except MemoryError:
+        raise ConfigError(f"the chat template takes more than {_BYTES:,} bytes of memory") from None
     except Exception as error:  # a template is a program, and may raise anything
         raise ConfigError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from None
 
 
-@functools.cache
-def _multiplies(template: str) -> bool:
-    """Whether a template uses `*` or `**`, which the sandbox of templates does not limit: "a" * 10**10 is 10 GB."""
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    """Context that limits time and further memory, for a template: a program of whoever made the tokenizer.
+
+    There are signals in the main thread of POSIX systems only, and a limit of memory on Linux.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"it takes longer than {_SECONDS} seconds")
+
+    handler = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, _SECONDS, 1)  # again, since Jinja catches errors of constants
     try:
-        return any(kind == "operator" and x in ("*", "**") for _, kind, x in jinja2.Environment().lex(template))
+        with _memory_limited() if sys.platform == "linux" else contextlib.nullcontext():
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@contextlib.contextmanager
+def _memory_limited() -> Iterator[None]:
+    """Context in which the process gets `_BYTES` more memory, or up to its own limit."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (min([most, *(x for x in (soft, hard) if x >= 0)]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@functools.cache
+def _has_power(template: str) -> bool:
+    """Whether a template uses `**`, which no signal interrupts: 10**10**10 takes hours."""
+    try:
+        return any(kind == "operator" and x == "**" for _, kind, x in jinja2.Environment().lex(template))
     except jinja2.TemplateSyntaxError:  # rendering says what is wrong
         return False

@@ -48,7 +48,8 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     """The tokenizer of a directory or of a model on the Hub. Without a padding token it pads with end of sequence.
 
     Raises:
-        ConfigError: there is none, it has neither of the two tokens, or its model_max_length is no number.
+        ConfigError: there is none, it has neither of the two tokens, its model_max_length is no number, or its
+            vocabulary is empty.
     """
     name = located(str(name))
     with loading(name, "tokenizer"):
@@ -60,6 +61,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     longest = tokenizer.model_max_length
     number = isinstance(longest, int | float) and not isinstance(longest, bool)
     require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")
+    require(tokenizer.vocab_size > 0, f"the tokenizer of {name} has an empty vocabulary")
     return with_padding(tokenizer, f"of {name}")
 
 
@@ -223,9 +225,16 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text, with the special tokens that the tokenizer adds by default."""
-    with quiet():
-        return tokenizer(list(texts))["input_ids"] if texts else []
+    """Tokens of each text, with the special tokens that the tokenizer adds by default.
+
+    Raises:
+        ConfigError: the tokenizer has no tokens for a text.
+    """
+    try:
+        with quiet():
+            return tokenizer(list(texts))["input_ids"] if texts else []
+    except Exception as error:  # tokenizers raise Exception itself
+        raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error
 
 
 def _implementation(attention: Attention) -> str | None:

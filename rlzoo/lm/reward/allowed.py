@@ -11,8 +11,8 @@ import torch
 
 from rlzoo.core.env import Bools
 from rlzoo.core.system.errors import EnvError, described, place
+from rlzoo.core.system.functions import brief
 from rlzoo.lm.model.tokens import Tokens
-from rlzoo.lm.reward.functions import brief
 
 Allowed = Callable[[list[int]], Iterable[int]]
 """A function of a row's tokens, prompt included, to the ids of the tokens that may come next, or to V booleans."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.core.system.errors import ConfigError, EnvError, described, place, require
-from rlzoo.lm.reward.functions import brief, load_function
+from rlzoo.core.system.functions import brief, load_function
 from rlzoo.lm.reward.prompt import columns_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.system.errors import EnvError, described, place
-from rlzoo.lm.reward.functions import brief
+from rlzoo.core.system.functions import brief
 from rlzoo.lm.reward.scores import as_number
 
 if TYPE_CHECKING:

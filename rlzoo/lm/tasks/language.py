@@ -25,6 +25,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import check_sealed
+from rlzoo.core.system.functions import given_function
 from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
@@ -41,7 +42,6 @@ from rlzoo.lm.model.saving import LICENSE, save, save_adapter
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
-from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.generation import Generation, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.prompt import Prompts

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive
+from rlzoo.core.system.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive, Range
 from rlzoo.core.task import TaskSettings
 
 Text = Annotated[str, OrObject()]
@@ -87,7 +87,7 @@ class Language(TaskSettings):
     """The model's turns after which a conversation ends; none for any number."""
     allowed_tokens: Advanced[Text | None] = None
     """Function of a row's tokens to the tokens that may come next: module:function; none for all tokens."""
-    temperature: Positive = 1.0
+    temperature: Annotated[float, Range(1e-6)] = 1.0
     """Divides the logits of policy and reference, in sampling and in log-probabilities alike."""
     critic: Advanced[Literal["head", "actor", "reward-model"]] = "head"
     """The value: a head on the actor's trunk, or a separate transformer initialised from the actor or reward model."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.fields import Advanced, Count, MinibatchSize, NonNegativeInt, Range, ScheduleRange, check_fields
+from rlzoo.core.system.functions import import_source
 from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.core.system.schedules import linear_ends, load_function
 from rlzoo.core.system.screen import complain
@@ -341,11 +341,11 @@ def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> 
     name = _ALIASES.get(part, part)
     if name in classes:
         return classes[name]
-    module, _, qualname = name.partition(":")
-    if not qualname:
+    module, _, qualname = name.rpartition(":")
+    if not module:
         raise ConfigError(f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
     try:
-        cls = getattr(importlib.import_module(module), qualname)
+        cls = getattr(import_source(module), qualname)
     except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"cannot load {kind} {name!r}: {error}") from error
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not {_a(base.__name__)}")

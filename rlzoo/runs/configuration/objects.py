@@ -61,7 +61,7 @@ def names_code(record: Any) -> bool:
     """Whether a value of `config.json` names a function or class by its module, or holds one that does."""
     if isinstance(record, list):
         return any(map(names_code, record))
-    return isinstance(record, str) and re.fullmatch(r"[\w.]+:\w+(\(.*\))?", record) is not None
+    return isinstance(record, str) and re.fullmatch(r"(.+\.py|[\w.]+):\w+(\(.*\))?", record) is not None
 
 
 def first_description(record: Any) -> str:

@@ -242,7 +242,7 @@ def test_wrappers_are_applied_in_order_from_every_form():
             ConfigError,
             "such as wrappers=[MyWrapper] or gymnasium.wrappers:TimeLimit(max_episode_steps=100)",
         ),
-        ("nowhere:X", ConfigError, "wrapper 'nowhere:X' cannot be loaded: No module named 'nowhere'"),
+        ("nowhere:X", ConfigError, "wrapper 'nowhere:X' cannot be loaded: no module 'nowhere'"),
         ("gymnasium.wrappers:TimeLimt", ConfigError, "has no attribute 'TimeLimt'"),
         ("math:pi", ConfigError, "pi is neither a class nor a function"),
         ("builtins:dict(3)", ConfigError, "its arguments must be key=value with numbers, strings"),

@@ -64,7 +64,7 @@ def test_text_of_another_form_is_no_linear_schedule(text):
         ("math:", "'math:' is neither"),
         ("math:pi", "'math:pi' is neither"),
         (f"{__name__}:NOT_A_FUNCTION", "NOT_A_FUNCTION' is neither"),
-        ("no_such_module:f", "cannot load 'no_such_module:f': No module named 'no_such_module'"),
+        ("no_such_module:f", "cannot load 'no_such_module:f': no module 'no_such_module'"),
         ("math:no_such_function", "cannot load 'math:no_such_function': "),
     ],
 )

@@ -1,9 +1,15 @@
 """Message lists through chat templates: the text of a prompt and reply, and the tokens that train."""
 
+import resource
+import signal
+import sys
+import time
+
 import pytest
 from tiny import CHARACTERS, EOS, make_tokenizer
 
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.lm.finetune import chat
 from rlzoo.lm.finetune.chat import completion_row, conversation_row, prompt_text, reply_text
 from rlzoo.lm.finetune.data import Pair, read_examples, read_pairs, read_prompts
 
@@ -126,7 +132,39 @@ def test_token_that_would_span_prompt_and_completion_is_cut():
     assert completion_row("abc", "de", Pairs()) == (["ab", "c", "de", 99], [False, False, True, True])
 
 
-@pytest.mark.parametrize("template", ["{{ 'a' * 10**10 }}", "{% set n = 9**9 %}{{ messages }}"])
-def test_template_that_could_take_all_memory_is_refused(template):
-    with pytest.raises(ConfigError, match="the chat template multiplies"):
-        prompt_text([{"role": "user", "content": "a"}], tokenizer(template))
+ASKED = [{"role": "user", "content": "a"}]
+
+
+def test_power_that_could_take_for_ever_is_refused():
+    with pytest.raises(ConfigError, match=r"the chat template has a power, \*\*"):
+        prompt_text(ASKED, tokenizer("{% set n = 9**9 %}{{ messages }}"))
+
+
+def test_template_may_multiply():
+    assert prompt_text(ASKED, tokenizer("{{ '-' * 3 ~ 2 * messages|length }}")) == "---2"
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="there is no limit of memory")
+GREEDY = ["{{ 'a' * 99999999999 }}", "{{ '{:>99999999999}'.format(1) }}", "{{ '%99999999999d' % 1 }}"]
+
+
+@LINUX
+@pytest.mark.parametrize("template", [*GREEDY, "{{ 'a' | center(3000000000) }}"])
+def test_template_that_takes_all_memory_is_stopped(template):
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(ConfigError, match=r"^the chat template takes more than 1,073,741,824 bytes of memory$"):
+        prompt_text(ASKED, tokenizer(template))
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_template_that_takes_for_ever_is_stopped(monkeypatch):
+    monkeypatch.setattr(chat, "_SECONDS", 0.2)
+    handler, (left, _), start = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL), time.monotonic()
+    with pytest.raises(ConfigError, match=r"the chat template refuses the messages: it takes longer than 0.2 seconds"):
+        prompt_text(ASKED, tokenizer(NESTED))
+    assert time.monotonic() - start < 2
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(left, abs=3)

@@ -456,3 +456,14 @@ def test_a_hub_that_cannot_be_reached_is_asked_once_and_briefly(listens, monkeyp
         refused("some-model", "no such directory: some-model; nor is it on the Hugging Face Hub: ")
         assert time.monotonic() - start < 30  # transformers alone would try for a minute
     assert asked == [1.5]
+
+
+@pytest.mark.parametrize(("unknown", "fault"), [(None, "has an empty vocabulary"), ("a", "Missing .* from the vocab")])
+def test_tokenizer_without_the_tokens_that_it_needs(unknown, fault, tmp_path):
+    folder = save_lm(tmp_path)
+    record = json.loads((folder / "tokenizer.json").read_text())
+    record["model"]["vocab"] = {} if unknown is None else {unknown: 0}
+    record["model"]["unk_token"] = "[UNK]"
+    (folder / "tokenizer.json").write_text(json.dumps(record))
+    with pytest.raises(ConfigError, match=fault):
+        encode(load_tokenizer(folder), ["text"])

@@ -14,11 +14,11 @@ import rlzoo
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.system.errors import ConfigError, EnvError
+from rlzoo.core.system.functions import given_function
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.model.tokens import Head, TokenDistribution
 from rlzoo.lm.reward.allowed import AllowedTokens
-from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS

@@ -11,8 +11,8 @@ from tiny import PAD
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, EnvError
+from rlzoo.core.system.functions import given_function
 from rlzoo.core.tensors import zip_leaves
-from rlzoo.lm.reward.functions import given_function
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.turns import Answer, Turns, spoken

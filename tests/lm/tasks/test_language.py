@@ -319,7 +319,8 @@ def test_bfloat16_on_a_device_without_it_is_one_line(data, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"temperature": 0.0}, "temperature must be at least 1e-06"),
+        ({"temperature": 1e-300}, "temperature must be at least 1e-06, got 1e-300"),
         ({"beta": -0.1}, "beta must be at least 0"),
         ({"responses_per_prompt": 3}, "responses_per_batch must be a multiple of responses_per_prompt = 3, got 8"),
         ({"attention": "sdpa", "algorithm": "npg"}, "npg needs forward-mode derivatives, which sdpa"),

@@ -1,4 +1,4 @@
-"""Functions of users: loading them by name, and errors that point at their code."""
+"""Code of users: functions and classes by name, from modules and files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,30 +19,56 @@ from rlzoo.core.system.files import check_regular
 
 
 def load_function(kind: str, spec: str, other: str | None = None) -> Callable[..., Any]:
-    """The function named `module:function` or `path/file.py:function`.
+    """The function named `module:function` or `path/file.py:function` (see `load_object`)."""
+    function = load_object(kind, spec, "function", other)
+    name = spec.rpartition(":")[2]
+    require(callable(function), f"{kind} {spec!r}: {name} is not a function but of type {type(function).__name__}")
+    return function
 
-    A module may be in the current directory. A file may import the modules in its own directory.
+
+def load_object(kind: str, spec: str, noun: str, other: str | None = None) -> Any:
+    """What `module:name` or `path/file.py:name` names (see `import_source`).
 
     Args:
-        kind: what the function is, for messages: "reward".
+        kind: what it is used as, for messages: "reward".
+        noun: what it is, for messages: "function".
         other: what `spec` may be instead, for messages.
 
     Raises:
-        ConfigError: there is no such module, file or function (the nearest name is suggested), or importing it fails.
+        ConfigError: there is no such module, file or name (the nearest one is suggested), or importing it fails.
     """
     source, _, name = spec.rpartition(":")
-    forms = "module:function nor file.py:function"
+    forms = f"module:{noun} nor file.py:{noun}"
     require(bool(source and name), f"{kind} {spec!r} is neither {f'{other} nor {forms}' if other else forms}")
     try:
-        module = _import_file(kind, Path(source)) if source.endswith(".py") else _import_module(source)
+        module = import_source(source)
     except ConfigError as error:
         raise ConfigError(f"{kind} {spec!r}: {error}") from error.__cause__
     if not hasattr(module, name):
-        functions = [key for key, x in vars(module).items() if callable(x)]
-        raise ConfigError(f"{kind} {spec!r}: {no_such('function', name, functions)}")
-    function = getattr(module, name)
-    require(callable(function), f"{kind} {spec!r}: {name} is not a function but of type {type(function).__name__}")
-    return function
+        raise ConfigError(f"{kind} {spec!r}: {no_such(noun, name, vars(module))}")
+    return getattr(module, name)
+
+
+def import_source(source: str) -> ModuleType:
+    """The module of this name, which may be in the current directory, or that of a file `path/file.py`.
+
+    A file may import the modules in its own directory. Its path is the module's name, so that its classes and
+    functions have names from which they are found again. It is read again if it has changed.
+
+    Raises:
+        ConfigError: there is no such module or file (the nearest name is suggested), or importing it fails.
+    """
+    if not source.endswith(".py"):
+        return _import_module(source)
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(no_such("file", source, [str(other) for other in path.parent.glob("*.py")]))
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    sys.modules[source] = _import_file(source, path.resolve(), path.stat().st_mtime_ns)
+    return sys.modules[source]
 
 
 def given_function(kind: str, spec: Any, example: str) -> Callable[..., Any]:
@@ -71,24 +98,18 @@ def _import_module(name: str) -> ModuleType:
             raise ConfigError(f"importing {name} raised {described(error)}{place(error)}") from error
 
 
-def _import_file(kind: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(no_such("file", str(path), [str(other) for other in path.parent.glob("*.py")]))
-    try:
-        check_regular(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    path = path.resolve()
-    # A prefix, because its own name could be that of another module.
-    spec = importlib.util.spec_from_file_location(f"_{kind}_{path.stem}", path)
+@cache
+def _import_file(name: str, path: Path, changed: int) -> ModuleType:
+    """The module of a file as it was when it `changed`."""
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     with _importable(path.parent):
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
-            del sys.modules[spec.name]
+            del sys.modules[name]
             raise ConfigError(f"{described(error)}{place(error)}") from error
     return module
 

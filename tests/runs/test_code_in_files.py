@@ -1,0 +1,122 @@
+"""Parts of a run that are named `file.py:Name`: found again by a later process, and listed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import short_runs
+
+import rlzoo
+from rlzoo.cli import main
+from rlzoo.core.system.errors import ConfigError, UnknownEnv
+from rlzoo.core.system.functions import import_source
+
+CODE = """
+from dataclasses import dataclass
+
+import gymnasium
+
+from rlzoo import GAE, PPOClip
+from rlzoo.control.networks import Network
+from helper import HALF
+
+
+@dataclass(frozen=True)
+class Mine(PPOClip):
+    extra: float = HALF
+
+
+class MyGAE(GAE):
+    pass
+
+
+@dataclass(frozen=True)
+class Small(Network):
+    pass
+
+
+class Keep(gymnasium.Wrapper):
+    pass
+
+
+def make(length=50):
+    return gymnasium.make("CartPole-v1", max_episode_steps=length)
+
+
+def rate(progress):
+    return 1e-3 * (1 - progress)
+"""
+PARTS = {
+    "algorithm": "code/parts.py:Mine", "env": "code/parts.py:make", "estimator": "code/parts.py:MyGAE",
+    "network": "code/parts.py:Small", "wrappers": ("code/parts.py:Keep",), "learning_rate": "code/parts.py:rate",
+}  # fmt: skip
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "parts.py").write_text(CODE)
+    (tmp_path / "code" / "helper.py").write_text("HALF = 0.5\n")
+    return {**short_runs.QUICK, "minibatch_size": 50, "epochs": 1, **PARTS, "out": "run"}
+
+
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_of_parts_in_a_file(asynchronous, parts, tmp_path):
+    run = rlzoo.train(**parts, async_envs=asynchronous)
+    record = json.loads((run.path / "config.json").read_text())
+    assert {name: record[name] for name in PARTS} == PARTS | {"wrappers": list(PARTS["wrappers"])}
+    assert record["extra"] == 0.5
+    assert record["objects"] == {}
+    command = [sys.executable, "-m", "rlzoo", "resume", "run", "--total-steps", "700", "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert rlzoo.Run("run").steps()[-1] >= 700
+
+
+def test_a_file_is_read_again_when_it_has_changed(parts, tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("x = 1\n")
+    first = import_source("a.py")
+    assert import_source("a.py") is first
+    path.write_text("x = 22\n")
+    assert import_source("a.py").x == 22
+    (tmp_path / "code" / "a.py").write_text("x = 3\n")
+    assert import_source("code/a.py").x == 3
+    assert import_source("a.py").x == 22
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"algorithm": "code/part.py:Mine"}, ConfigError, "algorithm 'code/part.py:Mine': no file 'code/part.py'; did"),
+        ({"algorithm": "code/parts.py:Yours"}, ConfigError, "cannot load algorithm 'code/parts.py:Yours': .*'Yours'"),
+        ({"estimator": "code/parts.py:Mine"}, ConfigError, "'code/parts.py:Mine' is not an Estimator"),
+        ({"env": "code/parts.py:mak"}, ConfigError, "has no Task or function of this name"),
+        ({"env": "code/none.py:make"}, UnknownEnv, "no file 'code/none.py'"),
+        ({"wrappers": ["code/none.py:Keep"]}, ConfigError, "wrapper 'code/none.py:Keep' cannot be loaded: no file"),
+        ({"learning_rate": "code/none.py:rate"}, ConfigError, "cannot load 'code/none.py:rate': no file"),
+    ],
+)
+def test_what_a_file_does_not_have(change, kind, message, parts):
+    with pytest.raises(kind, match=message):
+        rlzoo.train(**parts | change)
+
+
+def test_list_shows_the_parts_in_the_current_directory(parts, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path / "code")
+    more = ["class Other(Mine): pass", "class _Own(Mine): pass", "def made() -> gymnasium.Env[int, int]: ..."]
+    more += ["def score(prompts, responses, answer): ...", "def tool(conversations): ..."]
+    (tmp_path / "code" / "parts.py").write_text("\n".join([CODE, *more]))
+    (tmp_path / "code" / "broken.py").write_text("def (:")
+    (tmp_path / "code" / "raises.py").write_text("raise SystemExit('imported')\nclass A(rlzoo.Task[int]): '\\d'\n")
+    assert main(["list", "--json"]) == 0
+    here = [(x["kind"], x["name"]) for x in json.loads(capsys.readouterr().out)["here"]]
+    named = {"algorithm": "Mine", "estimator": "MyGAE", "network": "Small", "wrapper": "Keep"}
+    expected = [(kind, f"parts.py:{name}") for kind, name in named.items()]
+    expected += [("algorithm", "parts.py:Other"), ("environment", "parts.py:made")]
+    expected += [("score", "parts.py:score"), ("reply", "parts.py:tool"), ("task", "raises.py:A")]
+    assert here == expected
+    assert main(["list"]) == 0
+    assert "in the files of this directory\n  algorithm    parts.py:Mine\n" in capsys.readouterr().out
