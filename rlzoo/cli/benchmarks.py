@@ -23,8 +23,8 @@ class _Benchmark:
     jobs: int | None = None
     """Number of processes, with one thread each; none for the number of cores."""
     backend: Literal["loky", "ray", "slurm", "dask"] = "loky"
-    """Processes on this machine (loky), jobs of Slurm, or the cluster in RAY_ADDRESS or DASK_SCHEDULER_ADDRESS. Each but
-    loky needs an extra: pip install 'rlzoo[slurm]'."""
+    """Processes on this machine (loky), jobs of Slurm, or the cluster in RAY_ADDRESS or DASK_SCHEDULER_ADDRESS. All but
+    loky need an extra: pip install 'rlzoo[slurm]'."""
     overwrite: Switch = False
     """Replace the results that the folder already holds."""
     quiet: Switch = False

@@ -2,8 +2,8 @@
 
 A run is killed at a random instant, before one of its file operations, in the middle of a file, or at a step of an
 evaluation, up to five times, in training and while it is resumed. A run of two processes loses one of them, both or
-their launcher, and goes on with one or two. Suites, searches, `sft` and `reward-model` are given again, after a kill with
-their workers or without them.
+their launcher, and goes on with one or two. Suites, searches, `sft` and `reward-model` are given again, after a kill
+with their workers or without them.
 """
 
 from __future__ import annotations

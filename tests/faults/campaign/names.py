@@ -73,10 +73,11 @@ PLACES = (
     *(["train", "ppo-clip", "Prompts", "--out", "new", "--model", "data/model", "--prompts", "data/prompts.txt",
        "--reward", "data/score.py:score", f"--{name}", "?"]
       for name in ("model", "prompts", "reward", "ptx", "reply", "reference", "tokenizer")),
-    *(["search", algorithm, env, "--out", "new", "--trials", "0"] for algorithm, env in (("?", "CartPole-v1"), ("trpo", "?"))),
+    *(["search", *pair, "--out", "new", "--trials", "0"] for pair in (("?", "CartPole-v1"), ("trpo", "?"))),
     *([name, "?"] for name in ("resume", "diagnose", "benchmark", "report", "chat", "play", "eval")),
     *([name, "run", "--out", "?"] for name in ("export", "report")),
-    ["push", "run", "./?"], ["push", "?", "./new"], ["export", "?", "--out", "policy.h"], ["benchmark", "suite.yaml", "--out", "?", "--jobs", "0"],
+    ["push", "run", "./?"], ["push", "?", "./new"], ["export", "?", "--out", "policy.h"],
+    ["benchmark", "suite.yaml", "--out", "?", "--jobs", "0"],
     *(["sft", *rest, "--epochs", "1"] for rest in (
         ["?", "--model", "data/model", "--out", "new"], ["data/texts.txt", "--model", "?", "--out", "new"],
         ["data/texts.txt", "--model", "data/model", "--out", "?"],
@@ -86,11 +87,12 @@ PLACES = (
 )  # fmt: skip
 """Commands with a place for an odd name."""
 PATHS = (
-    "fifo", "loop", "zero", "run/config.json", "run/config.json/x", "run/checkpoints", "run/checkpoints/64", "data", ".",
-    "..", "run/..", "run/.", "./run", "run/", "data/model", "data/texts.txt", "empty", "empty.toml", "dangling", "folder",
-    "n" * 300, "d/" * 200 + "x", "ü" * 100, "a\nb", "a\tb", " ", "-x", "--out", "~", "~nobody/x", "$HOME", "*", "new/new",
-    "a" * 250, "a" * 255, "/dev/null", "/dev/full", "/dev/stdin", "/proc/self/mem", "/proc/self/environ", "/sys/kernel",
-    "/proc/1/root", "file:///tmp", "con", "a:b", "a=b", "a,b", "{x}", "%s", "\x1b[2J", "\ud800", "../outside", "link", "x.toml",
+    "fifo", "loop", "zero", "run/config.json", "run/config.json/x", "run/checkpoints", "run/checkpoints/64", "data",
+    ".", "..", "run/..", "run/.", "./run", "run/", "data/model", "data/texts.txt", "empty", "empty.toml", "dangling",
+    "folder", "n" * 300, "d/" * 200 + "x", "ü" * 100, "a\nb", "a\tb", " ", "-x", "--out", "~", "~nobody/x", "$HOME",
+    "*", "new/new", "a" * 250, "a" * 255, "/dev/null", "/dev/full", "/dev/stdin", "/proc/self/mem",
+    "/proc/self/environ", "/sys/kernel", "/proc/1/root", "file:///tmp", "con", "a:b", "a=b", "a,b", "{x}", "%s",
+    "\x1b[2J", "\ud800", "../outside", "link", "x.toml",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Pushes to a stand-in for the Hugging Face hub, and evaluations of what it holds: odd answers, ends, names and files."""
+"""Pushes to a stand-in for the Hugging Face hub, and what it holds evaluated: odd answers, names and files."""
 
 from __future__ import annotations
 
@@ -23,21 +23,11 @@ from tests.faults.campaign.values import damaged, scalar
 
 STATUS = (200, 201, 204, 301, 304, 400, 401, 403, 404, 409, 413, 416, 429, 500, 502, 503)
 BODIES = (
-    b"", b"{}", b"[]", b"null", b"3", b'"x"', b"<html>\x1b[2J</html>", b"\xff\xfe", b"[" * 50_000, b'{"error": "no\\nway\\u001b[2J"}',
+    b"", b"{}", b"[]", b"null", b"3", b'"x"', b"<html>\x1b[2J</html>", b"\xff\xfe", b"[" * 50_000,
+    b'{"error": "no\\nway\\u001b[2J"}',
     b'{"url": "\\u001b]0;x\\u0007"}', b'{"url": null}', b'{"files": [{"path": "../x"}]}', b'{"commitUrl": 1}',
 )  # fmt: skip
-NAMES = ("user/name",) * 8 + (
-    "",
-    "name",
-    "/",
-    "a/b/c",
-    "../x/y",
-    "user/\x1b[2J",
-    "user/na me",
-    "ü/ü",
-    "u" * 200 + "/x",
-    "-/x",
-)
+NAMES = ("", "name", "/", "a/b/c", "../x/y", "user/\x1b[2J", "user/na me", "ü/ü", "u" * 200 + "/x", "-/x")
 COMMIT = "0" * 40
 
 
@@ -45,7 +35,7 @@ def one(rng: Random, sandbox: Sandbox) -> list[str]:
     """Pushes a run, or evaluates one from the hub."""
     run, language = sandbox.work / "run", rng.random() < 0.3
     shutil.copytree(language_run() if language else control_run(), run)
-    before, name = contents(run), rng.choice(NAMES)
+    before, name = contents(run), rng.choice(NAMES) if rng.random() < 0.5 else "user/name"
     name = scalar(rng, "x").replace("\x00", "") if rng.random() < 0.05 else name
     words = ["push", "run", name] if rng.random() < 0.6 else ["eval", f"hf:{name}", "--episodes", "1"]
     if words[0] == "push" and name.startswith((".", "/")):
@@ -89,6 +79,7 @@ class _Hub:
 
     def __init__(self, rng: Random, run: Path, share: float) -> None:
         self.rng, self.share, self.odd, self.commits = rng, share, 0, 0
+        self.asked: list[str] = []  # paths of the files that the client is about to upload
         files = {
             name: data for name, data in contents(run).items() if name.endswith((".json", ".jsonl", "safetensors"))
         }
@@ -124,9 +115,6 @@ class _Hub:
         elif "/resolve/" in path:
             return 404, b"{}"
         return 200, json.dumps(answer).encode()
-
-    asked: list[str] = []
-    """Paths of the files that the client is about to upload."""
 
 
 def _handler(hub: _Hub) -> Callable[..., BaseHTTPRequestHandler]:
