@@ -11,9 +11,9 @@ from rlzoo.runs.signals import INTERRUPTED, deferred_interrupts, ignore_interrup
 def main() -> NoReturn:
     """Runs the command and exits. Ctrl-C gives at most one line of text, whenever it comes."""
     code = None
-    _open_streams()
     try:
         interrupt_once()
+        _open_streams()
         with deferred_interrupts():
             from rlzoo.cli import main as run_command
 
