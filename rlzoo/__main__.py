@@ -1,5 +1,7 @@
 """The `rlzoo` command, also `python -m rlzoo`."""
 
+import io
+import os
 import sys
 from typing import NoReturn
 
@@ -11,6 +13,7 @@ def main() -> NoReturn:
     code = None
     try:
         interrupt_once()
+        _open_streams()
         with deferred_interrupts():
             from rlzoo.cli import main as run_command
 
@@ -21,7 +24,20 @@ def main() -> NoReturn:
         if code is None:
             print("rlzoo: interrupted", file=sys.stderr)
             code = INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except OSError:  # the other end is closed or the disk is full; Python would try again and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Gives the process the standard streams that it lacks, and lets its output escape what an encoding lacks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

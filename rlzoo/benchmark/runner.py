@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,10 +15,11 @@ import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from rlzoo.benchmark import worker
+from rlzoo.benchmark.clusters import dask, on_cluster, ray, slurm
 from rlzoo.benchmark.job import Failure, Job, Outcome, run_job
 from rlzoo.benchmark.results import Results, Writer, check_folder, finished
 from rlzoo.benchmark.suite import Suite
-from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import SILENT, Progress, operation
 from rlzoo.runs.files import lock
 from rlzoo.runs.logs.display import duration
@@ -44,13 +45,13 @@ def run_suite(
 
     Args:
         jobs: number of parallel processes, each with one thread; the number of cores by default.
-        backend: `loky` for joblib's processes on this machine; `ray` for the Ray cluster that RAY_ADDRESS names, which
-            ignores `jobs`, or for a local one.
+        backend: `loky` for joblib's processes on this machine; `slurm` for jobs of Slurm; `ray` or `dask` for the
+            cluster that RAY_ADDRESS or DASK_SCHEDULER_ADDRESS names, which ignores `jobs`, or for a local one.
         overwrite: delete the results that the folder has.
         progress: gets a line for each job.
 
     Raises:
-        ConfigError: there is no such backend.
+        ConfigError: there is no such backend, or its package is not installed.
         RunError: the folder is in use, has other files, or has results of other versions.
         Interrupted: a signal was received; finished jobs are kept.
     """
@@ -161,27 +162,7 @@ def parallel(work: Callable[[T], R], items: Iterable[T], workers: int, threads: 
             outcomes.close()
 
 
-def _on_ray(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
-    """Outcomes of the jobs in the order in which they finish, from Ray: joblib's own Ray backend returns them last."""
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError("backend 'ray' needs Ray: pip install 'rlzoo[ray]'") from error
-    here: dict[str, Any] = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": workers, "include_dashboard": False}
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **here)
-    try:
-        remote = ray.remote(num_cpus=1, max_retries=0)(run_job)
-        running = {remote.remote(job): job for job in jobs}
-        while running:
-            (ready,), _ = ray.wait(list(running))
-            job = running.pop(ready)
-            try:
-                outcome = ray.get(ready)
-            except ray.exceptions.RayError as error:
-                outcome = Failure(*job.key, " ".join(str(error).split())[:200])
-            yield outcome
-    finally:
-        ray.shutdown()
-
-
-BACKENDS = {"loky": _on_loky, "ray": _on_ray}
+BACKENDS: dict[str, Callable[[Sequence[Job], int], Generator[Outcome | Failure]]] = {
+    "loky": _on_loky,
+    **{cluster.__name__: partial(on_cluster, cluster) for cluster in (ray, slurm, dask)},
+}

@@ -6,7 +6,6 @@ Exit codes: 0 for success, 1 for a run that failed, 2 for wrong use, 130 after C
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return _complain(f"code that the command loaded ended the program: SystemExit({done.code!r})", 1)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Interrupted as stop:
         return _complain(str(stop), 128 + stop.signal)

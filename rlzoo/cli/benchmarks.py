@@ -22,8 +22,9 @@ class _Benchmark:
     """Folder of the results; none for results/<suite>. Jobs whose results it already holds are not run again."""
     jobs: int | None = None
     """Number of processes, with one thread each; none for the number of cores."""
-    backend: Literal["loky", "ray"] = "loky"
-    """Processes on this machine (loky), or the Ray cluster in RAY_ADDRESS (pip install 'rlzoo[ray]')."""
+    backend: Literal["loky", "ray", "slurm", "dask"] = "loky"
+    """Processes on this machine (loky), jobs of Slurm, or the cluster in RAY_ADDRESS or DASK_SCHEDULER_ADDRESS. All but
+    loky need an extra: pip install 'rlzoo[slurm]'."""
     overwrite: Switch = False
     """Replace the results that the folder already holds."""
     quiet: Switch = False

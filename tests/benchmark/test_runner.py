@@ -21,7 +21,7 @@ from rlzoo.benchmark.results import Results, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
-from rlzoo.core.system.errors import ConfigError, RunError
+from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.progress import Progress
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock
@@ -398,21 +398,6 @@ def test_a_damaged_suite_json(edited, suite):
     out = edited(suite={})
     with pytest.raises(RunError, match=r"suite\.json is damaged: KeyError"):
         Results.read(out)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_suite_on_ray(suite, whole, tmp_path):
-    pytest.importorskip("ray")
-    command = [sys.executable, "-m", "rlzoo", "benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]
-    subprocess.run([*command, "--jobs", "2", "--backend", "ray"], check=True, stdout=subprocess.DEVNULL)
-    assert (tmp_path / "out" / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
-
-
-def test_ray_that_is_not_installed(suite, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"needs Ray: pip install 'rlzoo\[ray\]'"):
-        run_suite(suite, tmp_path / "out", backend="ray")
 
 
 def test_a_line_for_each_job(suite, tmp_path, monkeypatch):

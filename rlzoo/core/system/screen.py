@@ -5,6 +5,7 @@ Everything that the package prints goes through `show`, so no text commands the 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import unicodedata
 from typing import Any, TextIO
@@ -34,10 +35,11 @@ def one_line(text: Any) -> str:
 def show(text: str, file: TextIO | None = None, end: str = "\n") -> None:
     """Prints `printable` text on a file, by default standard output; what its encoding lacks, as in Python."""
     file = file or sys.stdout
-    encoding = file.encoding or "utf-8"
+    encoding = getattr(file, "encoding", None) or "utf-8"  # a process without a terminal may have no stream
     print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=file, end=end, flush=True)
 
 
 def complain(line: str) -> None:
-    """Prints an error or a warning as one line on standard error."""
-    show(f"rlzoo: {one_line(line)}", sys.stderr)
+    """Prints an error or a warning as one line on standard error, if that can be written to."""
+    with contextlib.suppress(OSError):
+        show(f"rlzoo: {one_line(line)}", sys.stderr)

@@ -15,8 +15,8 @@ from random import Random
 from tests.faults.campaign.sandbox import Sandbox
 
 FAMILIES = (
-    *("suites", "commands", "directories", "data", "environments", "scores"),
-    *("kill", "twins", "disks"),
+    *("suites", "commands", "names", "directories", "data", "environments", "scores", "push"),
+    *("kill", "twins", "disks", "streams"),
 )
 
 

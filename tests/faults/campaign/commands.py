@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 from functools import cache
@@ -168,6 +167,4 @@ def prepared() -> Path:
     shutil.copytree(control_run(), folder / "run")
     (folder / "suite.yaml").write_text(SUITE)
     shutil.copytree(tasks.data(), folder / "data")
-    pair = json.dumps({"prompt": "ab", "chosen": "aeiou", "rejected": "xyz"})
-    (folder / "data" / "pairs.jsonl").write_text(f"{pair}\n" * 4)
     return folder

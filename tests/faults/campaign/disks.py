@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from random import Random
 
-from tests.faults.campaign import tasks
-from tests.faults.campaign.kill import differences, left, whole_suite
+from tests.faults.campaign import again, tasks
+from tests.faults.campaign.again import contents
+from tests.faults.campaign.directories import control_run, language_run
+from tests.faults.campaign.kill import differences, left
 from tests.faults.campaign.processes import Process, command
 from tests.faults.campaign.sandbox import Sandbox
-from tests.faults.campaign.twins import QUICK, contents, sft_words, trained, tuned
+from tests.faults.campaign.twins import QUICK, trained
 
 SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 50_000, 300_000)
+USES = {
+    "export": ["export", control_run, "--out"],
+    "export torch": ["export", control_run, "--format", "torch", "--out"],
+    "push": ["push", control_run],
+    "push language": ["push", language_run],
+    "report": ["report", control_run, "--out"],
+}
+"""Commands that read a run, but the path to which they write."""
+KINDS = ("train", "train", "train", "sft", "reward-model", "benchmark", "search", *USES)
 
 
 def one(rng: Random, sandbox: Sandbox) -> list[str]:
     """Runs a command with a limit on the size of files, and again without it."""
-    size, kind = rng.choice(SIZES), rng.choice(("train", "train", "sft", "benchmark"))
-    work, wrong = _command(kind, sandbox.work / "out")
+    size, kind = rng.choice(SIZES), rng.choice(KINDS)
+    out = sandbox.work / ("out.pt" if kind == "export torch" else "out.h" if kind == "export" else "out")
+    work, wrong = _command(kind, out)
 
     def limited() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -34,14 +47,10 @@ def one(rng: Random, sandbox: Sandbox) -> list[str]:
 
 def _command(kind: str, out: Path) -> tuple[Callable[[], int], Callable[[], list[str]]]:
     """A command that writes to `out`, and what is wrong with what it has left in the end."""
-    if kind == "sft":
-        model = contents(tuned(0))
-        return command(*sft_words(0, out)), lambda: _unequal(contents(out), model)
-    if kind == "benchmark":
-        results, suite = whole_suite()[0], tasks.scratch() / "tiny.yaml"
-        suite.write_text(tasks.SUITE)
-        work = command("benchmark", suite, "--out", out, "--jobs", 1)
-        return work, lambda: _unequal((out / "results.jsonl").read_bytes(), results)
+    if kind in again.KINDS:
+        return command(*again.words(kind, out)), lambda: again.wrong(kind, out)
+    if kind in USES:
+        return command(*_use(kind, out)), lambda: [] if _files(out) == _used(kind) else ["other files are left"]
 
     def train() -> int:
         new = ["train", "ppo-clip", "CartPole-v1", "--seed", "0", *QUICK, "--out", out]
@@ -51,5 +60,17 @@ def _command(kind: str, out: Path) -> tuple[Callable[[], int], Callable[[], list
     return train, lambda: differences(out, expected)
 
 
-def _unequal(files: object, expected: object) -> list[str]:
-    return [] if files == expected else ["what is left differs"]
+def _use(kind: str, out: Path) -> list[object]:
+    return [*(x() if callable(x) else x for x in USES[kind]), out]
+
+
+def _files(out: Path) -> set[str]:
+    return {out.suffix} if out.is_file() else {*contents(out)}
+
+
+@cache
+def _used(kind: str) -> set[str]:
+    """The files of the undisturbed command."""
+    out = tasks.scratch() / {"export": "out.h", "export torch": "out.pt"}.get(kind, f"used-{kind}")
+    assert not (faults := Process(command(*_use(kind, out)), tasks.scratch()).end().faults()), faults
+    return _files(out)

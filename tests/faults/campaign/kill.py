@@ -1,11 +1,14 @@
-"""Processes killed with SIGKILL: a run or a suite that is killed and gone on with ends as if it never was.
+"""Processes killed with SIGKILL: what is killed and gone on with ends as if it never was.
 
 A run is killed at a random instant, before one of its file operations, in the middle of a file, or at a step of an
-evaluation, up to four times, in training and while it is resumed. A suite is killed with its workers or without them.
+evaluation, up to five times, in training and while it is resumed. A run of two processes loses one of them, both or
+their launcher, and goes on with one or two. Suites, searches, `sft` and `reward-model` are given again, after a kill
+with their workers or without them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -21,12 +24,14 @@ from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
+
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.progress import Operation
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
 from tests import short_runs
-from tests.faults.campaign import tasks
+from tests.faults.campaign import again, tasks
 from tests.faults.campaign.processes import Process, command
 from tests.faults.campaign.sandbox import Sandbox
 
@@ -36,8 +41,8 @@ counts: Counter[str] = Counter()
 
 
 def one(rng: Random, sandbox: Sandbox) -> list[str]:
-    """Kills a run or a suite some times, and lets it end."""
-    attack = rng.choices((_control, _language, _suite), (2, 2, 1))[0]
+    """Kills a run or a command some times, and lets it end."""
+    attack = rng.choices((_control, _language, _given_again, _together), (3, 2, 2, 1))[0]
     return attack(rng, sandbox) + sandbox.faults()
 
 
@@ -144,9 +149,9 @@ def _language(rng: Random, sandbox: Sandbox) -> list[str]:
 def _killed(
     rng: Random, sandbox: Sandbox, name: str, room: str, settings: dict[str, Any], deleted: Path | None = None
 ) -> list[str]:
-    """Kills a run up to four times. After each, `deleted` is deleted."""
+    """Kills a run up to five times. After each, `deleted` is deleted."""
     never, path = whole(name), sandbox.work / "run"
-    for _ in range(rng.randint(1, 4)):
+    for _ in range(rng.randint(2, 5)):
         kind = rng.choice(("instant", "instant", "operation", "operation", "byte", "evaluation"))
         at = rng.randint(1, max(1, never.moments.get(kind, 1)))
         if kind == "operation" and rng.random() < 0.3:
@@ -208,36 +213,97 @@ def cache(folder: Path) -> AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, RLZOO_CACHE=str(folder))
 
 
-def _suite(rng: Random, sandbox: Sandbox) -> list[str]:
-    """Kills a suite of four jobs, alone or with its workers, up to three times."""
-    expected, seconds = whole_suite()
-    path, out = sandbox.work / "tiny.yaml", sandbox.work / "out"
-    path.write_text(tasks.SUITE)
-    words = ["benchmark", path, "--out", out, "--jobs"]
-    for _ in range(rng.randint(1, 3)):
-        group = rng.random() < 0.5
-        process = Process(command(*words, rng.randint(1, 2)), sandbox.root)
-        ended = process.wait(rng.uniform(0, seconds))
-        if ended is not None:
+def _given_again(rng: Random, sandbox: Sandbox) -> list[str]:
+    """Kills a command up to four times, alone or with its workers, and gives it again until it ends."""
+    kind = rng.choices(again.KINDS, (1, 2, 2, 1))[0]
+    seconds, out = again.whole(kind)[1], sandbox.work / "out"
+    work = command(*again.words(kind, out))
+
+    for _ in range(rng.randint(1, 4)):
+        if kind in ("sft", "reward-model") and out.exists():
             break
-        process.kill(group)
-        if process.end().killed:
-            counts["suite with workers" if group else "suite alone"] += 1
+        moments = Moments(sandbox.work, "operation", rng.randint(1, 60))
+        group, at = rng.random() < 0.5, rng.choice(("instant", "operation"))
+        process = Process(functools.partial(_watched, moments, work) if at == "operation" else work, sandbox.root)
+        ended = process.end(120) if at == "operation" else process.wait(rng.uniform(0, seconds))
+        if ended is None:
+            process.kill(group)
+            ended = process.end()
+        if not ended.killed:
+            if faults := ended.faults():
+                return [f"{kind}: {fault}" for fault in faults]
+            break
+        counts[f"{kind}, {'with its workers' if group and at == 'instant' else 'alone'}"] += 1
         if processes := process.left():
             process.kill(group=True)
-            return [f"suite: left 5 s after the kill: {processes}"]
-    process = Process(command(*words, 2), sandbox.root)
-    if faults := process.end(120).faults():
-        return [f"suite: {fault}" for fault in faults]
-    return [] if (out / "results.jsonl").read_bytes() == expected else ["suite: results.jsonl differs"]
+            return [f"{kind}: left 5 s after the kill: {processes}"]
+    complete = kind in ("sft", "reward-model") and out.exists()  # the command would refuse to replace it
+    faults = [] if complete else Process(work, sandbox.root).end(120).faults()
+    return [f"{kind}: {fault}" for fault in faults or again.wrong(kind, out)]
+
+
+def _watched(moments: Moments, work: Callable[[], int]) -> int:
+    moments.watch()
+    return work()
+
+
+def _together(rng: Random, sandbox: Sandbox) -> list[str]:
+    """Kills one of two processes, their launcher or all. One or two processes go on with the run."""
+    name, path = rng.choice(("ppo-clip", "trpo", "prompts ppo-clip", "walks ppo-clip")), sandbox.work / "run"
+    settings = {**tasks.CONTROL, **tasks.language()}[name]
+    folder, sizes = sandbox.root / "cache", [2]
+    with cache(folder if rng.random() < 0.5 else tasks.scratch() / "cache"):
+        never = whole_together(name)
+        for _ in range(rng.randint(1, 3)):
+            victim = rng.choice(("one of two", "launcher", "all"))
+            process = Process(functools.partial(_two, path, settings), sandbox.root)
+            if process.wait(rng.uniform(0.1, never.seconds)) is not None:
+                break
+            if victim == "one of two" and (workers := process.children()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rng.choice(workers), signal.SIGKILL)
+                if process.end(30).hung:
+                    return [f"{name}: the other process goes on"]
+            else:
+                process.kill(group=victim == "all")
+                process.end()
+            counts[f"torchrun, {victim}"] += 1
+            if processes := process.left(10):
+                process.kill(group=True)
+                return [f"{name}: left 10 s after the kill of {victim}: {processes}"]
+            if rng.random() < 0.3:
+                sizes.append(1)
+                process = Process(functools.partial(go_on, path, settings), sandbox.root)
+                if process.wait(rng.uniform(0, never.seconds)) is None:
+                    process.kill()
+                    counts["one process after torchrun"] += process.end().killed
+        sizes.append(rng.choice((1, 2)))
+        last = functools.partial(_two if sizes[-1] == 2 else go_on, path, settings)
+        faults = Process(last, sandbox.root).end(120).faults()
+    faults = faults or (_apart if 1 in sizes else differences)(path, never.outcome)
+    return [f"{name}, processes {sizes}: {fault}" for fault in faults]
+
+
+def _two(path: Path, settings: dict[str, Any]) -> int:
+    return max(map(abs, short_runs.in_processes(2, lambda: short_runs.go_on(path, settings))))
+
+
+def _apart(path: Path, expected: dict[str, Any]) -> list[str]:
+    """Where the numbers of a run are not those expected, up to rounding."""
+    run = left(path)
+    same = run["files"] == expected["files"] and len(run["metrics"]) == len(expected["metrics"])
+    for one, other in zip(run["metrics"], expected["metrics"], strict=same):
+        same = same and one == pytest.approx(other, rel=1e-3, abs=1e-3)
+    return [] if same else ["metrics differ by more than rounding"]
 
 
 @functools.cache
-def whole_suite() -> tuple[bytes, float]:
-    folder = tasks.scratch() / "suite"
-    folder.mkdir(exist_ok=True)
-    (folder / "tiny.yaml").write_text(tasks.SUITE)
+def whole_together(name: str) -> Whole:
+    """The run of two processes that were never killed."""
+    settings = {**tasks.CONTROL, **tasks.language()}[name]
+    path = tasks.scratch() / f"two-{name.replace(' ', '-')}" / "run"
+    path.parent.mkdir()
     start = time.monotonic()
-    ended = Process(command("benchmark", folder / "tiny.yaml", "--out", folder / "out", "--jobs", 2), folder).end(300)
-    assert not ended.faults(), ended
-    return (folder / "out" / "results.jsonl").read_bytes(), time.monotonic() - start
+    ended = Process(functools.partial(_two, path, settings), path.parent).end(300)
+    assert not (faults := ended.faults()), faults
+    return Whole(left(path), time.monotonic() - start, {})

@@ -98,6 +98,12 @@ class Process:
             time.sleep(0.1)
         return alive
 
+    def children(self) -> list[int]:
+        """Process ids of its children."""
+        listed = subprocess.run(["ps", "-eo", "ppid=,pid="], check=True, capture_output=True, text=True).stdout
+        pairs = [[int(x) for x in line.split()] for line in listed.splitlines()]
+        return [pid for parent, pid in pairs if parent == self.pid]
+
 
 def command(*words: object) -> Callable[[], int]:
     """The command line, as work for a process."""

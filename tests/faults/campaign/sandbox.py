@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
+import socket
 import time
 import traceback
 import unicodedata
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 from unittest import mock
 
 LIMIT = 20
@@ -61,10 +63,17 @@ def watched(sandbox: Sandbox, act: Callable[[], int]) -> list[str]:
     out, err = io.StringIO(), io.StringIO()
     faults = []
     code: int | None = None
-    lookup = mock.patch("socket.getaddrinfo", side_effect=OSError("attacks have no network"))
+    lookup, asked = socket.getaddrinfo, []
+
+    def only_here(host: Any, *args: Any, **more: Any) -> Any:
+        if host == "127.0.0.1":
+            return lookup(host, *args, **more)
+        asked.append(host)
+        raise OSError("attacks have no network")
+
     try:
         with (
-            lookup as asked,
+            mock.patch("socket.getaddrinfo", only_here),
             mock.patch("huggingface_hub.constants.HF_HUB_OFFLINE", True),  # a name that is no file is looked for there
             _limit(),
             contextlib.chdir(sandbox.work),
@@ -88,8 +97,8 @@ def watched(sandbox: Sandbox, act: Callable[[], int]) -> list[str]:
         faults.append("control characters on the screen")
     if "Traceback" in err.getvalue():
         faults.append("a traceback was printed")
-    if asked.called:
-        faults.append(f"the network was asked for {asked.call_args.args[:1]}")
+    if asked:
+        faults.append(f"the network was asked for {asked[0]}")
     return faults + sandbox.faults()
 
 

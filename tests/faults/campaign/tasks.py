@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -64,7 +65,10 @@ def scratch() -> Path:
 
 @functools.cache
 def data() -> Path:
-    """A folder with a tiny language model, prompts and texts."""
+    """A folder with a tiny language model, prompts, texts, pairs and a suite."""
     folder = scratch() / "data"
     short_language_runs.save_data(folder)
+    pairs = [{"prompt": letter, "chosen": "aeiou", "rejected": "xyz"} for letter in "abcdefgh"]
+    (folder / "pairs.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    (folder / "tiny.yaml").write_text(SUITE)
     return folder

@@ -13,8 +13,9 @@ from typing import Any
 
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import train
-from tests.faults.campaign import tasks
-from tests.faults.campaign.kill import cache, differences, go_on, left, whole, whole_suite
+from tests.faults.campaign import again, tasks
+from tests.faults.campaign.again import contents, words, wrong
+from tests.faults.campaign.kill import cache, differences, go_on, left, whole
 from tests.faults.campaign.processes import Process, command
 from tests.faults.campaign.sandbox import Sandbox
 
@@ -100,40 +101,21 @@ def _stopped(name: str) -> Path:
 def _benchmark(rng: Random, sandbox: Sandbox) -> list[str]:
     """A suite, twice."""
     out = sandbox.work / "out"
-    (sandbox.work / "tiny.yaml").write_text(tasks.SUITE)
-    work = command("benchmark", sandbox.work / "tiny.yaml", "--out", out, "--jobs", 1)
+    work = command(*words("benchmark", out))
     _, faults = _both(rng, sandbox, [work, work])
-    differ = not faults and (out / "results.jsonl").read_bytes() != whole_suite()[0]
-    return ["results.jsonl differs"] if differ else faults
+    return faults or wrong("benchmark", out)
 
 
 def _sft(rng: Random, sandbox: Sandbox) -> list[str]:
     """Two seeds, into a new directory or over an old model."""
     out = sandbox.work / "model"
     if replaced := rng.random() < 0.4:
-        shutil.copytree(tuned(2), out)
+        shutil.copytree(again.whole("sft", 2)[0], out)
     overwrite = [["--overwrite"] * (replaced or rng.random() < 0.4) for _ in (0, 1)]
-    codes, faults = _both(rng, sandbox, [command(*sft_words(seed, out), *overwrite[seed]) for seed in (0, 1)])
+    codes, faults = _both(rng, sandbox, [command(*words("sft", out, seed), *overwrite[seed]) for seed in (0, 1)])
     found = contents(out)
-    same = [seed for seed in (0, 1) if codes[seed] == 0 and found == contents(tuned(seed))]
+    same = [seed for seed in (0, 1) if codes[seed] == 0 and found == contents(again.whole("sft", seed)[0])]
     return faults or ([] if same else [f"the model is that of neither process, codes {codes}: {sorted(found)}"])
-
-
-def sft_words(seed: int, out: Path) -> list[Any]:
-    data = tasks.data()
-    settings = ["--epochs", 1, "--batch-size", 2, "--seed", seed, "--threads", 1, "--quiet"]
-    return ["sft", data / "texts.txt", "--model", data / "model", "--out", out, *settings]
-
-
-@functools.cache
-def tuned(seed: int) -> Path:
-    out = tasks.scratch() / f"tuned-{seed}"
-    assert not (faults := Process(command(*sft_words(seed, out)), tasks.scratch()).end().faults()), faults
-    return out
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def _cold_cache(rng: Random, sandbox: Sandbox) -> list[str]:
