@@ -19,7 +19,6 @@ from tests.faults.campaign.twins import QUICK, trained
 SIZES = (500, 1000, 2000, 4000, 8000, 16_000, 50_000, 300_000)
 USES = {
     "export": ["export", control_run, "--out"],
-    "export torch": ["export", control_run, "--format", "torch", "--out"],
     "push": ["push", control_run],
     "push language": ["push", language_run],
     "report": ["report", control_run, "--out"],
@@ -31,7 +30,7 @@ KINDS = ("train", "train", "train", "sft", "reward-model", "benchmark", "search"
 def one(rng: Random, sandbox: Sandbox) -> list[str]:
     """Runs a command with a limit on the size of files, and again without it."""
     size, kind = rng.choice(SIZES), rng.choice(KINDS)
-    out = sandbox.work / ("out.pt" if kind == "export torch" else "out.h" if kind == "export" else "out")
+    out = sandbox.work / ("out.h" if kind == "export" else "out")
     work, wrong = _command(kind, out)
 
     def limited() -> int:
@@ -71,6 +70,6 @@ def _files(out: Path) -> set[str]:
 @cache
 def _used(kind: str) -> set[str]:
     """The files of the undisturbed command."""
-    out = tasks.scratch() / {"export": "out.h", "export torch": "out.pt"}.get(kind, f"used-{kind}")
+    out = tasks.scratch() / ("out.h" if kind == "export" else f"used-{kind}")
     assert not (faults := Process(command(*_use(kind, out)), tasks.scratch()).end().faults()), faults
     return _files(out)
