@@ -112,7 +112,8 @@ def parse_settings(
     for setting in settings.values():
         shown = everything or not setting.advanced
         field = dataclasses.field(default_factory=partial(_identity, setting.value))
-        hint: Any = Annotated[setting.hint, tyro.conf.arg(help=setting.help)]
+        default = "(default: empty)" if setting.value == () else None
+        hint: Any = Annotated[setting.hint, tyro.conf.arg(help=setting.help, help_behavior_hint=default)]
         groups[setting.group].append((setting.name, hint if shown else Annotated[hint, tyro.conf.Suppress], field))
     parts: list[Any] = []
     for number, (title, fields) in enumerate(groups.items()):

@@ -353,8 +353,8 @@ def test_unsupported_spaces_are_named(obs_space, action_space, message, asynchro
         ("Pendulum", "no environment 'Pendulum'; did you mean 'Pendulum-v1'?"),
         ("Zzzzzzzzzzzz", "no environment 'Zzzzzzzzzzzz'"),
         (
-            "no_module:X-v0",
-            "environment 'no_module:X-v0': cannot import module 'no_module': No module named 'no_module'",
+            "zqxv:X-v0",
+            "environment 'zqxv:X-v0': cannot import module 'zqxv': no module 'zqxv'",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def folder(tmp_path, monkeypatch):
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if (tmp_path / f"{name.removeprefix('_reward_')}.py").exists():
+        if (tmp_path / f"{name.removesuffix('.py')}.py").exists():
             del sys.modules[name]
 
 
@@ -79,7 +79,7 @@ def test_file_elsewhere_brings_its_neighbours_and_hides_no_module(folder, monkey
     score = load_score("mine/json.py:score")
     assert score(PROMPTS, RESPONSES) == [3, 3, 3]
     assert hasattr(sys.modules["json"], "loads")
-    del sys.modules["beside"], sys.modules["_reward_json"]
+    del sys.modules["beside"]
 
 
 @pytest.mark.parametrize(
