@@ -153,7 +153,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
         table.pop(name, None)
     description = "Train a policy in a new run directory. The defaults are the preset of the pair, if there is one."
     description += "\n\nA SCHEDULE is linear:START:END, from START to END over the run, or module:function."
-    description += "\nA module may also be a file: path/file.py:Class."
+    description += "\n\nA module may also be a file: path/file.py:Class."
     if not names and command.config is None:
         description += (
             f"\n{_algorithms()}\n\nENV is a Gymnasium id, module:Id, module:Class of a task, or one of"

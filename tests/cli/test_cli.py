@@ -120,13 +120,15 @@ def test_module_that_ends_the_program_is_one_line(tmp_path, monkeypatch, capsys)
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit()\n")
     (tmp_path / "ends.py").write_text("raise SystemExit('bye')\n")
     monkeypatch.chdir(tmp_path)
+    leaves = f"importing leaves raised SystemExit ({tmp_path}/leaves.py:2)"
+    ends = f"importing ends raised SystemExit: bye ({tmp_path}/ends.py:1)"
     for arguments, line in {
-        "ppo leaves:Env": "environment 'leaves:Env': cannot import module 'leaves': ",
-        "leaves:Algorithm CartPole-v1": "cannot load algorithm 'leaves:Algorithm': ",
-        "ppo CartPole-v1 --estimator ends:X": "cannot load estimator 'ends:X': bye",
+        "ppo leaves:Env": f"environment 'leaves:Env': cannot import module 'leaves': {leaves}",
+        "leaves:Algorithm CartPole-v1": f"cannot load algorithm 'leaves:Algorithm': {leaves}",
+        "ppo CartPole-v1 --estimator ends:X": f"cannot load estimator 'ends:X': {ends}",
         "ppo CartPole-v1 --learning-rate ends:x": "learning_rate must be a number, linear:START:END or module:function,"
-        " got 'ends:x': cannot load 'ends:x': bye",
-        "ppo CartPole-v1 --wrapper ends:X": "wrapper 'ends:X' cannot be loaded: bye",
+        f" got 'ends:x': cannot load 'ends:x': {ends}",
+        "ppo CartPole-v1 --wrapper ends:X": f"wrapper 'ends:X' cannot be loaded: {ends}",
     }.items():
         assert main(["train", *arguments.split()]) == 2
         assert capsys.readouterr().err == f"rlzoo: {line}\n"
@@ -376,10 +378,10 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train trop CartPole-v1", f"no algorithm 'trop'; did you mean 'trpo'? {KNOWN}"),
         ("train CartPole-v1 ppo-clip", "the algorithm comes before the environment: rlzoo train ppo-clip CartPole-v1"),
         ("train CartPole-v1 --seed 1", f"no algorithm 'CartPole-v1' {KNOWN}"),
-        ("train nowhere:X CartPole-v1", "cannot load algorithm 'nowhere:X': No module named 'nowhere'"),
+        ("train nowhere:X CartPole-v1", "cannot load algorithm 'nowhere:X': no module 'nowhere'"),
         ("train ppo CartPol-v1", "no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ("train ppo RandomWalk", "no environment 'RandomWalk'; did you mean 'RandomWalks'?"),
-        ("train ppo nowhere:X", "environment 'nowhere:X': cannot import module 'nowhere': No module named 'nowhere'"),
+        ("train ppo nowhere:X", "environment 'nowhere:X': cannot import module 'nowhere': no module 'nowhere'"),
         ("train ppo CartPole-v1 --gama 1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --gama=1", "no option '--gama'; did you mean '--gamma'?"),
         ("train ppo CartPole-v1 --max-kl 1", "ppo-clip has no max_kl; trpo has"),
@@ -432,7 +434,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         (
             "train ppo CartPole-v1 --learning-rate liner:1:0",
             "learning_rate must be a number, linear:START:END or module:function, got 'liner:1:0': "
-            "cannot load 'liner:1:0': No module named 'liner'",
+            "cannot load 'liner:1:0': no module 'liner:1'",
         ),
         (
             "train ppo CartPole-v1 --learning-rate linear:1",

@@ -59,7 +59,7 @@ def described(error: BaseException) -> str:
         message = str(error.msg if isinstance(error, SyntaxError) else error)
     except Exception:
         message = "its message cannot be made"
-    return f"{type(error).__name__}: {' '.join(message.split())}"
+    return ": ".join(filter(None, (type(error).__name__, " ".join(message.split()))))
 
 
 _PACKAGE = str(Path(__file__).parents[2])

@@ -126,10 +126,10 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _modules_beside(name: str) -> list[str]:
-    """Full names of the modules in the package of `name`; without a package, of all top-level modules."""
+    """Full names of the modules in the package of `name`; without a package, rlzoo and those beside the user."""
     package = name.rpartition(".")[0]
     if not package:
-        return [module.name for module in pkgutil.iter_modules()]
+        return ["rlzoo", *(module.name for module in pkgutil.iter_modules([str(Path.cwd())]))]
     return [x.name for x in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []), f"{package}.")]
 
 

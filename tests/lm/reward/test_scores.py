@@ -120,7 +120,7 @@ def test_module_that_cannot_be_imported_is_an_error_that_names_the_line(folder, 
     (folder / "bad_reward.py").write_text(text)
     with pytest.raises(ConfigError, match=f"^reward '{spec}': .*{message}$"):
         load_score(spec)
-    assert "_reward_bad_reward" not in sys.modules
+    assert "bad_reward.py" not in sys.modules
 
 
 @pytest.mark.parametrize(
