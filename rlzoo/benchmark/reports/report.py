@@ -145,26 +145,30 @@ def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
     return template("rlzoo.benchmark", "templates/report.html.jinja").render(title=title, body=Markup(body))
 
 
-def _problems(study: Study) -> dict[str, list[str]]:
-    """Runs that failed, are missing or diverged, each in a line."""
-    lines: dict[str, list[str]] = {"failed": [], "missing": [], "unfinished": [], "diverged": []}
+def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
+    """Runs that failed, are missing or diverged: a line for each state of a pair, and for how many runs."""
+    seeds: dict[tuple[str, str, str], list[int]] = {}
 
     def add(kind: str, key: Key, state: str) -> None:
         label, env, seed = key
-        lines[kind].append(f"{label} on {env}, seed {seed}{where} {state}")
+        seeds.setdefault((kind, f"{label} on {env}", f"{where}: {state}"), []).append(seed)
 
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
         for failure in folder.failures:
             add("failed", failure.key, f"failed: {one_line(failure.error)}")
         for key in folder.missing:
-            add("missing", key, "is missing")
+            add("missing", key, "missing")
         for key, step in folder.unfinished.items():
-            add("unfinished", key, f"is at step {step:,} of {folder.environments[key[1]].total_steps:,}")
+            add("unfinished", key, f"at step {step:,} of {folder.environments[key[1]].total_steps:,}")
         for run in folder.outcomes:
             if not np.isfinite(np.array([run.final_stochastic, *run.stochastic], float)).all():
                 add("diverged", run.key, "diverged")
-    return {kind: x for kind, x in lines.items() if x}
+    lines: dict[str, list[tuple[str, int]]] = {}
+    for (kind, pair, state), of_pair in seeds.items():
+        named = f"seed{'s' * (len(of_pair) > 1)} {', '.join(map(str, of_pair))}"
+        lines.setdefault(kind, []).append((f"{pair}, {named}{state}", len(of_pair)))
+    return lines
 
 
 def _differences(study: Study) -> list[str]:

@@ -67,7 +67,7 @@ def test_run_that_goes_on_counts_as_far_as_it_is(runs, tmp_path):
     assert main(["report", str(tmp_path / "seeds")]) == 0
     page = (tmp_path / "seeds" / "report.md").read_text()
     assert "1 of 2 runs finished" in page
-    assert f"ppo-clip on CartPole-v1, seed 2 is at step {run.last_metrics()['step']} of 600" in page
+    assert f"ppo-clip on CartPole-v1, seed 2: at step {run.last_metrics()['step']} of 600" in page
     (run.path / "evaluations.jsonl").unlink()
     results, _ = only([tmp_path / "seeds"])
     assert results.missing == [("ppo-clip", "CartPole-v1", 2)]
