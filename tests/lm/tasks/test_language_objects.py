@@ -139,7 +139,7 @@ def test_adapter_of_a_given_model_is_merged(objects):
         ({"reward": []}, r"reward must be a score or several with weights, such as reward=\[\(brevity, 1.0\)"),
         ({"reward": [(length, "much")]}, "reward must be a score or several"),
         ({"reward": [(length, 1.0, 2.0)]}, "reward must be a score or several"),
-        ({"reward": lambda completions, **more: [1.0]}, r"cannot be called with \(prompts, responses\)"),
+        ({"reward": lambda texts: [1.0]}, r"cannot be called with \(prompts, responses\)"),
         ({"reward": [object()]}, 'reward must be a function, "module:function" or the directory of a reward model'),
     ],
 )

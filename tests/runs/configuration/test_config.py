@@ -138,7 +138,7 @@ def test_language_tasks_have_settings_of_their_own():
         ("trop", "no algorithm 'trop'; did you mean 'trpo'? (known: reinforce, npg, trpo, ppo-penalty, ppo-clip)"),
         ("rloo", "no algorithm 'rloo'; use ppo-clip --estimator rloo"),
         ("vpg", "no algorithm 'vpg'; use reinforce"),
-        ("nowhere:X", "cannot load algorithm 'nowhere:X': No module named 'nowhere'"),
+        ("nowhere:X", "cannot load algorithm 'nowhere:X': no module 'nowhere'"),
         (
             "rlzoo.algorithms:PPOClop",
             "cannot load algorithm 'rlzoo.algorithms:PPOClop': module 'rlzoo.algorithms' has no attribute 'PPOClop'",
