@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class _Problem:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             return optuna.create_study(
                 study_name=f"{self.algorithm}/{self.env}",
-                storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self.file))),
+                storage=optuna.storages.JournalStorage(_journal(self.file)),
                 sampler=optuna.samplers.TPESampler(
                     multivariate=True, group=True, n_startup_trials=_STARTUP, seed=sampler_seed
                 ),
@@ -207,7 +208,10 @@ def _run_trial(work: tuple[_Problem, int]) -> str:
     trials: list[Any] = []
     while not trials or trials[-1].state.name == "FAIL":
         callbacks = [lambda _, trial: trials.append(trial)]
-        study.optimize(problem.objective, n_trials=1, catch=ConfigError, callbacks=callbacks)
+        try:
+            study.optimize(problem.objective, n_trials=1, catch=ConfigError, callbacks=callbacks)
+        except AssertionError as error:  # Optuna's, after an error of the journal
+            raise (error.__context__ if isinstance(error.__context__, RunError) else error) from None
     trial = trials[-1]
     return f"trial {trial.number}: {trial.user_attrs.get('pruned') or f'{trial.value:.4g}'}"
 
@@ -238,6 +242,22 @@ def _optuna() -> Any:
         raise ConfigError("rlzoo search needs Optuna: pip install 'rlzoo[search]'") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
+
+
+def _journal(file: Path) -> Any:
+    """The journal of a study. An entry that cannot be written leaves no part behind, and the error names the file."""
+    backend = _optuna().storages.journal.JournalFileBackend
+
+    class Journal(backend):  # type: ignore[misc,valid-type]
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            before = file.stat().st_size
+            try:
+                super().append_logs(logs)
+            except OSError as error:
+                os.truncate(file, before)
+                raise RunError(f"{file} cannot be written: {error.strerror}") from error
+
+    return Journal(str(file))
 
 
 def _pruned(trial: Any, reason: str) -> Exception:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.benchmark.search import score_of, search
+from rlzoo.benchmark.search import _Problem, score_of, search
 from rlzoo.benchmark.spaces import SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
-from rlzoo.core.system.errors import TrainingError
+from rlzoo.core.system.errors import RunError, TrainingError
 from rlzoo.core.system.fields import check_fields
 from rlzoo.runs.configuration.config import assemble, make_config, present_names
 from rlzoo.runs.configuration.presets import environments, find_preset
@@ -154,3 +154,22 @@ def test_studies_that_presets_name_hold_their_trials(path):
             for setting, x in present_names(algorithm_class(path.stem), params, say=False).items():
                 given = preset.get(setting, 0.0 if setting == "noise_correlation" else False)
                 assert given == (pytest.approx(x, rel=6e-3) if isinstance(x, float) else x), setting
+
+
+def test_an_entry_that_cannot_be_written_leaves_no_part_and_names_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "study.log"
+    problem = _Problem(file, "ppo-clip", "CartPole-v1", {}, {}, (0,))
+    problem.study()
+    before = file.read_bytes()
+
+    def half(self, logs):
+        with file.open("ab") as journal:
+            journal.write(b'{"half')
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(optuna.storages.journal.JournalFileBackend, "append_logs", half)
+        with pytest.raises(RunError, match=f"{file} cannot be written: No space left on device"):
+            problem.study().set_user_attr("name", 1)
+    assert file.read_bytes() == before
+    problem.study().set_user_attr("name", 1)

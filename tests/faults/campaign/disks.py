@@ -24,7 +24,7 @@ USES = {
     "report": ["report", control_run, "--out"],
 }
 """Commands that read a run, but the path to which they write."""
-KINDS = ("train", "train", "train", "sft", "reward-model", "benchmark", *USES)
+KINDS = ("train", "train", "train", "sft", "reward-model", "benchmark", "search", *USES)
 
 
 def one(rng: Random, sandbox: Sandbox) -> list[str]:
