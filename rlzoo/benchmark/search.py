@@ -211,7 +211,7 @@ def _run_trial(work: tuple[_Problem, int]) -> str:
         try:
             study.optimize(problem.objective, n_trials=1, catch=ConfigError, callbacks=callbacks)
         except AssertionError as error:  # Optuna's, after an error of the journal
-            raise (error.__context__ if isinstance(error.__context__, RunError) else error) from None
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
     trial = trials[-1]
     return f"trial {trial.number}: {trial.user_attrs.get('pruned') or f'{trial.value:.4g}'}"
 
@@ -255,7 +255,7 @@ def _journal(file: Path) -> Any:
                 super().append_logs(logs)
             except OSError as error:
                 os.truncate(file, before)
-                raise RunError(f"{file} cannot be written: {error.strerror}") from error
+                raise OSError(error.errno, error.strerror, str(file)) from error
 
     return Journal(str(file))
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
+import torch.distributed as dist
 
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.progress import Operation
@@ -259,7 +260,10 @@ def _together(rng: Random, sandbox: Sandbox) -> list[str]:
             process = Process(functools.partial(_two, path, settings), sandbox.root)
             if process.wait(rng.uniform(0.1, never.seconds)) is not None:
                 break
-            if victim == "one of two" and (workers := process.children()):
+            workers = process.children()
+            if victim == "one of two" and not (workers and all(_met(path, pid).exists() for pid in workers)):
+                victim = "launcher"  # who waits for a partner that is dead is ended by torchrun
+            if victim == "one of two":
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rng.choice(workers), signal.SIGKILL)
                 if process.end(30).hung:
@@ -285,7 +289,22 @@ def _together(rng: Random, sandbox: Sandbox) -> list[str]:
 
 
 def _two(path: Path, settings: dict[str, Any]) -> int:
-    return max(map(abs, short_runs.in_processes(2, lambda: short_runs.go_on(path, settings))))
+    def work() -> None:
+        meet = dist.init_process_group
+
+        def meet_and_say_so(*arguments: Any, **options: Any) -> None:
+            meet(*arguments, **options)
+            _met(path, os.getpid()).touch()
+
+        dist.init_process_group = meet_and_say_so
+        short_runs.go_on(path, settings)
+
+    return max(map(abs, short_runs.in_processes(2, work)))
+
+
+def _met(path: Path, pid: int) -> Path:
+    """A file that says that a process has met the other one."""
+    return path.with_name(f"met-{pid}")
 
 
 def _apart(path: Path, expected: dict[str, Any]) -> list[str]:
