@@ -22,6 +22,7 @@ from rlzoo.benchmark.reports.statistics import Interval, iqm_interval
 from rlzoo.benchmark.runner import KILLED, each
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, space_for
 from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
+from rlzoo.core.system.files import naming
 from rlzoo.runs.configuration.config import assemble, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
@@ -252,10 +253,11 @@ def _journal(file: Path) -> Any:
         def append_logs(self, logs: list[dict[str, Any]]) -> None:
             before = file.stat().st_size
             try:
-                super().append_logs(logs)
-            except OSError as error:
+                with naming(file):
+                    super().append_logs(logs)
+            except OSError:
                 os.truncate(file, before)
-                raise OSError(error.errno, error.strerror, str(file)) from error
+                raise
 
     return Journal(str(file))
 

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError, require
+from rlzoo.core.system.files import naming
 from rlzoo.core.task import DeployedPolicy, Task
 from rlzoo.runs.checkpoint import FILES
 from rlzoo.runs.evaluate import load_task
-from rlzoo.runs.files import write_atomically
+from rlzoo.runs.files import remove, write_atomically
 from rlzoo.runs.publish import card
 from rlzoo.runs.publish.hub import PREFIX, upload
 from rlzoo.runs.run import Run
@@ -130,7 +131,12 @@ def push(
             folder = Path(repo).expanduser()
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise RunError(f"{folder} exists already and is not an empty folder")
-            _write(folder, str(repo), run, step, task)
+            try:
+                with naming(folder):
+                    _write(folder, str(repo), run, step, task)
+            except BaseException:
+                remove(folder)
+                raise
             return str(folder)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "files")

@@ -229,6 +229,19 @@ def test_folder_of_an_earlier_checkpoint(run, workplace):
     assert f"for {step:,} environment steps" in Path("shared/README.md").read_text()
 
 
+def test_a_full_disk_is_named_and_leaves_no_part_of_the_folder(run, workplace, capsys, monkeypatch):
+    def full(source, target):
+        Path(target).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rlzoo.runs.publish.policies.shutil.copy", full)
+        assert main(["push", str(run.path), "./shared"]) == 1
+    assert "No space left on device: 'shared'" in capsys.readouterr().err
+    assert not Path("shared").exists()
+    assert main(["push", str(run.path), "./shared"]) == 0
+
+
 def test_folder_that_holds_files_is_left_alone(run, workplace, capsys):
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("words")
