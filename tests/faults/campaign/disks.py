@@ -24,7 +24,8 @@ USES = {
     "report": ["report", control_run, "--out"],
 }
 """Commands that read a run, but the path to which they write."""
-KINDS = ("train", "train", "train", "sft", "reward-model", "benchmark", "search", *USES)
+KINDS = ("train", "train", "train", "sft", "reward-model", "benchmark", *USES)
+"""Without `search`: a trial that failed is not repeated, so what a search leaves is another study."""
 
 
 def one(rng: Random, sandbox: Sandbox) -> list[str]:

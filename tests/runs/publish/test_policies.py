@@ -237,7 +237,7 @@ def test_a_full_disk_is_named_and_leaves_no_part_of_the_folder(run, workplace, c
     with monkeypatch.context() as patched:
         patched.setattr("rlzoo.runs.publish.policies.shutil.copy", full)
         assert main(["push", str(run.path), "./shared"]) == 1
-    assert "No space left on device: 'shared'" in capsys.readouterr().err
+    assert "shared: No space left on device" in capsys.readouterr().err
     assert not Path("shared").exists()
     assert main(["push", str(run.path), "./shared"]) == 0
 
