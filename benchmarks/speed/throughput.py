@@ -31,6 +31,7 @@ TRAINING_CONTESTANTS = {
         "PPO, rlzoo --compile": ("rlzoo", "ppo-clip", True),
         "PPO, Stable-Baselines3": ("sb3", "ppo", False),
         "TRPO, rlzoo": ("rlzoo", "trpo", False),
+        "TRPO, rlzoo --compile": ("rlzoo", "trpo", True),
         "TRPO, sb3-contrib": ("sb3", "trpo", False),
     },
     "recurrent": {
@@ -65,7 +66,7 @@ def train_rlzoo(algorithm: str, steps: int, compiled: bool) -> float:
     name, env = ("ppo-clip", "CartPoleNoVel-v1") if algorithm == "recurrent-ppo" else (algorithm, "CartPole-v1")
     trainer = Trainer(make_config(name, env, **settings))
     if compiled:
-        Trainer(trainer.config).iterate()  # compiles, where the cache is empty
+        list(Trainer(trainer.config))  # compiles, where the cache is empty
     start = time.perf_counter()
     while not trainer.done:
         trainer.iterate()
