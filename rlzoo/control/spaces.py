@@ -145,6 +145,8 @@ def flat_observation(space: Any, obs: Any) -> Any:
     Raises:
         ValueError: a discrete part lies outside its space. Gymnasium would take -1 for the last category.
     """
+    if isinstance(space, spaces.Box):
+        return np.asarray(obs, space.dtype).flatten()
     _check_discrete(space, obs)
     return spaces.flatten(space, obs)
 

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
 from rlzoo.control.spaces import check_spaces, flat_mask, flat_observation
@@ -144,6 +145,19 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {REPORT: report}
 
 
+class _InTurn(SyncVectorEnv):
+    """Copies in this process. A step skips what Gymnasium's does for environments of any kind."""
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        infos: dict[str, Any] = {}
+        rows = actions if isinstance(actions, np.ndarray) else iterate(self.action_space, actions)
+        for i, (copy, action) in enumerate(zip(self.envs, rows, strict=True)):
+            self._env_obs[i], self._rewards[i], self._terminations[i], self._truncations[i], info = copy.step(action)
+            if info:
+                infos = self._add_info(infos, info, i)
+        return self._env_obs, self._rewards, self._terminations.copy(), self._truncations.copy(), infos
+
+
 def _flag(name: str, x: Any) -> bool:
     """`terminated` or `truncated` of one step, which may also be 0 or 1, or an array of one of these."""
     if type(x) in (bool, np.bool_):
@@ -190,8 +204,7 @@ def make_copies(
             return _in_processes(functions)
         copies = [function() for function in functions]
         _check_same(name, copies)
-        functions = [partial(_itself, copy) for copy in copies]
-        return SyncVectorEnv(functions, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        return _InTurn([partial(_itself, copy) for copy in copies], copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
     except (Exception, SystemExit) as error:

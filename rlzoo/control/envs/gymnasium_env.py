@@ -258,11 +258,10 @@ class GymnasiumEnv(VectorEnv):
                 self._reward[...] = reward
         except (TypeError, ValueError) as error:
             raise self._error(described(error)) from error
-        for name, values in (("observation", self._obs), ("reward", self._reward[:, None])):
-            finite = np.isfinite(values).all(axis=1) if values.dtype == np.float32 else np.ones(1, np.bool_)
-            if not finite.all():
-                index = int(finite.argmin())
-                raise self._error(f"copy {index} gave a non-finite {name}: {values[index]}")
+        for name, values in (("observation", self._obs), ("reward", self._reward)):
+            if not np.isfinite(values).all():
+                index = int(np.isfinite(values).reshape(self.num_envs, -1).all(axis=1).argmin())
+                raise self._error(f"copy {index} gave a non-finite {name}: {np.atleast_1d(values[index])}")
         return Seen(self._obs, self._masks(info, done)) if self.has_masks else self._obs
 
     def _masks(self, info: dict[str, Any], done: Bools) -> Array:
