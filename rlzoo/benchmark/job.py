@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rlzoo.benchmark.updates import Updates
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.system import streams
 from rlzoo.core.system.errors import ConfigError, described
@@ -72,6 +73,7 @@ class Job(Labelled):
     final_episodes: int
     peer: str | None = None
     """Absolute `file.py:name` of a peer."""
+    measure_updates: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Outcome(Labelled):
     final_deterministic: float
     further: dict[str, float] = field(default_factory=dict)
     """The task's own metrics in the final stochastic evaluation."""
+    updates: dict[str, float] = field(default_factory=dict)
+    """What the updates did, if the suite measures them: `Updates.summary`."""
     seconds: list[float] = field(default_factory=list)
     """(K,) seconds of training before each evaluation, without those of evaluations."""
 
@@ -131,14 +135,18 @@ def load_peer(spec: str) -> Peer:
     return peer
 
 
-def _train(job: Job, watch: Watch) -> None:
+def _train(job: Job, watch: _Recorder) -> None:
     settings = dict(job.settings)
     trainer = Trainer(make_config(settings.pop("algorithm"), job.env, seed=job.seed, **settings))
     try:
+        updates = Updates(trainer) if job.measure_updates else None
         watch(0, trainer.task.evaluate)
-        while not trainer.done:
-            trainer.iterate()
+        for iteration in trainer:
+            if updates is not None:
+                updates.add(iteration)
             watch(trainer.step, trainer.task.evaluate)
+        if updates is not None:
+            watch.updates = finite_numbers(updates.summary())
     finally:
         trainer.task.close()
 
@@ -156,6 +164,7 @@ class _Recorder:
         """Of stochastic and deterministic evaluations."""
         self.final: dict[bool, float] = {}
         self.further: dict[str, float] = {}
+        self.updates: dict[str, float] = {}
         self.seconds: list[float] = []
         self._elapsed = 0.0
         self._since = time.perf_counter()
@@ -186,7 +195,7 @@ class _Recorder:
             raise RuntimeError(f"training ended before step {self.job.settings['total_steps']}")
         return Outcome(
             *self.job.key, self.job.settings, self.steps, self.returns[False], self.returns[True], self.final[False],
-            self.final[True], self.further, self.seconds,
+            self.final[True], self.further, self.updates, self.seconds,
         )  # fmt: skip
 
 

@@ -69,6 +69,8 @@ class Suite:
     description: str = ""
     against: str | None = None
     """A metric of the task, in the final evaluation, that the report draws the score against: `kl_reference`."""
+    measure_updates: bool = False
+    """Whether results say what the updates of each run did, except those of peers."""
     overrides: dict[str, Any] = field(default_factory=dict)
     """Settings of all runs except those of peers, which take precedence over presets."""
     total_steps: Count = 100_000
@@ -193,7 +195,7 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
         suite.seeds, suite.environments.items(), suite.algorithms.items()
     ):
         peer = None if entry.peer is None else _peer(document, entry.peer)
-        yield Job(label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer)
+        yield Job(label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer, suite.measure_updates)
 
 
 def _peer(document: _Document, peer: str) -> str:
