@@ -195,7 +195,9 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
         suite.seeds, suite.environments.items(), suite.algorithms.items()
     ):
         peer = None if entry.peer is None else _peer(document, entry.peer)
-        yield Job(label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer, suite.measure_updates)
+        yield Job(
+            label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer, suite.measure_updates
+        )
 
 
 def _peer(document: _Document, peer: str) -> str:

@@ -89,4 +89,3 @@ class _Measured:
             "ratio": float(ratio[batch.mask].max()),
         })  # fmt: skip
         return metrics
-
