@@ -67,6 +67,7 @@ KINDS = {
     "ppo-clip": ("ppo-clip", PPO),
     "trpo": ("trpo", TRPO),
     "lora": ("ppo-clip", {**PPO, "lora_rank": 2, "critic": "actor"}),
+    "adam-trpo": ("trpo", {**TRPO, "epochs": 2, "minibatch_responses": 3}),
     "lora-trpo": ("trpo", {**TRPO, "lora_rank": 2, "critic": "actor"}),
     "bfloat16-trpo": ("trpo", {**TRPO, "precision": "bfloat16"}),
     "bfloat16-npg": ("npg", {**TRPO, "precision": "bfloat16", "fisher_fraction": 0.5}),

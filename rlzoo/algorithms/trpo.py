@@ -23,9 +23,10 @@ from rlzoo.core.system.fields import (
     PositiveSchedule,
 )
 from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
-from rlzoo.optim.objective import surrogate, with_old
+from rlzoo.optim.objective import surrogate, surrogate_loss, with_old
 from rlzoo.optim.vectors import norm
 
 
@@ -34,7 +35,8 @@ class TRPO(Algorithm):
     """Maximise E[π_θ/π_old·Â] subject to E[KL(π_old ‖ π_θ)] ≤ δ.
 
     The natural gradient step √(2δ/xᵀFx)·x, shortened until the surrogate improves and the KL is at most δ. If no step
-    length satisfies both, θ is not changed.
+    length satisfies both, θ is not changed. With `epochs`, several steps of Adam up the surrogate take the place of the
+    natural gradient step.
     """
 
     name: ClassVar[str] = "trpo"
@@ -53,6 +55,12 @@ class TRPO(Algorithm):
     """Step lengths that the line search tries."""
     fisher_fraction: Advanced[Fraction] = 1.0
     """Share of the rows that Fisher products average over, drawn for each update."""
+    epochs: Advanced[NonNegativeInt] = 0
+    """Passes of minibatch Adam over the buffer that give the step; 0 for the natural gradient step."""
+    learning_rate: Advanced[PositiveSchedule] = 3e-4
+    """Adam's step size in these passes."""
+    minibatch_size: Advanced[MinibatchSize] = 64
+    """Steps in a minibatch of these passes."""
     normalize_advantage: Advanced[bool] = True
     """Whiten the advantages over the buffer."""
     vf_learning_rate: PositiveSchedule = 1e-3
@@ -64,7 +72,10 @@ class TRPO(Algorithm):
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
         fisher_rng = rng.spawn(1)[0] if self.fisher_fraction < 1 else None
-        return State(rng, {"value": Adam(model.value_parameters())}, fisher_rng=fisher_rng)
+        optimizers = {"value": Adam(model.value_parameters())}
+        if self.epochs:
+            optimizers["policy"] = Adam(model.policy_parameters())
+        return State(rng, optimizers, fisher_rng=fisher_rng)
 
     def update(self, model: ActorCritic, state: State, buffer: Buffer) -> Metrics:
         batch = self.estimator(buffer).rows(model.context)
@@ -76,10 +87,17 @@ class TRPO(Algorithm):
         objective = policy.objective(surrogate, batch)
 
         before, g = objective.value_and_gradient(theta)
-        some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
-        fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
-        x, residual = conjugate_gradient(fisher, g, self.cg_iters)
-        step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
+        if self.epochs:
+            whiten, learning_rate = self.normalize_advantage, state.at(self.learning_rate)
+            minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten)
+            state.optimizers["policy"].minimize_each(surrogate_loss, model, minibatches, learning_rate=learning_rate)
+            step, further = policy.theta - theta, {"learning_rate": learning_rate}
+        else:
+            some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
+            fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
+            x, residual = conjugate_gradient(fisher, g, self.cg_iters)
+            step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
+            further = {"cg_residual": residual}
 
         def accept(theta: Tensor) -> bool:
             after, kl = objective.value_and_kl(theta)
@@ -98,5 +116,5 @@ class TRPO(Algorithm):
             "step_norm": norm(new - theta),
             "backtracks": backtracks,
             "accepted": float(backtracks < self.backtrack_iters),
-            "cg_residual": residual,
+            **further,
         }

@@ -55,6 +55,11 @@ def surrogate(policy: Distribution, batch: Buffer) -> Tensor:
     return batch.mean(ratio * batch.advantage)
 
 
+def surrogate_loss(model: ActorCritic, batch: Buffer) -> Tensor:
+    """−E[π_θ/π_old·Â]."""
+    return -surrogate(model.distribution(batch.obs), batch)
+
+
 @torch.no_grad()
 def with_old(model: ActorCritic, batch: Buffer) -> Buffer:
     """The batch with `old`, the policy as it is now. Each process computes its own rows."""

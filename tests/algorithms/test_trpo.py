@@ -43,9 +43,10 @@ def update(algorithm, model, buffer, progress=0.0):
     return before, algorithm.estimator(buffer).rows(1), algorithm.update(model, state, buffer)
 
 
+@pytest.mark.parametrize("settings", [{}, {"epochs": 4, "learning_rate": 1e-3}], ids=["natural", "adam"])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
-def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogate(env):
-    trainer = Trainer(make_config("trpo", env, num_envs=4, num_steps=100))
+def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogate(env, settings):
+    trainer = Trainer(make_config("trpo", env, num_envs=4, num_steps=100, **settings))
     algorithm, model = trainer.algorithm, trainer.model
     accepted = []
     for _ in range(8):
@@ -75,13 +76,40 @@ def test_trust_region_is_in_kl_from_old_to_new(space):
     assert abs(backward - forward) > 0.015
 
 
+@pytest.mark.parametrize("space", ["discrete", "box"])
+def test_passes_of_adam_give_the_step_that_the_search_shortens(space):
+    """Against PyTorch's Adam on −E[r·Â], with one minibatch, so that no order of steps is drawn."""
+    model = make_model(SPACES[space], dtype=torch.float64)
+    buffer = make_buffer(model, rows=8)
+    algorithm = TRPO(epochs=5, minibatch_size="all", learning_rate=0.02, max_kl=0.01, vf_epochs=0)
+    old, batch, metrics = update(algorithm, model, buffer)
+    expected = copy.deepcopy(old)
+    adam = torch.optim.Adam(expected.policy_parameters(), lr=0.02, eps=1e-5)
+    white = batch.whitened
+    for _ in range(5):
+        adam.zero_grad()
+        ratio = torch.exp(expected.distribution(white.obs).log_prob(white.action) - white.logp)
+        (-(ratio * white.advantage)[white.mask].mean()).backward()
+        adam.step()
+    start, end, full = (
+        torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (old, model, expected)
+    )
+    share = algorithm.backtrack_coef ** int(metrics["backtracks"])
+    assert 0 < metrics["backtracks"] < algorithm.backtrack_iters
+    torch.testing.assert_close(end - start, share * (full - start), rtol=1e-6, atol=1e-9)
+    longer = copy.deepcopy(old)
+    vector_to_parameters(start + share / algorithm.backtrack_coef * (full - start), longer.policy_parameters())
+    assert measured(old, model, batch)[0] <= 0.01 < measured(old, longer, batch)[0]
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("space", SPACES)
-def test_failed_search_leaves_the_policy_bit_equal(space, dtype, monkeypatch):
+def test_failed_search_leaves_the_policy_bit_equal(space, dtype, epochs, monkeypatch):
     search = trpo.line_search
     monkeypatch.setattr(trpo, "line_search", lambda accept, *rest: search(lambda theta: accept(theta) and False, *rest))
     model = make_model(SPACES[space], dtype=dtype)
-    old, _, metrics = update(TRPO(), model, make_buffer(model))
+    old, _, metrics = update(TRPO(epochs=epochs), model, make_buffer(model))
     for new, before in zip(model.policy_parameters(), old.policy_parameters(), strict=True):
         assert torch.equal(new, before)
     assert metrics["accepted"] == metrics["step_norm"] == metrics["kl"] == 0

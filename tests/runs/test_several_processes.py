@@ -38,6 +38,7 @@ OTHERS = {
     "reinforce": {**CONTROL, "algorithm": "reinforce", **VALUE},
     "npg": {**CONTROL, "algorithm": "npg", **VALUE, "cg_iters": 4, "cg_damping": 0.1, "fisher_fraction": 0.3},
     "trpo of few rows": {**TRPO, "fisher_fraction": 0.01},  # two: often both of one process
+    "trpo by adam": {**TRPO, "epochs": 3, "minibatch_size": 48},
     "ppo-penalty": {**CONTROL, "algorithm": "ppo-penalty", "epochs": 3, "minibatch_size": 48},
     "gru": {
         **PPO,
