@@ -22,7 +22,7 @@ from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.system.errors import RunError, require
 from rlzoo.core.system.files import naming, read_bytes
-from rlzoo.runs.configuration.record import git_commit, other_format, versions
+from rlzoo.runs.configuration.record import git_commit, other_format, unequal_versions, versions
 from rlzoo.runs.files import read_jsonl, write_atomically
 
 FORMAT = 1
@@ -202,8 +202,8 @@ def check_folder(path: Path, overwrite: bool = False) -> None:
         return
     if overwrite:
         return
-    before, now = _read_record(path)["versions"], versions()
-    changed = [f"{name} {before.get(name)} then, {x} now" for name, x in now.items() if before.get(name) != x]
+    records = {"then": _read_record(path), "now": {"versions": versions()}}
+    changed = [f"{name} {x['then']} then, {x['now']} now" for name, x in unequal_versions(records).items()]
     if changed:
         reason = "; ".join(changed)
         raise RunError(f"{path} holds results of other versions ({reason}): give another --out, or --overwrite")

@@ -36,7 +36,8 @@ class _Report:
     paths: Positional[tuple[str, ...]]
     """Run directories, folders of a suite's results, and directories that hold any of these. Several are compared."""
     out: str | None = None
-    """Folder for report.html, report.md and figures; none for the path that is given, or ./comparison for several."""
+    """Folder for report.html, report.md, figures and their numbers; none for the path that is given, or ./comparison
+    for several."""
     json: Switch = False
     """Print the paths of the pages as one JSON object."""
 
@@ -71,10 +72,13 @@ def report_command(arguments: list[str]) -> int:
     require(len(options.paths) > 0, "runs or folders of results are missing: rlzoo report PATH [PATH ...]")
     with importing(Threads(1)):
         from rlzoo.benchmark.reports.from_runs import find_results
+        from rlzoo.benchmark.reports.interactive import is_available
         from rlzoo.benchmark.reports.report import write_report
 
     results = find_results(options.paths, complain)
     out = Path(options.out or (options.paths[0] if len(options.paths) == 1 else "comparison"))
     pages = [str(page) for page in write_report(results, out)]
+    if not is_available():
+        complain("report.html has still figures; for interactive ones: pip install 'rlzoo[report]'")
     show(json.dumps({"pages": pages}) if options.json else "\n".join(pages))
     return 0

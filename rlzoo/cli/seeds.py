@@ -70,7 +70,7 @@ def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, optio
 def _print_scores(folder: Path, runs: Mapping[int, Run], options: Output) -> None:
     """A table of the final scores, with their interquartile means and 95 % intervals."""
     from rlzoo.benchmark.reports.statistics import iqm_interval
-    from rlzoo.benchmark.reports.tables import estimate, fixed
+    from rlzoo.benchmark.reports.tables import fixed, mean
     from rlzoo.benchmark.seeds import final_scores
 
     finals = {seed: final_scores(run)[1:] for seed, run in runs.items()}
@@ -86,7 +86,7 @@ def _print_scores(folder: Path, runs: Mapping[int, Run], options: Output) -> Non
         return
     rows = [["seed", *modes.values()]]
     rows += [[str(seed), *(fixed(x["mean_return"], 2) for x in pair)] for seed, pair in finals.items()]
-    rows.append(["IQM", *(estimate(x, 2) for x in intervals.values())])
+    rows.append(["IQM", *(mean(x, 2) for x in scores.values())])
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for row in rows:
         show("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))

@@ -13,7 +13,7 @@ from rlzoo.benchmark.job import Outcome, finite_numbers
 from rlzoo.benchmark.results import Key, Results, holds_results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import RunError
-from rlzoo.runs.configuration.record import read_record, read_settings
+from rlzoo.runs.configuration.record import read_record, read_settings, unequal_versions
 from rlzoo.runs.registry import reward_threshold
 from rlzoo.runs.run import Run
 
@@ -53,11 +53,13 @@ def find_results(paths: Sequence[Path | str], warn: Callable[[str], None]) -> li
         for folder in folders:
             if not holds_results(folder):
                 runs.setdefault(folder.resolve(), Run(folder))
-    return [*suites, *([from_runs(list(runs.values()), warn)] if runs else [])]
+    return [*suites, *(from_runs(list(runs.values()), warn) if runs else [])]
 
 
-def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> Results:
-    """Runs as the results of a suite. Runs that differ in their seeds alone have one label.
+def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]:
+    """Runs as the results of suites, one for all with the same versions.
+
+    Runs that differ in their seeds alone have one label.
 
     A run that has not ended counts as far as it was evaluated. Without any evaluation it is missing.
 
@@ -66,6 +68,19 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> Results:
     """
     trained = [_read(run) for run in runs]
     labels = [_label(x, [y for y in trained if (y.algorithm, y.env) == (x.algorithm, x.env)]) for x in trained]
+    unequal = unequal_versions({str(run.path): read_record(run.path / "config.json") for run in runs})
+    groups: dict[str, list[tuple[str, _Trained]]] = {}
+    for label, x in zip(labels, trained, strict=True):
+        versions = {library: by.get(str(x.run.path), "unknown") for library, by in unequal.items()}
+        groups.setdefault(", ".join(map(" ".join, versions.items())), []).append((label, x))
+    home = _home([run.path for run in runs])
+    return [_results(home / versions, group, warn) for versions, group in groups.items()]
+
+
+def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callable[[str], None]) -> Results:
+    """Runs with the same versions as the results of one suite."""
+    labels, trained = zip(*labelled, strict=True)
+    runs = [x.run for x in trained]
     jobs: dict[Key, _Trained] = {}
     for label, x in zip(labels, trained, strict=True):
         first = jobs.setdefault((label, x.env, x.seed), x)
@@ -78,8 +93,9 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> Results:
     unfinished = [key for key in order if key in evaluated and not jobs[key].run.finished]
     episodes = [n for x in trained if isinstance(n := x.settings.get("eval_episodes"), int)]
     records = [read_record(run.path / "config.json") for run in runs]
+    commits = {record.get("git_commit") for record in records}
     return Results(
-        path=_home([run.path for run in runs]),
+        path=path,
         title=f"{trained[0].algorithm} on {envs[0]}" if len(names) == len(envs) == 1 else "Runs",
         description="",
         labels=names,
@@ -89,9 +105,8 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> Results:
         eval_episodes=max(episodes),
         final_episodes=max([int(run.evaluations()[-1]["episodes"]) for run in runs if run.finished], default=0),
         record={
-            name: records[0].get(name)
-            for name in ("versions", "git_commit")
-            if all(record.get(name) == records[0].get(name) for record in records)
+            "versions": {name: x for record in records for name, x in (record.get("versions") or {}).items()},
+            "git_commit": commits.pop() if len(commits) == 1 else None,
         },
         outcomes=outcomes,
         failures=[],

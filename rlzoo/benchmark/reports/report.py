@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from markdown_it import MarkdownIt
@@ -16,19 +17,21 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from rlzoo.benchmark.reports import figures, tables
-from rlzoo.benchmark.reports.statistics import are_comparable, iqm_interval, is_better, performance_profile
+from rlzoo.benchmark.reports import figures, interactive, tables
+from rlzoo.benchmark.reports.data import numbers
+from rlzoo.benchmark.reports.statistics import iqm_interval, is_better, performance_profile
 from rlzoo.benchmark.reports.study import Algorithm, Study
 from rlzoo.benchmark.reports.tables import estimate, number, one_line
 from rlzoo.benchmark.results import Key, Results
+from rlzoo.runs.configuration.record import unequal_versions
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.publish.markup import template
 
 
 def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
-    """Writes `report.html`, `report.md` and the images of the latter, `figures/*.svg`, into a folder.
+    """Writes `report.html`, `report.md`, the images of the latter, `figures/*.svg`, and their numbers, `*.csv`.
 
-    Equal results give equal bytes.
+    Equal results give equal bytes. With the extra `report` the page has an interactive chart.
 
     Returns:
         The paths of the HTML and of the Markdown.
@@ -38,13 +41,12 @@ def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
         OSError: a file cannot be written.
     """
     study = Study.of(results)
-    images, markdown = draw(study), to_markdown(study)
-    paths = out / "report.html", out / "report.md"
-    for name, svg in images.items():
-        write_atomically(out / "figures" / f"{name}.svg", svg.encode())
-    for path, text in zip(paths, (to_html(markdown, images, study.title), markdown), strict=True):
-        write_atomically(path, text.encode())
-    return paths
+    images, markdown, data = draw(study), to_markdown(study), numbers(study)
+    script = interactive.script(interactive.chart(study, data)) if images and interactive.is_available() else ""
+    files = {"report.html": to_html(markdown, images, study.title, data, script), "report.md": markdown, **data}
+    for name, text in (files | {f"figures/{name}.svg": svg for name, svg in images.items()}).items():
+        write_atomically(out / name, text.encode())
+    return out / "report.html", out / "report.md"
 
 
 def draw(study: Study) -> dict[str, str]:
@@ -58,7 +60,7 @@ def draw(study: Study) -> dict[str, str]:
     images = {}
     curves: list[Callable[[Axes], None]] = []
     for env, environment in study.environments.items():
-        series = {name: (x.grid, iqm_interval([x.curves(x.grid)])) for name, x in study.within(env).items()}
+        series = {name: group.curve for name, group in study.within(env).items()}
         if series:
             curves.append(partial(
                 figures.curves, series=series, styles=styles, level=environment.threshold, title=env.rpartition(":")[2],
@@ -127,22 +129,29 @@ def to_markdown(study: Study) -> str:
         tables=tables,
         descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),
         problems=_problems(study),
+        versions=_listed(unequal_versions({name: folder.record for name, folder in study.folders.items()})),
         differences=_differences(study),
         finding=_finding(study),
         most=max((len(group.runs) for group in study.groups.values()), default=0),
     )
 
 
-def to_html(markdown: str, images: Mapping[str, str], title: str) -> str:
-    """The Markdown of a report as one HTML page that contains its images."""
+def to_html(
+    markdown: str, images: Mapping[str, str], title: str, data: Mapping[str, str] | None = None, script: str = ""
+) -> str:
+    """The Markdown of a report as one HTML page that contains its images, its data as links, and a script."""
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
     tokens = parser.parse(markdown)
     for child in itertools.chain.from_iterable(token.children or [] for token in tokens):
         if child.type == "image":
             svg = images[Path(str(child.attrs["src"])).stem].encode()
             child.attrSet("src", f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")
-    body = parser.renderer.render(tokens, parser.options, {})
-    return template("rlzoo.benchmark", "templates/report.html.jinja").render(title=title, body=Markup(body))
+    return template("rlzoo.benchmark", "templates/report.html.jinja").render(
+        title=title,
+        body=Markup(parser.renderer.render(tokens, parser.options, {})),
+        links={name: f"data:text/csv;charset=utf-8,{quote(text, safe=',')}" for name, text in (data or {}).items()},
+        script=Markup(script),
+    )
 
 
 def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
@@ -180,11 +189,12 @@ def _differences(study: Study) -> list[str]:
         facts |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
         for field, value in tables.flat(facts):
             values.setdefault(field, {})[name] = number(value) if isinstance(value, int | float) else one_line(value)
-    return [
-        f"{field} ({', '.join(f'{value} in {name}' for name, value in x.items())})"
-        for field, x in values.items()
-        if len(set(x.values())) > 1
-    ]
+    return _listed({field: x for field, x in values.items() if len(set(x.values())) > 1})
+
+
+def _listed(values: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Values by folder: 'torch (2.8.0 in A, 2.9.0 in B)'."""
+    return [f"{field} ({', '.join(f'{x} in {name}' for name, x in by.items())})" for field, by in values.items()]
 
 
 def _finding(study: Study) -> dict[str, Any]:
@@ -196,6 +206,6 @@ def _finding(study: Study) -> dict[str, Any]:
     best = max(scores, key=lambda name: scores[name].estimate)
     finals = {name: study.finals(name, environments) for name in names}
     others = [name for name in names if name != best and not is_better(finals[best], finals[name])]
-    alike = [name for name in others if are_comparable(finals[best], finals[name])]
+    alike = [name for name in others if study.are_comparable(best, name, environments)]
     unclear = [name for name in others if name not in alike]
     return {"best": best, "score": estimate(scores[best], 2), "alike": alike, "unclear": unclear}

@@ -13,10 +13,18 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlzoo.benchmark.job import Outcome
-from rlzoo.benchmark.reports.statistics import Interval, iqm, normalise, probability_of_improvement
+from rlzoo.benchmark.reports.statistics import (
+    Interval,
+    are_comparable,
+    iqm,
+    iqm_interval,
+    normalise,
+    probability_of_improvement,
+)
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import require
+from rlzoo.runs.configuration.record import unequal_versions
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +34,7 @@ class Algorithm:
     """A label of one folder."""
 
     name: str
-    """The label, followed by its folder if another folder has the same label: 'ppo-clip (A)'."""
+    """The label, followed by its folder if another has the same label, or other versions: 'ppo-clip (A)'."""
     label: str
     folder: str
     counterpart: str | None = None
@@ -65,6 +73,11 @@ class Group:
     def curves(self, steps: ArrayLike) -> Array:
         """(runs, points): returns of the stochastic evaluations, interpolated linearly."""
         return np.array([np.interp(np.asarray(steps), run.steps, _floats(run.stochastic)) for run in self.runs])
+
+    @cached_property
+    def curve(self) -> tuple[Array, Interval]:
+        """Steps, and the IQM of the returns there with its interval."""
+        return self.grid, iqm_interval([self.curves(self.grid)])
 
     def reaching(self, threshold: float) -> tuple[Array, Array]:
         """(runs,) steps and (runs,) seconds of training at the first evaluation that reaches the threshold."""
@@ -230,6 +243,10 @@ class Study:
         """Probability that a run of `ours` has a higher final score than a run of `theirs`."""
         return probability_of_improvement(self.finals(ours, environments), self.finals(theirs, environments))
 
+    def are_comparable(self, ours: str, theirs: str, environments: Sequence[str]) -> bool:
+        """Whether both have enough runs for a significant difference."""
+        return are_comparable(self.finals(ours, environments), self.finals(theirs, environments))
+
     def planned(self, name: str, env: str) -> int:
         """The number of runs of an algorithm in an environment, unfinished, failed and missing ones included."""
         algorithm = self.algorithms[name]
@@ -259,8 +276,10 @@ def _unique_names(paths: Sequence[Path]) -> list[str]:
 def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
     labels = [label for folder in folders.values() for label in folder.labels]
 
+    apart = bool(unequal_versions({name: folder.record for name, folder in folders.items()}))
+
     def name(label: str, folder: str) -> str:
-        return f"{label} ({folder})" if labels.count(label) > 1 else label
+        return f"{label} ({folder})" if apart or labels.count(label) > 1 else label
 
     def counterpart(label: str | None, folder: str) -> str | None:
         """Name of the counterpart in the peer's own folder if it is there, else in the first folder that has it."""

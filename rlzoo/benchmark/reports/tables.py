@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
-from rlzoo.benchmark.reports.statistics import Interval, are_comparable, iqm_interval, is_better, median_interval
+from rlzoo.benchmark.reports.statistics import Interval, are_comparable, iqm, iqm_interval, is_better, median_interval
 from rlzoo.benchmark.reports.study import Study
 from rlzoo.runs.logs.display import duration
 
@@ -41,10 +41,26 @@ def significant(x: float) -> str:
     return fixed(x, min(6, max(0, digits)))
 
 
-def estimate(interval: Interval, digits: int) -> str:
-    """An estimate and its bounds, if they differ from it: '490.2 [480.1, 493.0]'."""
+def estimate(interval: Interval, digits: int, enough: bool = True) -> str:
+    """An estimate and its bounds: '490.2 [480.1, 493.0]'.
+
+    Bounds that do not differ from it are left out: '500.0', or '500.0 (too few runs)' if there are not `enough`.
+    """
     middle, low, high = (fixed(float(x), digits) for x in interval)
-    return middle if low == middle == high else f"{middle} [{low}, {high}]"
+    if low == middle == high:
+        return middle if enough else f"{middle} (too few runs)"
+    return f"{middle} [{low}, {high}]"
+
+
+def mean(scores: Any, digits: int) -> str:
+    """The IQM of (runs,) scores, and its interval."""
+    return estimate(iqm_interval([scores]), digits, are_comparable([scores], [scores]))
+
+
+def better(study: Study, ours: str, theirs: str, environments: Sequence[str]) -> str:
+    """The probability of improvement of one algorithm on another, and its interval."""
+    enough = study.are_comparable(ours, theirs, environments)
+    return estimate(study.better(ours, theirs, environments), 2, enough)
 
 
 def one_line(text: Any, length: int = 300) -> str:
@@ -56,11 +72,12 @@ def one_line(text: Any, length: int = 300) -> str:
 def improvement(study: Study) -> Table:
     """Probability of improvement of each algorithm on each other, over the environments of `study.overall`."""
     names, environments = study.overall
-    intervals = {}
+    cells = {}
     for ours, theirs in itertools.combinations(names, 2):
-        intervals[ours, theirs] = p = study.better(ours, theirs, environments)
-        intervals[theirs, ours] = Interval(1 - p.estimate, 1 - p.high, 1 - p.low)
-    rows = [[row, *(NOTHING if row == x else estimate(intervals[row, x], 2) for x in names)] for row in names]
+        p, enough = study.better(ours, theirs, environments), study.are_comparable(ours, theirs, environments)
+        cells[ours, theirs] = estimate(p, 2, enough)
+        cells[theirs, ours] = estimate(Interval(1 - p.estimate, 1 - p.high, 1 - p.low), 2, enough)
+    rows = [[row, *(cells.get((row, x), NOTHING) for x in names)] for row in names]
     return ["Algorithm", *names], rows if len(names) > 1 else []
 
 
@@ -69,9 +86,8 @@ def scored(scores: Mapping[str, Any], digits: int, bold: bool = True) -> dict[st
 
     Nothing is bold if one has too few runs to tell.
     """
-    intervals = {name: iqm_interval([x]) for name, x in scores.items()}
-    best = max(intervals, key=lambda name: float(intervals[name].estimate), default="")
-    cells = {name: estimate(interval, digits) for name, interval in intervals.items()}
+    best = max(scores, key=lambda name: float(iqm([scores[name]])), default="")
+    cells = {name: mean(x, digits) for name, x in scores.items()}
     bold = bold and all(are_comparable([scores[best]], [scores[name]]) for name in scores if name != best)
     for name, cell in cells.items():
         if bold and not is_better([scores[best]], [scores[name]]):
@@ -96,7 +112,7 @@ def final_scores(study: Study) -> Table:
                 env,
                 name,
                 scores[name],
-                estimate(iqm_interval([group.final_deterministic]), digits),
+                mean(group.final_deterministic, digits),
                 *(significant(group.further[key]) if key in group.further else NOTHING for key in further),
                 significant(float(np.median(group.seconds))),
                 fixed(float(np.median(group.pace)), 0),
@@ -128,7 +144,8 @@ def time_to_threshold(study: Study) -> Table:
             continue
         runs, (steps, seconds) = len(group.runs), group.reaching(threshold)
         median, reached = median_interval(steps), np.isfinite(steps).sum()
-        times = [estimate(median, 0), significant(float(np.median(seconds)))] if reached else [NOTHING] * 2
+        enough = are_comparable([steps], [steps])
+        times = [estimate(median, 0, enough), significant(float(np.median(seconds)))] if reached else [NOTHING] * 2
         kept = (group.final >= threshold).sum()
         rows.append([env, name, number(threshold), *times, f"{reached} of {runs}", f"{kept} of {runs}"])
     return ["Environment", "Algorithm", "Threshold", "Steps", "Seconds", "Reached", "Kept"], rows
@@ -143,10 +160,10 @@ def pairs(study: Study) -> Table:
             a, b, digits = study.groups[ours, env], study.groups[theirs, env], score_digits(study, env)
             x, y = float(np.median(b.pace)), float(np.median(a.pace))
             ratio = fixed(x / y, 2) if y > 0 and math.isfinite(x) and math.isfinite(y) else NOTHING
-            scores = [estimate(iqm_interval([group.final]), digits) for group in (a, b)]
-            rows.append([ours, theirs, env, estimate(study.better(ours, theirs, [env]), 2), *scores, ratio])
+            scores = [mean(group.final, digits) for group in (a, b)]
+            rows.append([ours, theirs, env, better(study, ours, theirs, [env]), *scores, ratio])
         if len(environments) > 1:
-            rows.append([ours, theirs, "all", estimate(study.better(ours, theirs, environments), 2), *[NOTHING] * 3])
+            rows.append([ours, theirs, "all", better(study, ours, theirs, environments), *[NOTHING] * 3])
     head = ["First", "Second", "Environment", "First is better", "Score of first", "Score of second", "Time ratio"]
     return head, rows
 

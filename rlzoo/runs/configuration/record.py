@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import platform
 import subprocess
@@ -74,13 +76,26 @@ def reason(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of rlzoo and of the libraries that its results depend on."""
-    return {
+    """Versions of rlzoo and of the libraries that its results depend on, those of environments among them."""
+    known = {
         "rlzoo": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+    for name in ("gymnasium", "mujoco"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            known[name] = importlib.metadata.version(name)
+    return known
+
+
+def unequal_versions(records: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """The libraries whose versions differ between records, with the version of each record that names one."""
+    versions: dict[str, dict[str, str]] = {}
+    for name, record in records.items():
+        for library, version in dict(record.get("versions") or {}).items():
+            versions.setdefault(library, {})[name] = str(version)
+    return {library: x for library, x in versions.items() if len(set(x.values())) > 1}
 
 
 def git_commit() -> str | None:

@@ -102,3 +102,23 @@ def test_times_that_are_no_numbers_are_left_out(runs, tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     results, _ = only([tmp_path / "run"])
     assert set(results.outcomes[0].seconds) == {0.0}
+
+
+def test_runs_of_other_versions_are_apart(runs, tmp_path):
+    shutil.copytree(runs / "seeds", tmp_path / "seeds")
+    file = tmp_path / "seeds" / "seed-2" / "config.json"
+    record = json.loads(file.read_text())
+    now = record["versions"]["gymnasium"]
+    del record["versions"]["mujoco" if "mujoco" in record["versions"] else "python"]  # unknown is not unequal
+    file.write_text(json.dumps(record | {"versions": record["versions"] | {"gymnasium": "1.0.0"}}))
+    first, second = find_results([tmp_path], print)
+    assert (first.path.name, second.path.name) == (f"gymnasium {now}", "gymnasium 1.0.0")
+    assert [x.key for x in (*first.outcomes, *second.outcomes)] == [("ppo-clip", "CartPole-v1", i) for i in (1, 2)]
+    assert first.record["versions"]["gymnasium"] == now
+
+
+def test_command_says_how_to_get_the_interactive_page(runs, tmp_path, capsys, monkeypatch):
+    for available, lines in ((True, 0), (False, 1)):
+        monkeypatch.setattr("rlzoo.benchmark.reports.interactive.is_available", lambda x=available: x)
+        assert main(["report", str(runs / "other"), "--out", str(tmp_path)]) == 0
+        assert capsys.readouterr().err.count("pip install 'rlzoo[report]'") == lines

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import copy
+import html
 import html.parser
+import json
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -19,7 +23,8 @@ from markdown_it import MarkdownIt
 from PIL import Image
 
 from rlzoo.benchmark.job import Failure, Outcome
-from rlzoo.benchmark.reports import figures, statistics, tables
+from rlzoo.benchmark.reports import figures, interactive, statistics, tables
+from rlzoo.benchmark.reports.data import numbers
 from rlzoo.benchmark.reports.report import draw, to_html, to_markdown, write_report
 from rlzoo.benchmark.reports.study import Algorithm, Study
 from rlzoo.benchmark.results import Results
@@ -134,6 +139,24 @@ def test_nothing_is_better_by_an_order_that_chance_gives(n: int, best: list[str]
     assert ("It is better than each of the others." in page) == (len(best) == 1)
 
 
+@pytest.mark.parametrize(("n", "said"), [(1, "1.00 (too few runs)"), (3, "1.00 (too few runs)"), (4, "1.00")])
+def test_every_table_has_the_same_rule_for_too_few_runs(n: int, said: str) -> None:
+    finals = {"trpo": [-113.0 - i for i in range(n)], "npg": [-343.0 - i for i in range(n)]}
+    folder = results([x for label in finals for x in runs(label, finals[label], returns=(-500, -400, -300, -200))],
+                     {"E": -100.0}, counterparts={"npg": "trpo"})  # fmt: skip
+    page = report(folder)
+    assert table(page, "Overall")[1] == ["trpo", "–", said]
+    assert table(page, "Pairs")[1][3] == said
+    assert bold(page) == (["trpo"] if n == 4 else [])
+    assert ("Too few runs to tell: npg." in page) == (n < 4)
+    assert [row[2].endswith("(too few runs)") for row in table(page, "Final scores")[1:]] == [n == 1] * 2
+
+
+def test_equal_scores_of_a_few_runs_are_no_certainty() -> None:
+    page = report(results([*runs("trpo", [500.0] * 3), *runs("npg", [500.0] * 4)]))
+    assert [row[2] for row in table(page, "Final scores")[1:]] == ["500.0 (too few runs)", "500.0"]
+
+
 def sweep(label: str, points: Sequence[tuple[float, float]], seeds: Sequence[int] = range(4)) -> list[Outcome]:
     """Runs of one algorithm at (KL, score) points, under a label for each; the KL of a seed is higher by the seed."""
     return [
@@ -174,6 +197,25 @@ def test_time_to_threshold() -> None:
         ["E", "trpo", "25", "∞ [100, ∞]", "∞", "2 of 4", "1 of 4"],
         ["E", "npg", "25", "–", "–", "0 of 1", "0 of 1"],
     ]
+
+
+def test_numbers_as_csv() -> None:
+    """The IQM of two runs leaves none out. They take 4 and 2 seconds."""
+    nan = float("nan")
+    first = outcome(seed=1, returns=(0, 0, 0, 30), seconds=[0.0, 1.0, 2.0, 4.0], further={"win": 0.5})
+    folder = results([first, outcome(seed=2, seconds=[0.0, 0.5, 1.0, 2.0], final=nan), outcome("npg", seed=1)])
+    text = numbers(Study.of([folder]))
+    scores = text["scores.csv"].splitlines()
+    assert scores[0] == "environment,algorithm,seed,score,low,high,deterministic,steps,seconds,win"
+    assert scores[1] == "E,trpo,,-inf,-inf,30,-inf,300,3,0.5"
+    assert scores[2:4] == ["E,trpo,1,30,,,31,300,4,0.5", "E,trpo,2,nan,,,nan,300,2,nan"]
+    assert scores[4:] == ["E,npg,,30,,,31,300,3,", "E,npg,1,30,,,31,300,3,nan"]
+    curves = text["curves.csv"].splitlines()
+    assert curves[0] == "environment,algorithm,seed,steps,seconds,return,low,high"
+    assert curves[1:5] == ["E,trpo,,0,0,0,,", "E,trpo,,100,0.75,5,0,10", "E,trpo,,200,1.5,10,0,20",
+                           "E,trpo,,300,3,30,,"]  # fmt: skip
+    assert curves[5:9] == ["E,trpo,1,0,0,0,,", "E,trpo,1,100,1,0,,", "E,trpo,1,200,2,0,,", "E,trpo,1,300,4,30,,"]
+    assert len(curves) == 1 + 12 + 8
 
 
 def test_scales_and_aggregates() -> None:
@@ -261,10 +303,20 @@ def test_two_folders_with_one_label() -> None:
         record={**RECORD, "machine": {"processor": "Q"}},
     )
     page = report(a, b)
-    assert [row[:4] for row in table(page, "Pairs")[1:]] == [["trpo (A)", "trpo (B)", "E", "0.00"]]
+    assert [row[:4] for row in table(page, "Pairs")[1:]] == [["trpo (A)", "trpo (B)", "E", "0.00 (too few runs)"]]
     assert [row[1] for row in table(page, "Final scores")[1:]] == ["trpo (A)", "trpo (B)", "npg"]
     assert "The folders differ in processor (P in A, Q in B); E.total_steps (300 in A, 600 in B)." in page
     assert "- A: 2 of 2 runs finished" in page
+    assert "Unequal versions" not in page
+
+
+def test_unequal_versions_are_shown_apart_with_a_warning() -> None:
+    a = results(runs("trpo", [1, 2]), path="x/A")
+    versions = {"rlzoo": "0.1.0", "torch": "2.9.0", "gymnasium": "1.3.0"}
+    b = results(runs("npg", [3, 4]), path="x/B", record={**RECORD, "versions": versions})
+    page = report(a, b)
+    assert [row[1] for row in table(page, "Final scores")[1:]] == ["trpo (A)", "npg (B)"]
+    assert "> **Unequal versions:** torch (2.8.0 in A, 2.9.0 in B). Their results are shown apart" in page
 
 
 def test_no_folder_and_the_same_folder_twice() -> None:
@@ -413,13 +465,13 @@ def test_no_text_commands_a_terminal_or_breaks_a_picture(tmp_path: Path) -> None
     write_report([folder], tmp_path)
     shown = r"\x1b]0;title\x07\x9b2J \x08  \u202e \ud800 \x00 # [red] <script>alert(1)</script>"
     page = Reader((tmp_path / "report.html").read_text())
-    assert "script" not in page.tags
+    assert page.tags.count("script") == interactive.is_available()
     assert page.text.count(shown) > 8
     pictures = list(tmp_path.glob("figures/*.svg"))
     assert len(pictures) == 2
     for path in (*pictures, tmp_path / "report.html", tmp_path / "report.md"):
         text = path.read_text()
-        assert not [c for c in text if not c.isprintable() and c not in "\n\u202f\u200b"], path
+        assert not [c for c in text if not c.isprintable() and c not in "\n\t\u202f\u200b"], path
     for path in pictures:
         words = "".join(ElementTree.parse(path).getroot().itertext())
         assert r"\x1b]0;title\x07\x9b2J" in words
@@ -462,11 +514,68 @@ def test_equal_results_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.Monk
         assert mpl.rcParams["font.size"] == 20
     assert first == second
     assert set(first) == {
-        "report.html", "report.md", "figures/overview.svg", "figures/overall.svg", "figures/pairs.svg",
+        "report.html", "report.md", "scores.csv", "curves.csv",
+        "figures/overview.svg", "figures/overall.svg", "figures/pairs.svg",
     }  # fmt: skip
 
 
-# Figures
+# The interactive chart
+
+
+def drawn(chart: dict[str, Any], data: Mapping[str, str], **params: Any) -> list[str]:
+    """The descriptions of the lines of learning curves in the chart, drawn with these values of its parameters."""
+    vl_convert = pytest.importorskip("vl_convert")
+    chart = copy.deepcopy(chart)
+    for panels in chart["vconcat"]:
+        panels["data"]["values"] = data[panels["data"]["name"]]
+    known = {x["name"]: x for x in chart["params"]}
+    for name, value in params.items():
+        known[name]["value"] = value
+    svg = ElementTree.fromstring(vl_convert.vegalite_to_svg(chart, vl_version="6.4"))
+    return [x.get("aria-label", "") for x in svg.iter() if x.get("aria-roledescription") == "line mark"]
+
+
+def test_choices_of_the_chart(nasty: Results) -> None:
+    outcomes = [*runs("trpo", [1, 2, 3]), *runs("npg", [1, 2, 3]), *runs("npg", [1, 2], "F")]
+    study = Study.of([results(outcomes)])
+    chart, data = interactive.chart(study, numbers(study)), numbers(study)
+    assert [x["name"] for x in chart["params"]] == [
+        "time", "environment_0", "environment_1", "curves", "algorithm_0", "algorithm_1",
+    ]  # fmt: skip
+    assert len(drawn(chart, data)) == 3  # a line for each algorithm in each environment
+    assert len(drawn(chart, data, curves="single runs")) == 8
+    assert len(drawn(chart, data, environment_0=False)) == 1
+    (left,) = drawn(chart, data, algorithm_1=False)
+    assert "algorithm: trpo" in left
+    assert left.startswith("time: 0; ")
+    study = Study.of([nasty])
+    assert len(drawn(interactive.chart(study, numbers(study)), numbers(study))) == 2
+
+
+def test_the_chart_cannot_leave_its_script() -> None:
+    pytest.importorskip("vl_convert")
+    name = "</script><!--<script>alert(1)"
+    study = Study.of([results(runs(name, [1, 2], env=name))])
+    own = interactive.script(interactive.chart(study, numbers(study))).rpartition("const chart")[2]
+    assert "<" not in own
+    assert r"\u003c/script>" in own
+
+
+def test_a_chart_against_a_metric() -> None:
+    study = Study.of([results([*sweep("trpo", [(16, 32), (0, 0)])], against="kl_reference")])
+    spec = interactive.chart(study, numbers(study))["vconcat"][1]["spec"]
+    assert spec["encoding"]["x"]["field"] == "kl_reference"
+    assert len(drawn(interactive.chart(study, numbers(study)), numbers(study))) == 2
+
+
+def test_without_the_extra_the_page_is_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interactive, "is_available", lambda: False)
+    page, _ = write_report([peers()], tmp_path)
+    reader = Reader(page.read_text())
+    assert "script" not in reader.tags
+    links = [value for tag, value in reader.references if value.startswith("data:text/csv")]
+    texts = [unquote(value.partition(",")[2]) for value in links]
+    assert texts == [(tmp_path / name).read_text() for name in ("scores.csv", "curves.csv")]
 
 
 # Formatting
@@ -496,24 +605,63 @@ def test_numbers(said: str, text: str) -> None:
 # In a browser
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("width", "coloured"), [(1280, 500), (420, 300)])  # the narrow one scrolls to the legend
-def test_the_page_in_a_browser(width: int, coloured: int, tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+def browse(page: Path, *options: str) -> str:
+    """What Chromium prints about a page that it shows without a network."""
+    names = "chromium", "chromium-browser", "google-chrome", "chromium-headless-shell"
+    browser = next(filter(None, map(shutil.which, names)), None)
     if browser is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH")
-    page, _ = write_report([peers()], tmp_path)
-    image = tmp_path / "page.png"
+        pytest.skip(f"none of {', '.join(names)} on PATH")
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", "--blink-settings=preferredColorScheme=1"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={image}", f"--window-size={width},1500"]
-    subprocess.run([*command, page.as_uri()], check=True, capture_output=True, timeout=60)
+    command += [f"--user-data-dir={page.parent / 'profile'}", "--virtual-time-budget=20000", *options]
+    return subprocess.run([*command, page.as_uri()], check=True, capture_output=True, text=True, timeout=240).stdout
+
+
+@pytest.mark.slow
+def test_the_controls_in_a_browser(tmp_path: Path) -> None:
+    """A click on each kind of control, and the pointer over a curve, change the page."""
+    pytest.importorskip("vl_convert")
+    page, _ = write_report([results([*runs("trpo", [1, 2, 3]), *runs("npg", [1, 2], "F")])], tmp_path)
+    act = """<script>
+      const wait = () => new Promise((done) => setTimeout(done, 1000)), said = [];
+      const lines = () => document.querySelectorAll("[aria-roledescription='line mark']").length;
+      const click = (text) => [...document.querySelectorAll(".vega-bind label")]
+        .flatMap((x) => [...x.querySelectorAll("input")].map((y) => [x, y]))
+        .find(([x, y]) => y.value === text || x.textContent === text)[1].click();
+      addEventListener("load", async () => {
+        await wait(); said.push(lines(), document.images.length);
+        click("single runs"); await wait(); said.push(lines());
+        click("F"); await wait(); said.push(lines());
+        click("trpo"); await wait(); said.push(lines());
+        click("trpo"); click("seconds"); await wait();
+        said.push(document.querySelector("[aria-roledescription='line mark']").getAttribute("aria-label"));
+        const symbol = document.querySelector("[aria-roledescription='point'], [aria-roledescription='circle']");
+        const { x, y } = symbol.getBoundingClientRect();
+        symbol.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: x + 2, clientY: y + 2 }));
+        await wait(); said.push(document.querySelector("#vg-tooltip-element")?.textContent);
+        document.title = JSON.stringify(said);
+      });</script>"""
+    page.write_text(page.read_text().replace("<script>", act + "<script>", 1))
+    title = re.search(r"<title>(.*?)</title>", browse(page, "--dump-dom"), re.DOTALL)
+    assert title is not None
+    first, images, single, without_f, without_trpo, line, tooltip = json.loads(html.unescape(title[1]))
+    assert (first, images, single, without_f, without_trpo) == (2, 1, 5, 3, 0)
+    assert line.startswith("time: 0; ")
+    assert "algorithm" in tooltip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 420])
+def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
+    page, _ = write_report([peers()], tmp_path)
+    image = tmp_path / "page.png"
+    browse(page, f"--screenshot={image}", f"--window-size={width},1500")
     pixels = np.asarray(Image.open(image).convert("RGB")).astype(int)
     assert pixels.shape[1] == width
     ink = (pixels.sum(2) < 3 * 90).mean()
     vermilion = np.abs(pixels - (0xD5, 0x5E, 0x00)).max(2) < 24
     grey = np.abs(pixels - 0x66).max(2) < 24
     assert 0.002 < ink < 0.2
-    assert vermilion.sum() > coloured  # curves and legend of PPO and its peer
+    assert vermilion.sum() > 300  # curves and legend of PPO and its peer
     assert grey.sum() > 500  # axes and captions, in the page's own colours
     assert (pixels == 255).all(2).mean() > 0.6
