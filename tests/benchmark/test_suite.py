@@ -105,6 +105,34 @@ def test_the_nearer_override_counts(suite_of):
     assert suite.environments["CartPole-v1"].threshold == 100
 
 
+def test_settings_of_an_algorithm_in_one_environment(suite_of):
+    suite = suite_of("""\
+        algorithms:
+          trpo: {overrides: {max_kl: 0.7, gamma: 0.7}, environments: {Acrobot-v1: {max_kl: 0.8}}}
+        environments:
+          CartPole-v1:
+          Acrobot-v1: {overrides: {max_kl: 0.6, gae_lambda: 0.6}}
+        seeds: [0]
+        """)
+    cartpole, acrobot = (job.settings for job in suite.jobs)
+    assert (cartpole["max_kl"], cartpole["gamma"]) == (0.7, 0.7)
+    assert (acrobot["max_kl"], acrobot["gamma"], acrobot["gae_lambda"]) == (0.8, 0.7, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("{Acrobot-v1: {max_kl: 2}}", "line 3: no environment 'Acrobot-v1'"),
+        ("{CartPole-v1: {max_kl: -2}}", "line 3: trpo on CartPole-v1: max_kl must be above 0"),
+        ("{CartPole-v1: 3}", "line 3: CartPole-v1 must be a mapping, got 3"),
+        ("3", "line 3: environments must be"),
+    ],
+)
+def test_wrong_settings_in_one_environment(suite_of, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        suite_of(f"algorithms:\n  trpo:\n    environments: {fields}\nenvironments: [CartPole-v1]\nseeds: [0]\n")
+
+
 def test_an_algorithm_under_a_label_of_its_own(suite_of):
     suite = suite_of("""\
         algorithms:
