@@ -1,6 +1,7 @@
 """Suites: what a file says, what it becomes, and which line a fault is on."""
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rlzoo.benchmark import known_peers, known_suites
 from rlzoo.benchmark.job import load_peer
 from rlzoo.benchmark.results import Results, Writer
 from rlzoo.benchmark.suite import load_suite
+from rlzoo.cli import main
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.presets import find_preset
@@ -291,6 +293,18 @@ def test_a_file_that_is_no_yaml(data, tmp_path):
     (tmp_path / "x.yaml").write_bytes(data)
     with pytest.raises(ConfigError, match="invalid YAML"):
         load_suite(tmp_path / "x.yaml")
+
+
+def test_a_package_that_an_environment_lacks_is_one_line_before_any_job(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["benchmark", "ant", "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "ant.yaml, line 12: environment 'Ant-v5' cannot be made: a package is missing: pip install 'rlzoo[mujoco]'"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in known_suites() if "peer" not in name])
