@@ -40,7 +40,13 @@ class Entry:
     counterpart: str | None = None
     """The label that a peer is compared with."""
     overrides: dict[str, Any] = field(default_factory=dict)
-    """Settings that take precedence over all others."""
+    """Settings that take precedence over those of the environment."""
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Settings in single environments, which take precedence over all others."""
+
+    def within(self, env: str) -> Entry:
+        """The entry with its overrides in an environment."""
+        return dataclasses.replace(self, overrides=self.overrides | self.environments.get(env, {}))
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,10 @@ def _check(document: _Document, suite: Suite) -> None:
     """Checks everything but the settings of the runs."""
     for label, entry in suite.algorithms.items():
         place = ("algorithms", label)
+        for env, overrides in document.mapping(entry.environments, (*place, "environments")).items():
+            document.mapping(overrides, (*place, "environments", env))
+            if env not in suite.environments:
+                raise document.error(no_such("environment", env, suite.environments), (*place, "environments", env))
         if entry.counterpart is not None and entry.peer is None:
             raise document.error("counterpart: only a peer has one", place)
         if entry.peer is not None and entry.algorithm is not None:
@@ -182,13 +192,14 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
     settings: dict[tuple[str, str], dict[str, Any]] = {}
     for label, entry in suite.algorithms.items():
         for env, environment in suite.environments.items():
-            overrides = suite.overrides | environment.overrides | entry.overrides
+            local = entry.within(env)
+            overrides = suite.overrides | environment.overrides | local.overrides
             overrides["total_steps"] = environment.total_steps
             try:
-                settings[label, env] = _settings(document, label, entry, env, overrides)
+                settings[label, env] = _settings(document, label, local, env, overrides)
             except ConfigError as error:
-                places = [("overrides",), ("environments", env, "overrides"), ("algorithms", label, "overrides")]
-                places = [("environments", env), ("algorithms", label), *places]
+                of_label = [("algorithms", label, *place) for place in (("overrides",), ("environments", env), ())]
+                places = [("environments", env), ("overrides",), ("environments", env, "overrides"), *of_label]
                 raise document.error(f"{label} on {env}: {error}", *places) from error
     episodes = suite.eval_episodes, suite.final_episodes
     for seed, (env, environment), (label, entry) in itertools.product(

@@ -1,6 +1,7 @@
 """Suites: what a file says, what it becomes, and which line a fault is on."""
 
 import json
+import sys
 import textwrap
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rlzoo.benchmark import known_peers, known_suites
 from rlzoo.benchmark.job import load_peer
 from rlzoo.benchmark.results import Results, Writer
 from rlzoo.benchmark.suite import load_suite
+from rlzoo.cli import main
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.presets import find_preset
@@ -103,6 +105,34 @@ def test_the_nearer_override_counts(suite_of):
     assert settings["total_steps"] == 4000
     assert suite.environments["CartPole-v1"].eval_interval == 200
     assert suite.environments["CartPole-v1"].threshold == 100
+
+
+def test_settings_of_an_algorithm_in_one_environment(suite_of):
+    suite = suite_of("""\
+        algorithms:
+          trpo: {overrides: {max_kl: 0.7, gamma: 0.7}, environments: {Acrobot-v1: {max_kl: 0.8}}}
+        environments:
+          CartPole-v1:
+          Acrobot-v1: {overrides: {max_kl: 0.6, gae_lambda: 0.6}}
+        seeds: [0]
+        """)
+    cartpole, acrobot = (job.settings for job in suite.jobs)
+    assert (cartpole["max_kl"], cartpole["gamma"]) == (0.7, 0.7)
+    assert (acrobot["max_kl"], acrobot["gamma"], acrobot["gae_lambda"]) == (0.8, 0.7, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("{Acrobot-v1: {max_kl: 2}}", "line 3: no environment 'Acrobot-v1'"),
+        ("{CartPole-v1: {max_kl: -2}}", "line 3: trpo on CartPole-v1: max_kl must be above 0"),
+        ("{CartPole-v1: 3}", "line 3: CartPole-v1 must be a mapping, got 3"),
+        ("3", "line 3: environments must be"),
+    ],
+)
+def test_wrong_settings_in_one_environment(suite_of, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        suite_of(f"algorithms:\n  trpo:\n    environments: {fields}\nenvironments: [CartPole-v1]\nseeds: [0]\n")
 
 
 def test_an_algorithm_under_a_label_of_its_own(suite_of):
@@ -263,6 +293,18 @@ def test_a_file_that_is_no_yaml(data, tmp_path):
     (tmp_path / "x.yaml").write_bytes(data)
     with pytest.raises(ConfigError, match="invalid YAML"):
         load_suite(tmp_path / "x.yaml")
+
+
+def test_a_package_that_an_environment_lacks_is_one_line_before_any_job(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["benchmark", "ant", "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "ant.yaml, line 12: environment 'Ant-v5' cannot be made: a package is missing: pip install 'rlzoo[mujoco]'"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in known_suites() if "peer" not in name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -106,8 +106,12 @@ class Group:
     @property
     def further(self) -> dict[str, float]:
         """Medians over the runs of the task's own metrics in the final evaluation."""
-        names = dict.fromkeys(name for run in self.runs for name in run.further)
-        return {name: float(np.nanmedian(self.metric(name))) for name in names}
+        return _medians([run.further for run in self.runs])
+
+    @property
+    def updates(self) -> dict[str, float]:
+        """Medians over the runs of what their updates did; empty if the suite did not measure it."""
+        return _medians([run.updates for run in self.runs])
 
 
 @dataclass(frozen=True)
@@ -293,6 +297,12 @@ def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
         for folder, results in folders.items()
         for label in results.labels
     }
+
+
+def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median of each name over the runs that have it."""
+    names = dict.fromkeys(itertools.chain.from_iterable(runs))
+    return {name: float(np.median([run[name] for run in runs if name in run])) for name in names}
 
 
 def _floats(values: Any) -> Array:

@@ -168,6 +168,25 @@ def pairs(study: Study) -> Table:
     return head, rows
 
 
+UPDATES = {
+    "kl_median": "KL, median", "kl_p95": "KL, 95 %", "kl_above": "KL above 0.01", "surrogate_fell": "Surrogate fell",
+    "return_fell": "Return fell", "ratio_outside": "Ratio outside", "ratio_p95": "Largest ratio, 95 %",
+    "backtracks": "Backtracks", "rejected": "Rejected",
+}  # fmt: skip
+"""Columns by the names of `Updates.summary`."""
+
+
+def updates(study: Study) -> Table:
+    """Medians over the runs of what their updates did, and of the seconds of training that 1,000 steps take."""
+    rows = []
+    for env in study.environments:
+        for name, group in study.within(env).items():
+            if values := group.updates:
+                cells = (significant(values[key]) if key in values else NOTHING for key in UPDATES)
+                rows.append([env, name, *cells, significant(1000 * float(np.median(1 / group.pace)))])
+    return ["Environment", "Algorithm", *UPDATES.values(), "Seconds per 1\u202f000 steps"], rows
+
+
 def every_run(study: Study) -> Table:
     """Final stochastic scores of all runs."""
     rows = []

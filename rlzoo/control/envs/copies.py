@@ -20,6 +20,8 @@ from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, de
 
 REPORT = "rlzoo_error"
 """Key of `info` that holds an exception of a copy."""
+_EXTRAS = ("box2d", "mujoco")
+"""Extras with the packages that environments of Gymnasium need, of the same names as Gymnasium's."""
 _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
 """Classes of environments and wrappers of Gymnasium that keep something of earlier episodes: the bodies' order in
 Box2D's world, and running statistics."""
@@ -208,7 +210,9 @@ def make_copies(
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
     except (Exception, SystemExit) as error:
-        raise EnvError(f"environment {name!r} cannot be made: {described(error)}") from error
+        extra = next((x for x in _EXTRAS if f"gymnasium[{x}]" in str(error)), None)
+        reason = f"a package is missing: pip install 'rlzoo[{extra}]'" if extra else described(error)
+        raise EnvError(f"environment {name!r} cannot be made: {reason}") from error
 
 
 def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:

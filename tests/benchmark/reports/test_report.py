@@ -185,6 +185,25 @@ def test_scores_at_equal_values_of_a_metric() -> None:
     assert rows[1][3].startswith("2.00 [")
 
 
+def test_what_the_updates_did() -> None:
+    of_ppo = [{"kl_median": x, "kl_p95": 0.05, "kl_above": 0.25, "return_fell": 0.5} for x in (0.001, 0.004, 0.002)]
+    of_ppo[0].pop("return_fell")
+    of_trpo = {"kl_median": 0.01, "surrogate_fell": 0.0, "backtracks": 1.5, "rejected": 0.125}
+    runs = [outcome("ppo-clip", seed=seed, updates=x) for seed, x in enumerate(of_ppo)]
+    page = report(results([*runs, outcome("trpo", updates=of_trpo), outcome("sb3")]))
+    head, *rows = table(page, "What the updates did")
+    assert head[:6] == ["Environment", "Algorithm", "KL, median", "KL, 95 %", "KL above 0.01", "Surrogate fell"]
+    assert head[6:] == [
+        *("Return fell", "Ratio outside", "Largest ratio, 95 %", "Backtracks", "Rejected"),
+        "Seconds per 1\u202f000 steps",
+    ]
+    assert rows == [
+        ["E", "ppo-clip", "0.00200", "0.0500", "0.250", "–", "0.500", *"––––", "10.0"],
+        ["E", "trpo", "0.0100", "–", "–", "0", *"–––", "1.50", "0.125", "10.0"],
+    ]
+    assert "What the updates did" not in report(results([outcome("trpo")]))
+
+
 def test_time_to_threshold() -> None:
     reached_late = outcome(seed=0, returns=(0, 10, 20, 30))  # at 300 steps, 3 s
     reached_soon = outcome(seed=1, returns=(0, 26, 0, 0))  # at 100 steps, and lost again

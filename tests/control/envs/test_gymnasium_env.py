@@ -378,12 +378,25 @@ def test_module_prefix_imports_the_module_that_registers(tmp_path, monkeypatch):
     del gymnasium.registry["Mine-v0"]
 
 
+@pytest.mark.parametrize(
+    ("env", "module", "extra"), [("Hopper-v5", "mujoco", "mujoco"), ("LunarLander-v3", "Box2D", "box2d")]
+)
+def test_missing_package_of_gymnasium_is_one_line_with_the_extra(env, module, extra, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(EnvError) as error:
+        envs.make(env, 1, 0)
+    remedy = f"pip install 'rlzoo[{extra}]'"
+    assert str(error.value) == f"environment {env!r} cannot be made: a package is missing: {remedy}"
+
+
 def test_missing_package_is_named_in_one_line():
     def needs_a_package():
-        raise gymnasium.error.DependencyNotInstalled('no Box2D, run `pip install "gymnasium[box2d]"`')
+        raise gymnasium.error.DependencyNotInstalled('no Atari, run `pip install "gymnasium[atari]"`')
 
     gymnasium.register("Needy-v0", needs_a_package)
-    with pytest.raises(EnvError, match=r"'Needy-v0' cannot be made: .*gymnasium\[box2d\]") as error:
+    with pytest.raises(EnvError, match=r"'Needy-v0' cannot be made: .*gymnasium\[atari\]") as error:
         envs.make("Needy-v0", 1, 0)
     del gymnasium.registry["Needy-v0"]
     assert "\n" not in str(error.value)
