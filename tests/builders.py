@@ -194,6 +194,21 @@ def evaluate_model(model, env, episodes, *, seed, deterministic=False, **setting
         task.close()
 
 
+def train_until(trainer, steps, measure, bound, every):
+    """Trains until a measurement, made every few steps and at the end, exceeds `bound`; the last measurement.
+
+    Training ends after `steps` at most. A test that needs a level within a budget stops where it is reached.
+    """
+    due = trainer.step + every
+    while trainer.step < steps:
+        trainer.iterate()
+        if due <= trainer.step < steps:
+            due = trainer.step + every
+            if (result := measure()) > bound:
+                return result
+    return measure()
+
+
 class Scripted(VectorEnv):
     """Copy i plays episodes of `lengths[i]` steps, cut by a time limit in odd copies; observes (copy, episode,
     time) and pays 1 + time. Its forced steps follow NEXT_STEP autoreset."""

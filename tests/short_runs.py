@@ -9,6 +9,7 @@ import traceback
 
 from torch.distributed import TCPStore
 
+from rlzoo.runs.loop import Trainer
 from rlzoo.runs.train import resume, train
 
 QUICK = {
@@ -87,6 +88,20 @@ def in_child(work, kill_after=None):
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
+
+
+def dies_in_iteration(number):
+    """Kills this process when the n-th iteration begins."""
+    left, iterate = number, Trainer.iterate
+
+    def wrapper(self):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return iterate(self)
+
+    Trainer.iterate = wrapper
 
 
 def in_processes(count, work, kill_after=None):

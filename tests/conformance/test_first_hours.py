@@ -49,7 +49,7 @@ def run(name, folder, **changes):
 
 @pytest.mark.slow
 def test_researcher(tmp_path):
-    output = run("researcher", tmp_path, **{"20_000": "10_000"})
+    output = run("researcher", tmp_path, **{"20_000": "6_000", "range(3)": "range(1)"})
     scores = {name: float(score) for name, score in re.findall(r"^(ppo-clip|trpo): (\d+) ±", output, re.MULTILINE)}
     assert set(scores) == {"ppo-clip", "trpo"}
     assert scores["trpo"] > 80
@@ -59,7 +59,7 @@ def test_researcher(tmp_path):
 
 @pytest.mark.slow
 def test_student(tmp_path):
-    output = run("student", tmp_path, **{"20_000": "10_000"})
+    output = run("student", tmp_path, **{"20_000": "6_000", "range(3)": "range(2)"})
     scores = {name: float(score) for name, score in re.findall(r"^(.+): (\d+) \[\d+, \d+\]$", output, re.MULTILINE)}
     assert scores["TRPO"] > scores["REINFORCE"] > scores["REINFORCE, smaller steps"]
     assert "def update(self" in output
@@ -86,7 +86,7 @@ def test_hooks(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["researcher_sb3", "student_sb3"])
-def test_the_others_run_too(name, tmp_path):
+@pytest.mark.parametrize(("name", "seeds"), [("researcher_sb3", 1), ("student_sb3", 2)])
+def test_the_others_run_too(name, seeds, tmp_path):
     pytest.importorskip("sb3_contrib", reason="Stable-Baselines3 comes with the extra peers")
-    assert "trpo:" in run(name, tmp_path, **{"20_000": "3_000"}).lower()
+    assert "trpo:" in run(name, tmp_path, **{"20_000": "3_000", "range(3)": f"range({seeds})"}).lower()

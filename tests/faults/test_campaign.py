@@ -8,7 +8,7 @@ import pytest
 from tests.faults.campaign.__main__ import FAMILIES
 from tests.faults.campaign.sandbox import Sandbox
 
-COUNTS = {"kill": 4, "twins": 3, "disks": 4}
+COUNTS = {"kill": 2, "twins": 2, "disks": 2}
 
 
 @pytest.mark.slow
@@ -16,6 +16,6 @@ COUNTS = {"kill": 4, "twins": 3, "disks": 4}
 def test_a_few_attacks(family, tmp_path):
     one = importlib.import_module(f"tests.faults.campaign.{family}").one
     faults = []
-    for seed in range(COUNTS.get(family, 20)):
+    for seed in range(COUNTS.get(family, 6)):
         faults += [(seed, fault) for fault in one(Random(f"{family} {seed}"), Sandbox(tmp_path / str(seed)))]
     assert not faults

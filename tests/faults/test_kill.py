@@ -40,14 +40,14 @@ def killed_at_file_operation(number, path, settings):
 
 
 @pytest.mark.slow
-def test_killed_before_every_third_of_its_file_operations(tmp_path):
+def test_killed_before_every_fifth_of_its_file_operations(tmp_path):
     settings = {**short_runs.PPO, "total_steps": 400, **EVERYWHERE}
     reference = short_runs.outcome(train(**settings, out=tmp_path / "whole"))
     number = 1
     while killed_at_file_operation(number, tmp_path / str(number), settings):
         go_on(tmp_path / str(number), settings)
         assert short_runs.outcome(Run(tmp_path / str(number))) == reference, f"killed before operation {number}"
-        number += 3
+        number += 5
     assert number > 60
 
 

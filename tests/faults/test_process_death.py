@@ -16,7 +16,6 @@ import rlzoo
 from rlzoo.cli import main
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, EnvError, ProcessError, RunError
-from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
 
@@ -40,27 +39,13 @@ def messages(count, work, folder):
     return [(code, path.read_text() if (path := folder / str(i)).exists() else None) for i, code in enumerate(codes)]
 
 
-def dies_in_iteration(number):
-    """Kills this process when the n-th iteration begins."""
-    left, iterate = number, Trainer.iterate
-
-    def wrapper(self):
-        nonlocal left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return iterate(self)
-
-    Trainer.iterate = wrapper
-
-
 @pytest.mark.parametrize("dead", [0, 1])
 def test_the_others_stop_when_a_process_dies(dead, tmp_path):
     path = tmp_path / "run"
 
     def work(rank):
         if rank == dead:
-            dies_in_iteration(4)
+            short_runs.dies_in_iteration(4)
         train(**{**SETTINGS, "num_envs": 6}, out=path)
 
     ends = messages(3, work, tmp_path / "messages")
@@ -208,8 +193,3 @@ def test_torchrun(tmp_path):
     assert done.returncode == 0
     assert done.stdout.count(out) == 1
     assert Run(out).finished
-
-    failed = launch("train", "ppo-clip", "CartPole-v1", "--num-envs", "5", *small, "--out", str(tmp_path / "other"))
-    assert failed.returncode != 0
-    lines = [line for line in failed.stderr.splitlines() if line.startswith("rlzoo: ")]
-    assert lines == ["rlzoo: num_envs must be a multiple of the 2 processes, got 5"]

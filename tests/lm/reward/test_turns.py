@@ -188,10 +188,15 @@ def settings(data, **more):
     }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
-    "estimator",
-    ["gae", *(pytest.param(x, marks=pytest.mark.slow) for x in ("monte-carlo", "leave-one-out", "group-norm"))],
+    ("algorithm", "estimator"),
+    [
+        *((algorithm, "gae") for algorithm in ALGORITHMS),
+        *(
+            pytest.param("ppo-clip", estimator, marks=pytest.mark.slow)
+            for estimator in ("monte-carlo", "leave-one-out", "group-norm")
+        ),
+    ],
 )
 def test_every_algorithm_and_estimator_trains_on_the_models_own_tokens_alone(algorithm, estimator, data):
     """What the actor did where a reply was forced on it changes nothing."""
