@@ -21,7 +21,7 @@ def data(tmp_path_factory):
     return folder
 
 
-SLOW = ("lora-trpo", "bfloat16-npg", "turns-trpo")
+SLOW = ("lora-trpo", "bfloat16-npg", "turns-trpo", "adam-trpo")
 """Each part of the other kinds is in one of these."""
 
 

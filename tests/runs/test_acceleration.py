@@ -71,7 +71,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["trpo", "ppo-penalty", "ppo-clip"])
+@pytest.mark.parametrize("algorithm", ["npg", "trpo", "ppo-penalty", "ppo-clip"])
 def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, monkeypatch):
     """Both see the buffers of the eager one, since one action that is rounded the other way would change the rest."""
     monkeypatch.setenv("RLZOO_CACHE", str(cache))
