@@ -39,11 +39,11 @@ from rlzoo.runs.configuration.defaults import starting_from
 RESULTS = Path(__file__).parents[1] / "results" / "trust-region.jsonl"
 TASK, TOKENS, SEED = "Arithmetic", 30_000, 1
 NATURAL: dict[str, Any] = {
-    "responses_per_batch": 128, "cg_iters": 5, "cg_damping": 0.1, "gae_lambda": 0.95, "vf_epochs": 5,
+    "responses_per_batch": 128, "cg_iters": 5, "cg_damping": 0.1, "vf_epochs": 5,
     "vf_minibatch_responses": 32, "beta": 0.0, "max_kl": "linear:0.1:0",
 }  # fmt: skip
 DIAGONAL = {"metric": "adam", "cg_iters": 0}
-ADAM = {"epochs": 4, "learning_rate": "linear:1e-3:0", "minibatch_responses": 64, "max_kl": 0.05}
+ADAM = {"gae_lambda": 0.95, "epochs": 4, "learning_rate": "linear:1e-3:0", "minibatch_responses": 64, "max_kl": 0.05}
 
 
 @dataclass(frozen=True)
