@@ -74,3 +74,5 @@ KINDS = {
     "turns": ("ppo-clip", {**PPO, **TURNS}),
     "turns-trpo": ("trpo", {**TRPO, **TURNS}),
 }
+CONTAINED = ("trpo", "lora", "bfloat16-trpo", "turns")
+"""Kinds whose every part is in another kind."""

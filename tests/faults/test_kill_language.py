@@ -8,7 +8,7 @@ import time
 
 import pytest
 import short_runs
-from short_language_runs import KINDS, save_data, settings
+from short_language_runs import CONTAINED, KINDS, save_data, settings
 
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
@@ -21,8 +21,7 @@ def data(tmp_path_factory):
     return folder
 
 
-SLOW = ("lora-trpo", "bfloat16-npg", "turns-trpo", "adam-trpo")
-"""Each part of the other kinds is in one of these."""
+SLOW = [kind for kind in KINDS if kind not in ("ppo-clip", *CONTAINED)]
 
 
 @pytest.mark.parametrize("kind", ["ppo-clip", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])

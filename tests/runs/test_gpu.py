@@ -24,7 +24,11 @@ CONTROL = {
     "ppo-penalty": {**short_runs.PPO, "algorithm": "ppo-penalty", "estimator": "leave-one-out", "gamma": 1.0},
 }
 LANGUAGE = {
-    **{name: short_language_runs.KINDS[name] for name in ("ppo-clip", "lora-trpo", "turns-trpo")},
+    **{
+        name: kind
+        for name, kind in short_language_runs.KINDS.items()
+        if name not in short_language_runs.CONTAINED and "precision" not in kind[1]
+    },
     "npg": ("npg", {"cg_iters": 2, "vf_epochs": 1, "micro_batch_tokens": 20}),
     "reinforce": ("reinforce", {"responses_per_prompt": 3, "estimator": "grpo"}),
     "ppo-penalty": ("ppo-penalty", {**short_language_runs.PPO, "kl_estimator": "full", "gradient_checkpointing": True}),
