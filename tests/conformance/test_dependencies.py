@@ -15,7 +15,7 @@ TEXT = (ROOT / "pyproject.toml").read_text()
 PROJECT = tomllib.loads(TEXT)["project"]
 REQUIREMENTS = [*itertools.chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())]
 MODULES = {"yaml": "pyyaml", "markdown_it": "markdown-it-py", "mlflow": "mlflow-skinny", "PIL": "matplotlib",
-           "onnxscript": "onnx", "pandas": "datasets"}  # fmt: skip
+           "onnxscript": "onnx", "pandas": "datasets", "vl_convert": "vl-convert-python"}  # fmt: skip
 """Names of modules that are not those of their distributions."""
 PEERS = {"stable_baselines3", "sb3_contrib", "tianshou", "rejax", "gymnax", "jax", "trl"}
 
