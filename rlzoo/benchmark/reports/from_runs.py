@@ -13,6 +13,7 @@ from rlzoo.benchmark.job import Outcome, finite_numbers
 from rlzoo.benchmark.results import Key, Results, holds_results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import RunError
+from rlzoo.core.system.screen import one_line
 from rlzoo.runs.configuration.record import read_record, read_settings, unequal_versions
 from rlzoo.runs.registry import reward_threshold
 from rlzoo.runs.run import Run
@@ -72,7 +73,7 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]
     groups: dict[str, list[tuple[str, _Trained]]] = {}
     for label, x in zip(labels, trained, strict=True):
         versions = {library: by.get(str(x.run.path), "unknown") for library, by in unequal.items()}
-        groups.setdefault(", ".join(map(" ".join, versions.items())), []).append((label, x))
+        groups.setdefault(one_line(", ".join(map(" ".join, versions.items()))), []).append((label, x))
     home = _home([run.path for run in runs])
     return [_results(home / versions, group, warn) for versions, group in groups.items()]
 
