@@ -52,20 +52,25 @@ class _Peer:
 
     - `normalize`: observations and rewards by running statistics, rewards with the algorithm's own discount.
     - `schedule`: "linear" takes the learning rate and the clip range to 0.
+
+    Without `tuned`, all environments have the library's defaults.
     """
 
-    def __init__(self, algorithm: type[OnPolicyAlgorithm], library: str, tuned: dict[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, algorithm: type[OnPolicyAlgorithm], library: str, tuned: dict[str, dict[str, Any]] | None = None
+    ) -> None:
         self._algorithm = algorithm
         self._library = library
         self._tuned = tuned
 
     def settings(self, env: str) -> dict[str, Any]:
-        hint = f"the zoo tunes {self._algorithm.__name__} for {', '.join(self._tuned)}"
-        require(env in self._tuned, f"{no_such('environment', env, self._tuned)}; {hint}")
+        tuned = {env: {"n_envs": 1}} if self._tuned is None else self._tuned
+        hint = f"the zoo tunes {self._algorithm.__name__} for {', '.join(tuned)}"
+        require(env in tuned, f"{no_such('environment', env, tuned)}; {hint}")
         parameters = inspect.signature(self._algorithm.__init__).parameters
         numbers = {name: x.default for name, x in parameters.items() if type(x.default) in (bool, int, float)}
         defaults = {name: x for name, x in numbers.items() if name not in _UNREPORTED}
-        return {"library": self._library, **_BESIDE, **defaults, **self._tuned[env]}
+        return {"library": self._library, **_BESIDE, **defaults, **tuned[env]}
 
     def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
         model = self._model(env, seed, settings)
@@ -178,6 +183,8 @@ PPO = _Peer(
         },
     },
 )  # fmt: skip
+
+DEFAULT_PPO = _Peer(stable_baselines3.PPO, f"stable-baselines3 {stable_baselines3.__version__}")
 
 TRPO = _Peer(
     sb3_contrib.TRPO,

@@ -27,7 +27,7 @@ from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import require
+from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, require
 from rlzoo.core.system.fields import Advanced, Range
 from rlzoo.core.system.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings
@@ -60,6 +60,22 @@ class Control(RolloutSettings):
     """Wrappers of each copy: classes, functions, `module:Class` or `module:Class(key=value)`, the innermost first."""
     log_info: tuple[str, ...] = ()
     """Keys of the environment's info whose means are logged, as info_KEY."""
+
+    @classmethod
+    def kind(cls, env: str, settings: Mapping[str, Any]) -> str | None:
+        """By the actions, if observations are vectors of numbers and the environment is registered with Gymnasium."""
+        if env.rpartition(":")[2] not in gymnasium.registry:
+            return None
+        try:
+            made: Any = Source(env, settings.get("env_kwargs", {}), tuple(settings.get("wrappers", ()))).make(1, 0)
+        except (ConfigError, EnvError, UnsupportedSpace):  # the run reports it
+            return None
+        made.close()
+        observation = getattr(made, "raw_observation_space", made.observation_space)
+        if not isinstance(observation, gymnasium.spaces.Box) or len(observation.shape) != 1:
+            return None
+        kinds = {gymnasium.spaces.Box: "continuous actions", gymnasium.spaces.Discrete: "discrete actions"}
+        return kinds.get(type(made.action_space))
 
 
 def source_of(settings: Control, setup: Setup) -> Source:

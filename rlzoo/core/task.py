@@ -50,7 +50,7 @@ class TaskSettings:
     {"minibatch_size": ("minibatch_responses", "Responses in a minibatch.")}."""
 
     @classmethod
-    def kind(cls, settings: Mapping[str, Any]) -> str | None:
+    def kind(cls, env: str, settings: Mapping[str, Any]) -> str | None:
         """The kind of task with these settings. A task without a preset starts from that of its kind, if it has one."""
         return None
 

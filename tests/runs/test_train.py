@@ -290,9 +290,9 @@ def test_recipe_and_preset_are_said(monkeypatch):
         ["preset ppo-clip/Reviews: epochs=2", "preset gentle: beta=0.5"],
     )
     assert starting_from("ppo", "Prompts", {}, "gentle")[1] == ["preset gentle: beta=0.5, responses_per_batch=32"]
-    assert starting_from("ppo", "CartPole-v1", {}, True) == (
+    assert starting_from("ppo", "FrozenLake-v1", {}, True) == (
         {},
-        ["no preset for ppo-clip on CartPole-v1: starting from the defaults"],
+        ["no preset for ppo-clip on FrozenLake-v1: starting from the defaults"],
     )
     assert starting_from("ppo", "Reviews", {}, False) == ({}, [])
     assert starting_from(TRPO(), "Reviews", {}, True) == ({}, [])

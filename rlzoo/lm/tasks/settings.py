@@ -113,7 +113,7 @@ class Language(TaskSettings):
     """Responses to log at each evaluation."""
 
     @classmethod
-    def kind(cls, settings: Mapping[str, Any]) -> str:
+    def kind(cls, env: str, settings: Mapping[str, Any]) -> str:
         return "language" if settings.get("lora_rank") in (None, "none") else "language with LoRA"
 
     @property

@@ -72,13 +72,13 @@ def _sources(
     name = ALIASES.get(name, name)
     if preset and isinstance(algorithm, str) and isinstance(env, str):
         tuned = ALIASES.get(of, of) if of else name
-        table, pair = env, find_preset(tuned, env)
+        title, pair = f"preset {name}/{env}", find_preset(tuned, env)
         if pair is None and preset is True:
-            table = task_class(env).Settings.kind(settings) or env
-            pair = preset_of_kind(tuned, table)
+            kind = task_class(env).Settings.kind(env, settings)
+            title, pair = f"no preset for {name} on {env}: settings for {kind}", preset_of_kind(tuned, kind)
         if pair is not None and of is not None and name in ALGORITHMS:
             pair = present_names(algorithm_class(name), pair, say=False)  # where the other algorithm has the old name
-        sources += [] if pair is None else [Source(f"preset {name}/{table}", pair)]
+        sources += [] if pair is None else [Source(title, pair)]
     if isinstance(preset, str):
         recipe = read_preset(Path(preset), name, env) if is_file(preset) else find_recipe(preset)
         sources.append(Source(f"preset {preset}", recipe))

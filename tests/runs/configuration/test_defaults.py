@@ -25,15 +25,52 @@ def test_preset_gives_way_to_settings(monkeypatch):
         {"gae_lambda": 0.8, "max_kl": 0.02, "gamma": 0.5},
         ["preset trpo/Acrobot-v1: gae_lambda=0.8, max_kl=0.02"],
     )
-    assert starting_from("trpo", "CartPole-v1", {"gamma": 0.5}) == (
+    assert starting_from("trpo", "FrozenLake-v1", {"gamma": 0.5}) == (
         {"gamma": 0.5},
-        ["no preset for trpo on CartPole-v1: starting from the defaults"],
+        ["no preset for trpo on FrozenLake-v1: starting from the defaults"],
     )
     assert starting_from("trpo", "Acrobot-v1", {"estimator": "monte-carlo"})[0] == {
         "estimator": "monte-carlo",
         "gamma": 0.9,
         "max_kl": 0.02,
     }
+
+
+NORMALISED = {"normalize_obs": True, "normalize_reward": True}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "kind", "settings"),
+    [
+        ("ppo", "LunarLanderContinuous-v3", "continuous actions", NORMALISED | {"num_steps": 256}),
+        ("reinforce", "Reacher-v5", "continuous actions", NORMALISED),
+        ("npg", "LunarLander-v3", "discrete actions", NORMALISED),
+    ],
+)
+def test_a_task_without_a_preset_starts_from_the_settings_of_its_kind(algorithm, env, kind, settings):
+    text = ", ".join(f"{name}={x}" for name, x in settings.items())
+    name = ALIASES.get(algorithm, algorithm)
+    assert starting_from(algorithm, env, {}) == (
+        settings,
+        [f"no preset for {name} on {env}: settings for {kind}: {text}"],
+    )
+    assert starting_from(algorithm, env, {"normalize_obs": False})[0] == settings | {"normalize_obs": False}
+    assert starting_from(algorithm, env, {}, False) == ({}, [])
+    make_config(algorithm, env, **settings)
+
+
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("FrozenLake-v1", {}),
+        ("Blackjack-v1", {}),
+        ("LunarLander-v3", {"env_kwargs": {"wind": "strong"}}),
+        ("LunarLander-v3", {"wrappers": ["gymnasium.wrappers:AddRenderObservation"]}),
+    ],
+)
+def test_other_observations_and_environments_that_cannot_be_made_have_no_kind(env, settings):
+    lines = starting_from("ppo", env, settings)[1]
+    assert lines == [f"no preset for ppo-clip on {env}: starting from the defaults"]
 
 
 def test_preset_of_another_algorithm(monkeypatch, capsys):
@@ -165,7 +202,7 @@ def test_a_language_task_without_a_preset_starts_from_that_of_its_kind(algorithm
     settings, lines = starting_from(algorithm, "Prompts", given)
     kind = "language" if lora_rank is None else "language with LoRA"
     assert len(lines) == 1
-    assert lines[0].startswith(f"preset {algorithm}/{kind}: estimator=leave-one-out")
+    assert lines[0].startswith(f"no preset for {algorithm} on Prompts: settings for {kind}: estimator=leave-one-out")
     config = make_config(algorithm, "Prompts", **settings)
     assert config.algorithm.estimator == LeaveOneOut()
     assert config.task.responses_per_prompt == 8
