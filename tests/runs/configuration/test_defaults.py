@@ -151,8 +151,8 @@ def test_recipe_on_an_instance_of_an_algorithm(recipes):
             "preset gentle sets beta, which ppo-clip on CartPole-v1 does not have",
         ),
         (
-            *("gentle", "trpo", "RandomWalks"),
-            "preset gentle sets learning_rate, which trpo on RandomWalks does not have",
+            *("gentle", "npg", "RandomWalks"),
+            "preset gentle sets learning_rate, which npg on RandomWalks does not have",
         ),
     ],
 )
