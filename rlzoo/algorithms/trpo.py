@@ -59,7 +59,7 @@ class TRPO(Algorithm):
     """Passes of minibatch Adam over the buffer that give the step; 0 for the natural gradient step."""
     learning_rate: Advanced[PositiveSchedule] = 3e-4
     """Adam's step size in these passes."""
-    minibatch_size: Advanced[MinibatchSize] = 64
+    minibatch_size: Advanced[MinibatchSize] = "all"
     """Steps in a minibatch of these passes."""
     normalize_advantage: Advanced[bool] = True
     """Whiten the advantages over the buffer."""

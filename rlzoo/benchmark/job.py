@@ -91,10 +91,10 @@ class Outcome(Labelled):
     final_deterministic: float
     further: dict[str, float] = field(default_factory=dict)
     """The task's own metrics in the final stochastic evaluation."""
-    updates: dict[str, float] = field(default_factory=dict)
-    """What the updates did, if the suite measures them: `Updates.summary`."""
     seconds: list[float] = field(default_factory=list)
     """(K,) seconds of training before each evaluation, without those of evaluations."""
+    updates: dict[str, float] = field(default_factory=dict)
+    """What the updates did, if the suite measures them: `Updates.summary`."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class _Recorder:
             raise RuntimeError(f"training ended before step {self.job.settings['total_steps']}")
         return Outcome(
             *self.job.key, self.job.settings, self.steps, self.returns[False], self.returns[True], self.final[False],
-            self.final[True], self.further, self.updates, self.seconds,
+            self.final[True], self.further, self.seconds, self.updates,
         )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks.studies.estimators` and its report."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +24,12 @@ def test_the_committed_report_is_that_of_the_committed_numbers(tmp_path):
     assert lines == committed
     assert command.startswith("Made by `python -m benchmarks.studies.estimators --batches 1000 --seed 0`")
     for path in (COMMITTED / "figures").iterdir():
-        assert (tmp_path / "figures" / path.name).read_bytes() == path.read_bytes()
+        assert without_ids((tmp_path / "figures" / path.name).read_text()) == without_ids(path.read_text())
+
+
+def without_ids(svg):
+    """Matplotlib names clip paths by a hash of their coordinates, whose rounding is the processor's."""
+    return re.sub(r"\bp[0-9a-f]{10}\b", "", svg)
 
 
 @pytest.mark.parametrize(
