@@ -18,6 +18,9 @@ from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
 
+BY_ADAM = {"epochs": 4, "learning_rate": 1e-3, "minibatch_size": 64}
+
+
 def reference(policy):
     """The same distribution in `torch.distributions`."""
     if hasattr(policy, "logits"):
@@ -43,7 +46,7 @@ def update(algorithm, model, buffer, progress=0.0):
     return before, algorithm.estimator(buffer).rows(1), algorithm.update(model, state, buffer)
 
 
-@pytest.mark.parametrize("settings", [{}, {"epochs": 4, "learning_rate": 1e-3, "minibatch_size": 64}], ids=["natural", "adam"])
+@pytest.mark.parametrize("settings", [{}, BY_ADAM], ids=["natural", "adam"])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogate(env, settings):
     trainer = Trainer(make_config("trpo", env, num_envs=4, num_steps=100, **settings))
