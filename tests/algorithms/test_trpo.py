@@ -17,7 +17,6 @@ from rlzoo.optim.natural_gradient import Objective
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
-
 BY_ADAM = {"epochs": 4, "learning_rate": 1e-3, "minibatch_size": 64}
 
 
