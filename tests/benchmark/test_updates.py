@@ -21,6 +21,7 @@ SETTINGS = {
     "ppo-penalty": SMALL | {"learning_rate": 0.01},
     "ppo-clip": SMALL | {"learning_rate": 0.01},
 }
+EACH = [name if name == "trpo" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 
 
 def by_hand(algorithm, settings):
@@ -50,7 +51,7 @@ def by_hand(algorithm, settings):
     return updates, returns
 
 
-@pytest.mark.parametrize("algorithm", SETTINGS)
+@pytest.mark.parametrize("algorithm", EACH)
 def test_updates_are_those_computed_by_hand(algorithm):
     trainer = Trainer(make_config(algorithm, "CartPole-v1", seed=3, fast=False, **SETTINGS[algorithm]))
     measured = Updates(trainer)
@@ -83,7 +84,7 @@ def test_updates_are_those_computed_by_hand(algorithm):
     assert summary["kl_max"] > 1e-4
 
 
-@pytest.mark.parametrize("algorithm", SETTINGS)
+@pytest.mark.parametrize("algorithm", EACH)
 def test_measuring_does_not_change_the_run(algorithm):
     config = make_config(algorithm, "CartPole-v1", **SETTINGS[algorithm]).to_dict()
     settings = {name: x for name, x in config.items() if name not in ("env", "seed")}
