@@ -45,7 +45,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ppo-clip": {"epochs": 4, "minibatch_responses": "all", "learning_rate": 1e-5, "beta": 0.2},
     "npg": {**_NATURAL, "step_kl": MAX_KL},
     "trpo": {**_NATURAL, "max_kl": MAX_KL},
-}
+    "trpo by passes of Adam": {
+        "epochs": 4, "minibatch_responses": "all", "learning_rate": 1e-5, "beta": 0.2, "max_kl": MAX_KL,
+        "vf_epochs": 4, "vf_minibatch_responses": "all",
+    },
+}  # fmt: skip
+"""By algorithm, which is the first word."""
 
 
 def random_scores(prompts: list[str], responses: list[str]) -> list[float]:
@@ -177,7 +182,8 @@ def contestant(options: argparse.Namespace) -> None:
     folder, size, precision = Path(options.folder), options.size, options.precision
     iterations = options.iterations or SIZES[size]["iterations"]
     if options.what in SETTINGS:
-        result = train(options.what, size, precision, iterations, folder, options.device, **SETTINGS[options.what])
+        algorithm, settings = options.what.split()[0], SETTINGS[options.what]
+        result = train(algorithm, size, precision, iterations, folder, options.device, **settings)
     else:
         result = generate(size, precision, iterations, folder, options.device)
     print(json.dumps({**result, "peak_memory_gb": round(peak_memory_gb(options.device), 2)}))
@@ -269,14 +275,15 @@ def compare_natural(options: argparse.Namespace) -> list[str]:
             results = [r[name] for r in rounds]
             prices = sorted(r[name]["iteration_seconds"] / r["ppo-clip"]["iteration_seconds"] for r in rounds)
             metrics = results[-1]["metrics"]
+            kl = metrics.get("kl", metrics.get("kl_k3"))
             searched = [f"{metrics[key]:.0f}" if key in metrics else "" for key in ("accepted", "backtracks")]
             lines.append(
                 f"| {size} | {name} | {statistics.median(r['iteration_seconds'] for r in results):.1f} "
                 f"| **{statistics.median(prices):.2f}** ({prices[0]:.2f} – {prices[-1]:.2f}) "
-                f"| {max(r['peak_memory_gb'] for r in results):.2f} | {metrics['kl']:.4f} | {' | '.join(searched)} |"
+                f"| {max(r['peak_memory_gb'] for r in results):.2f} | {kl:.4f} | {' | '.join(searched)} |"
             )
     settings = ", ".join(f"{key} {value}" for key, value in _NATURAL.items())
-    return [*lines, "", f"The price is in iterations of ppo-clip, in turns. npg and trpo: {settings}."]
+    return [*lines, "", f"The price is in iterations of ppo-clip, in turns. npg and trpo by natural steps: {settings}."]
 
 
 def make_model_apart(size: str, folder: Path) -> None:

@@ -2,13 +2,14 @@
 
     pip install -e '.[peers]'
     python benchmarks/speed/throughput.py speed        # same settings, one after the other, several rounds
+    python benchmarks/speed/throughput.py locomotion   # the same for the shapes of the PPO paper
     python benchmarks/speed/throughput.py recurrent    # the same for policies with an LSTM
     python benchmarks/speed/throughput.py threshold    # from command to first evaluation of at least 475
     python benchmarks/speed/throughput.py environments # steps per second of the vectorised environments
 
 Contestants take turns, each in a process of its own, so that a slow minute of the machine hits all alike.
-Settings are those of rl-baselines3-zoo for CartPole-v1 and CartPoleNoVel-v1. Both libraries run with `--threads`
-PyTorch threads.
+Settings are those of rl-baselines3-zoo for CartPole-v1 and CartPoleNoVel-v1, and the peers' defaults, which are the PPO
+paper's, for HalfCheetah-v5. Both libraries run with `--threads` PyTorch threads.
 """
 
 from __future__ import annotations
@@ -25,24 +26,33 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "results"
+
+
+def beside(name: str, contest: str, peer: str) -> dict[str, tuple[str, str, bool]]:
+    """Library, contest and whether it is compiled, of each contestant."""
+    ours = {f"{name}, rlzoo": ("rlzoo", contest, False), f"{name}, rlzoo --compile": ("rlzoo", contest, True)}
+    return ours | {f"{name}, {peer}": ("sb3", contest, False)}
+
+
 TRAINING_CONTESTANTS = {
-    "speed": {
-        "PPO, rlzoo": ("rlzoo", "ppo-clip", False),
-        "PPO, rlzoo --compile": ("rlzoo", "ppo-clip", True),
-        "PPO, Stable-Baselines3": ("sb3", "ppo", False),
-        "TRPO, rlzoo": ("rlzoo", "trpo", False),
-        "TRPO, rlzoo --compile": ("rlzoo", "trpo", True),
-        "TRPO, sb3-contrib": ("sb3", "trpo", False),
-    },
-    "recurrent": {
-        "Recurrent PPO, rlzoo": ("rlzoo", "recurrent-ppo", False),
-        "Recurrent PPO, rlzoo --compile": ("rlzoo", "recurrent-ppo", True),
-        "Recurrent PPO, sb3-contrib": ("sb3", "recurrent-ppo", False),
-    },
+    "speed": beside("PPO", "ppo", "Stable-Baselines3") | beside("TRPO", "trpo", "sb3-contrib"),
+    "locomotion": beside("PPO", "locomotion-ppo", "Stable-Baselines3")
+    | beside("TRPO", "locomotion-trpo", "sb3-contrib"),
+    "recurrent": beside("Recurrent PPO", "recurrent-ppo", "sb3-contrib"),
 }
 """By table; the last of those with the same first word is the peer."""
+ENVS = {"speed": "CartPole-v1", "locomotion": "HalfCheetah-v5", "recurrent": "CartPoleNoVel-v1"}
+"""By table."""
+TASKS = {
+    "ppo": ("ppo-clip", ENVS["speed"]),
+    "trpo": ("trpo", ENVS["speed"]),
+    "locomotion-ppo": ("ppo-clip", ENVS["locomotion"]),
+    "locomotion-trpo": ("trpo", ENVS["locomotion"]),
+    "recurrent-ppo": ("ppo-clip", ENVS["recurrent"]),
+}
+"""Algorithm and environment of rlzoo, by name of a contest."""
 RLZOO_SETTINGS: dict[str, dict[str, Any]] = {
-    "ppo-clip": {
+    "ppo": {
         "num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
         "learning_rate": "linear:1e-3:0", "clip_coef": "linear:0.2:0", "vf_coef": 1.0,
         "ent_coef": 0.0, "max_grad_norm": 0.5, "activation": "tanh", "hidden": (64, 64),
@@ -52,18 +62,28 @@ RLZOO_SETTINGS: dict[str, dict[str, Any]] = {
         "cg_damping": 1e-3, "backtrack_coef": 0.8, "backtrack_iters": 10, "vf_learning_rate": 1e-3,
         "vf_epochs": 20, "vf_minibatch_size": 512, "activation": "tanh", "hidden": (64, 64),
     },
+    "locomotion-ppo": {
+        "num_envs": 1, "num_steps": 2048, "minibatch_size": 64, "epochs": 10, "gamma": 0.99, "gae_lambda": 0.95,
+        "learning_rate": 3e-4, "clip_coef": 0.2, "vf_coef": 1.0, "ent_coef": 0.0, "max_grad_norm": 0.5,
+        "activation": "tanh", "hidden": (64, 64),
+    },
+    "locomotion-trpo": {
+        "num_envs": 1, "num_steps": 2048, "gamma": 0.99, "gae_lambda": 0.95, "max_kl": 0.01, "cg_iters": 15,
+        "cg_damping": 0.1, "backtrack_coef": 0.8, "backtrack_iters": 10, "vf_learning_rate": 1e-3, "vf_epochs": 10,
+        "vf_minibatch_size": 128, "activation": "tanh", "hidden": (64, 64),
+    },
 }  # fmt: skip
-RLZOO_SETTINGS["recurrent-ppo"] = RLZOO_SETTINGS["ppo-clip"] | {
+RLZOO_SETTINGS["recurrent-ppo"] = RLZOO_SETTINGS["ppo"] | {
     "network": "lstm", "hidden": (64,), "activation": "relu", "normalize_obs": True, "normalize_reward": True,
 }  # fmt: skip
 
 
-def train_rlzoo(algorithm: str, steps: int, compiled: bool) -> float:
+def train_rlzoo(contest: str, steps: int, compiled: bool) -> float:
     """Steps per second of a run, imports and compilation left out."""
     from rlzoo import Trainer, make_config
 
-    settings = {**RLZOO_SETTINGS[algorithm], "total_steps": steps, "compile": compiled}
-    name, env = ("ppo-clip", "CartPoleNoVel-v1") if algorithm == "recurrent-ppo" else (algorithm, "CartPole-v1")
+    settings = {**RLZOO_SETTINGS[contest], "total_steps": steps, "compile": compiled}
+    name, env = TASKS[contest]
     trainer = Trainer(make_config(name, env, **settings))
     if compiled:
         list(Trainer(trainer.config))  # compiles, where the cache is empty
@@ -73,7 +93,7 @@ def train_rlzoo(algorithm: str, steps: int, compiled: bool) -> float:
     return trainer.step / (time.perf_counter() - start)
 
 
-def make_sb3(algorithm: str, seed: int = 0) -> Any:
+def make_sb3(contest: str, seed: int = 0) -> Any:
     """The peer's model at the zoo's settings; its other settings are its defaults."""
     from sb3_contrib import TRPO, RecurrentPPO
     from stable_baselines3 import PPO
@@ -83,7 +103,7 @@ def make_sb3(algorithm: str, seed: int = 0) -> Any:
 
     from rlzoo.control.envs import no_velocity  # noqa: F401 - registers CartPoleNoVel-v1
 
-    if algorithm == "recurrent-ppo":
+    if contest == "recurrent-ppo":
         env = VecNormalize(make_vec_env("CartPoleNoVel-v1", 8, seed=seed), gamma=0.98)
         networks = {"net_arch": {"pi": [64], "vf": [64]}, "lstm_hidden_size": 64, "activation_fn": nn.ReLU}
         return RecurrentPPO(
@@ -91,7 +111,10 @@ def make_sb3(algorithm: str, seed: int = 0) -> Any:
             learning_rate=lambda left: 1e-3 * left, clip_range=lambda left: 0.2 * left, seed=seed, device="cpu",
             policy_kwargs=networks | {"ortho_init": False, "enable_critic_lstm": True},
         )  # fmt: skip
-    if algorithm == "ppo":
+    if contest.startswith("locomotion"):
+        model = PPO if contest == "locomotion-ppo" else TRPO
+        return model("MlpPolicy", make_vec_env(ENVS["locomotion"], 1, seed=seed), seed=seed, device="cpu")
+    if contest == "ppo":
         env = make_vec_env("CartPole-v1", 8, seed=seed)
         return PPO(
             "MlpPolicy", env, n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8, ent_coef=0.0,
@@ -104,14 +127,14 @@ def make_sb3(algorithm: str, seed: int = 0) -> Any:
     )  # fmt: skip
 
 
-def train_sb3(algorithm: str, steps: int) -> float:
-    model = make_sb3(algorithm)
+def train_sb3(contest: str, steps: int) -> float:
+    model = make_sb3(contest)
     start = time.perf_counter()
     model.learn(steps)
     return model.num_timesteps / (time.perf_counter() - start)
 
 
-def evaluate_sb3(algorithm: str, seed: int) -> dict[str, float]:
+def evaluate_sb3(contest: str, seed: int) -> dict[str, float]:
     """Trains until 32 stochastic episodes, played every 2,048 steps, average at least 475."""
     import numpy as np
     from stable_baselines3.common.callbacks import BaseCallback
@@ -133,7 +156,7 @@ def evaluate_sb3(algorithm: str, seed: int) -> dict[str, float]:
             return not self.reached
 
     callback = Evaluate()
-    make_sb3(algorithm, seed).learn(100_000, callback=callback)
+    make_sb3(contest, seed).learn(100_000, callback=callback)
     return {"evaluation": callback.seconds, "steps": callback.reached}
 
 
@@ -147,8 +170,8 @@ def speed(table: str, rounds: int, steps: int, threads: int) -> str:
     contestants = TRAINING_CONTESTANTS[table]
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
-        for name, (library, algorithm, compiled) in contestants.items():
-            rates[name].append(float(child("speed", library, algorithm, steps, int(compiled), threads)))
+        for name, (library, contest, compiled) in contestants.items():
+            rates[name].append(float(child("speed", library, contest, steps, int(compiled), threads)))
             print(f"{name:30} {rates[name][-1]:10,.0f} steps/s", flush=True)
     lines = ["| contestant | steps/s (median) | ratio to the peer (median of rounds; min – max) |", "|---|---|---|"]
     for name, values in rates.items():
@@ -158,8 +181,7 @@ def speed(table: str, rounds: int, steps: int, threads: int) -> str:
             f"| {name} | {statistics.median(values):,.0f} | "
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f}) |"
         )
-    env = "CartPoleNoVel-v1" if table == "recurrent" else "CartPole-v1"
-    title = f"{env}, {steps:,} steps, {rounds} rounds, {threads} PyTorch thread(s) each"
+    title = f"{ENVS[table]}, {steps:,} steps, {rounds} rounds, {threads} PyTorch thread(s) each"
     return "\n".join([f"### Training speed\n\n{title}.\n", *lines, ""])
 
 
@@ -239,9 +261,9 @@ def run_child(words: list[str]) -> None:
     if words[0] == "threshold":
         print(json.dumps(evaluate_sb3(words[1], int(words[2]))))
     else:
-        library, algorithm, steps, compiled = words[1:5]
+        library, contest, steps, compiled = words[1:5]
         rlzoo = library == "rlzoo"
-        print(train_rlzoo(algorithm, int(steps), compiled == "1") if rlzoo else train_sb3(algorithm, int(steps)))
+        print(train_rlzoo(contest, int(steps), compiled == "1") if rlzoo else train_sb3(contest, int(steps)))
 
 
 def main() -> None:
@@ -249,9 +271,9 @@ def main() -> None:
         run_child(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=["speed", "recurrent", "threshold", "environments"])
+    parser.add_argument("table", choices=[*ENVS, "threshold", "environments"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds of all tables but `threshold`")
-    parser.add_argument("--steps", type=int, default=50_000, help="steps of each run of `speed` and `recurrent`")
+    parser.add_argument("--steps", type=int, default=50_000, help="steps of each run of the other tables")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of `threshold`")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch threads of every contestant")
     options = parser.parse_args()

@@ -160,7 +160,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "8 steps in Adam's metric, each of a half, bound 0.3": (
         "variant", {**DIAGONAL, "steps": 8, "parts": 2, "shrink": 1.0, "max_kl": "linear:0.3:0"},
     ),
-    "4 epochs of Adam, one line search (`trpo --epochs 4`)": ("trpo", ADAM),
+    "4 epochs of Adam, one line search": ("trpo", ADAM | {"clip_coef": 1e9}),
+    "the same with clipped ratios (`trpo --epochs 4`)": ("trpo", ADAM),
 }  # fmt: skip
 
 

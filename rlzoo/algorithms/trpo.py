@@ -26,7 +26,7 @@ from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
-from rlzoo.optim.objective import surrogate, surrogate_loss, with_old
+from rlzoo.optim.objective import clipped_loss, surrogate, with_old
 from rlzoo.optim.vectors import norm
 
 
@@ -34,9 +34,8 @@ from rlzoo.optim.vectors import norm
 class TRPO(Algorithm):
     """Maximise E[π_θ/π_old·Â] subject to E[KL(π_old ‖ π_θ)] ≤ δ.
 
-    The natural gradient step √(2δ/xᵀFx)·x, shortened until the surrogate improves and the KL is at most δ. If no step
-    length satisfies both, θ is not changed. With `epochs`, several steps of Adam up the surrogate take the place of the
-    natural gradient step.
+    The natural gradient step √(2δ/xᵀFx)·x, or with `epochs` that of Adam on PPO's clipped surrogate, shortened until
+    the surrogate improves and the KL is at most δ. If no step length satisfies both, θ is not changed.
     """
 
     name: ClassVar[str] = "trpo"
@@ -61,8 +60,10 @@ class TRPO(Algorithm):
     """Adam's step size in these passes."""
     minibatch_size: Advanced[MinibatchSize] = "all"
     """Steps in a minibatch of these passes."""
+    clip_coef: Advanced[PositiveSchedule] = 0.2
+    """ε, the clip range of the ratio in these passes."""
     normalize_advantage: Advanced[bool] = True
-    """Whiten the advantages over the buffer."""
+    """Whiten the advantages over the buffer; in passes of Adam, in each minibatch too."""
     vf_learning_rate: PositiveSchedule = 1e-3
     """Adam's step size for the value."""
     vf_epochs: Advanced[NonNegativeInt] = 10
@@ -85,19 +86,19 @@ class TRPO(Algorithm):
         policy = FlatPolicy(model)
         theta, max_kl = policy.theta, state.at(self.max_kl)
         objective = policy.objective(surrogate, batch)
-
-        before, g = objective.value_and_gradient(theta)
         if self.epochs:
-            whiten, learning_rate = self.normalize_advantage, state.at(self.learning_rate)
-            minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten)
-            state.optimizers["policy"].minimize_each(surrogate_loss, model, minibatches, learning_rate=learning_rate)
-            step, further = policy.theta - theta, {"learning_rate": learning_rate}
+            before, _ = objective.value_and_kl(theta)
+            rate, clip_coef = state.at(self.learning_rate), state.at(self.clip_coef)
+            minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, self.normalize_advantage)
+            state.optimizers["policy"].minimize_each(clipped_loss, model, minibatches, clip_coef, learning_rate=rate)
+            step, further = policy.theta - theta, {"learning_rate": rate}
         else:
+            before, g = objective.value_and_gradient(theta)
             some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
             fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
             x, residual = conjugate_gradient(fisher, g, self.cg_iters)
             step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
-            further = {"cg_residual": residual}
+            further = {"grad_norm": norm(g), "cg_residual": residual}
 
         def accept(theta: Tensor) -> bool:
             after, kl = objective.value_and_kl(theta)
@@ -112,7 +113,6 @@ class TRPO(Algorithm):
         )  # fmt: skip
         return {
             **measure(model, batch),
-            "grad_norm": norm(g),
             "step_norm": norm(new - theta),
             "backtracks": backtracks,
             "accepted": float(backtracks < self.backtrack_iters),

@@ -100,7 +100,7 @@ def native_actions(space: Any, action: Array) -> Any:
         return _nested(space, iter(np.split(action, np.cumsum(sizes)[:-1], axis=1)))
     action = action.reshape(len(action), *space.shape)
     if isinstance(space, spaces.Box):
-        action = np.clip(action, space.low, space.high)
+        action = action.clip(space.low, space.high)
     else:
         action = action + getattr(space, "start", 0)
     return action.astype(space.dtype, copy=False)

@@ -55,9 +55,11 @@ def surrogate(policy: Distribution, batch: Buffer) -> Tensor:
     return batch.mean(ratio * batch.advantage)
 
 
-def surrogate_loss(model: ActorCritic, batch: Buffer) -> Tensor:
-    """−E[π_θ/π_old·Â]."""
-    return -surrogate(model.distribution(batch.obs), batch)
+def clipped_loss(model: ActorCritic, batch: Buffer, clip_coef: float) -> Tensor:
+    """−E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)], r = π_θ/π_old (Schulman et al. 2017, eq. 7)."""
+    ratio = torch.exp(model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
+    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
+    return -batch.mean(torch.min(ratio * batch.advantage, clipped * batch.advantage))
 
 
 @torch.no_grad()

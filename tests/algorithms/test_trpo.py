@@ -80,28 +80,31 @@ def test_trust_region_is_in_kl_from_old_to_new(space):
 
 @pytest.mark.parametrize("space", ["discrete", "box"])
 def test_passes_of_adam_give_the_step_that_the_search_shortens(space):
-    """Against PyTorch's Adam on −E[r·Â], with one minibatch, so that no order of steps is drawn."""
+    """Against PyTorch's Adam on PPO's clipped surrogate, with one minibatch, so that no order of steps is drawn."""
     model = make_model(SPACES[space], dtype=torch.float64)
     buffer = make_buffer(model, rows=8)
-    algorithm = TRPO(epochs=5, minibatch_size="all", learning_rate=0.02, max_kl=0.01, vf_epochs=0)
+    algorithm = TRPO(epochs=5, minibatch_size="all", learning_rate=0.02, clip_coef=0.05, max_kl=0.002, vf_epochs=0)
     old, batch, metrics = update(algorithm, model, buffer)
     expected = copy.deepcopy(old)
     adam = torch.optim.Adam(expected.policy_parameters(), lr=0.02, eps=1e-5)
-    white = batch.whitened
+    white, clipped = batch.whitened, 0
     for _ in range(5):
         adam.zero_grad()
         ratio = torch.exp(expected.distribution(white.obs).log_prob(white.action) - white.logp)
-        (-(ratio * white.advantage)[white.mask].mean()).backward()
+        outside = torch.where(white.advantage > 0, ratio > 1.05, ratio < 0.95)
+        clipped += int(outside[white.mask].sum())
+        (-(ratio * white.advantage)[white.mask & ~outside].sum() / white.mask.sum()).backward()
         adam.step()
     start, end, full = (
         torch.cat([p.detach().reshape(-1) for p in m.policy_parameters()]) for m in (old, model, expected)
     )
     share = algorithm.backtrack_coef ** int(metrics["backtracks"])
     assert 0 < metrics["backtracks"] < algorithm.backtrack_iters
+    assert clipped > 0
     torch.testing.assert_close(end - start, share * (full - start), rtol=1e-6, atol=1e-9)
     longer = copy.deepcopy(old)
     vector_to_parameters(start + share / algorithm.backtrack_coef * (full - start), longer.policy_parameters())
-    assert measured(old, model, batch)[0] <= 0.01 < measured(old, longer, batch)[0]
+    assert measured(old, model, batch)[0] <= 0.002 < measured(old, longer, batch)[0]
 
 
 @pytest.mark.parametrize("epochs", [0, 2])

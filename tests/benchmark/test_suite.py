@@ -231,9 +231,9 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         ),
         (SMALL + "overrides: 3\n", 4, "overrides must be a mapping"),
         (
-            "algorithms:\n  npg:\n  trpo:\n    overrides:\n      clip_coef: 1\nseeds: 1-2\nenvironments: [CartPole-v1]",
+            "algorithms:\n  npg:\n  trpo:\n    overrides:\n      kl_coef: 1\nseeds: 1-2\nenvironments: [CartPole-v1]",
             5,
-            "trpo on CartPole-v1: trpo has no clip_coef; ppo-clip has",
+            "trpo on CartPole-v1: trpo has no kl_coef; ppo-penalty has",
         ),
         (
             "seeds: [1]\nalgorithms: [trpo]\nenvironments:\n  CartPole-v1:\n    overrides: {num_envs: 0}\n",

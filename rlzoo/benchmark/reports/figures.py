@@ -71,11 +71,12 @@ def styles(algorithms: Iterable[Algorithm]) -> dict[str, dict[str, Any]]:
 
 
 def grid(panels: Sequence[Callable[[Axes], None]], height: float = 2.3) -> str:
-    """SVG text of panels, up to three in a row, each drawn by a function of its axes; `height` in inches.
+    """SVG text of panels, each drawn by a function of its axes: four in a square, else up to three in a row.
 
-    The text depends on the panels alone, not on the time or the user's Matplotlib settings.
+    `height` of a row is in inches. The text depends on the panels alone, not on the time or the user's Matplotlib
+    settings.
     """
-    columns = min(3, len(panels))
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
     rows = -(-len(panels) // columns)
     with matplotlib.style.context(_STYLE, after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # the text is drawn with the reader's fonts
