@@ -6,8 +6,9 @@
 Each variant trains Arithmetic's SFT checkpoint for 30,000 sampled tokens from the settings of TRPO's natural step, with
 seed 1. `Variant` is TRPO with what was tried: several steps on a buffer, each with the surrogate's gradient at the new
 θ and ratios to π_old, and with the KL to π_old bounded throughout; the diagonal metric of Adam in place of F, or as its
-damping; momentum; the clipped surrogate. Seconds are processor time without evaluations. What did not pay is not in the
-package.
+damping; F of the last block alone; Kronecker factors (K-FAC) in place of F, or to precondition conjugate gradient; a
+bound on the KL of single tokens; momentum; the clipped surrogate. Seconds are processor time without evaluations. What
+did not pay is not in the package.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from rlzoo import Trainer, make_config
 from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
@@ -67,6 +70,12 @@ class Variant(Algorithm):
     shrink: Positive = 1.5
     """The quadratic model of each step's KL is max_kl / stepsˢʰʳⁱⁿᵏ."""
     clip: NonNegative = 0.0
+    token_kl: NonNegative = 0.0
+    """Bound on the KL of every single token, in nats; 0 for none."""
+    last_block: bool = False
+    """F of the last block, the last normalisation and the embedding; the metric for the parameters below them."""
+    kronecker: Literal["", "step", "preconditioner"] = ""
+    """Kronecker factors give the step, or precondition conjugate gradient."""
     vf_learning_rate: PositiveSchedule = 1e-3
     vf_epochs: NonNegativeInt = 10
     vf_minibatch_size: Count = 128
@@ -87,11 +96,17 @@ class Variant(Algorithm):
         whole = policy.objective(self.surrogate, batch)
         theta = policy.theta
         value, _ = whole.value_and_kl(theta)
+
+        @torch.no_grad()
+        def largest_kl(candidate: Tensor) -> float:
+            return max(float(part.old.kl(policy(candidate, lambda m, part=part: m.distribution(part.obs))).max())  # type: ignore
+                       for part in whole.parts)
+
         for k in range(self.steps):
             if k % self.parts == 0:
                 order = torch.from_numpy(state.rng.permutation(batch.num_rows)).tensor_split(self.parts)
             part = batch if self.parts == 1 else batch.part(order[k % self.parts])
-            x = self.direction(policy, theta, part, state.optimizers["policy"])
+            x = self.direction(policy, theta, part, state)
             bound = max_kl / self.steps**self.shrink
             step, _ = trust_region_step(x, fisher_curvature(policy, theta, part, x), bound)
             values = [value]
@@ -99,7 +114,7 @@ class Variant(Algorithm):
             def accept(candidate: Tensor, values: list[float] = values) -> bool:
                 after, kl = whole.value_and_kl(candidate)
                 values.append(after)
-                return kl <= max_kl and after > values[0]
+                return kl <= max_kl and after > values[0] and (not self.token_kl or largest_kl(candidate) <= self.token_kl)
 
             theta, backtracks = line_search(accept, theta, step, 0.8, 10)
             value = values[-1] if backtracks < 10 else value
@@ -108,8 +123,9 @@ class Variant(Algorithm):
         fit_value(model, state.optimizers["value"], batch, self.vf_epochs, self.vf_minibatch_size, rate, state.rng)
         return measure(model, batch)
 
-    def direction(self, policy: FlatPolicy, theta: Tensor, part: Buffer, adam: Adam) -> Tensor:
+    def direction(self, policy: FlatPolicy, theta: Tensor, part: Buffer, state: State) -> Tensor:
         """(F + damping·D)⁻¹g, or D⁻¹g, where D is the metric and g may have momentum."""
+        adam = state.optimizers["policy"]
         _, g = policy.objective(self.surrogate, part).value_and_gradient(theta)
         adam.count += 1
         adam.v.mul_(0.99).addcmul_(g, g, value=0.01)
@@ -117,10 +133,103 @@ class Variant(Algorithm):
         b = adam.m / (1 - self.momentum**adam.count)
         root = (adam.v / (1 - 0.99**adam.count)).sqrt()
         metric = root / root.mean() + 1e-3 if self.metric == "adam" else torch.ones_like(g)
+        if self.kronecker == "step":
+            return KroneckerFactors(policy, part, self.cg_damping, state.rng).solve(b, others=0.0)
         if not self.cg_iters:
             return b / metric
         fisher = fisher_vector_product(policy, theta, part)
-        return conjugate_gradient(lambda v: fisher(v) + self.cg_damping * metric * v, b, self.cg_iters).x
+        upper = of_last_block(policy) if self.last_block else torch.ones_like(g)
+
+        def product(v: Tensor) -> Tensor:
+            return upper * fisher(upper * v) + (self.cg_damping * upper + 1 - upper) * metric * v
+
+        if self.kronecker:
+            factors = KroneckerFactors(policy, part, self.cg_damping, state.rng)
+            return preconditioned(product, b, self.cg_iters, factors.solve)
+        return conjugate_gradient(product, b, self.cg_iters).x
+
+
+def of_last_block(policy: FlatPolicy) -> Tensor:
+    """1 at the parameters of the last block, the last normalisation and the embedding that is the head; 0 at others."""
+    last = max(int(part) for name in policy.named for part in name.split(".") if part.isdigit())
+    kept = (f".h.{last}.", ".ln_f.", ".wte.", ".head.")
+    return torch.cat([torch.full((p.numel(),), float(any(k in n for k in kept))) for n, p in policy.named.items()])
+
+
+def preconditioned(
+    product: Callable[[Tensor], Tensor], b: Tensor, iters: int, solve: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Conjugate gradient for M⁻¹A·x = M⁻¹b, with `solve` for M⁻¹."""
+    x, r = torch.zeros_like(b), b.clone()
+    z = solve(r)
+    p, rz = z.clone(), float(r @ z)
+    for _ in range(iters):
+        ap = product(p)
+        alpha = rz / float(p @ ap)
+        x.add_(p, alpha=alpha)
+        r.sub_(ap, alpha=alpha)
+        z = solve(r)
+        rz, previous = float(r @ z), rz
+        p = z + rz / previous * p
+    return x
+
+
+class KroneckerFactors:
+    """F of each linear layer as A ⊗ G, from tokens sampled from the policy (Martens & Grosse 2015)."""
+
+    def __init__(self, policy: FlatPolicy, batch: Buffer, damping: float, rng: np.random.Generator) -> None:
+        self.policy, self.damping = policy, damping
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        owners = {id(p): name for name, p in policy.named.items()}
+        layers = {m: owners[id(m.weight)] for m in policy.model.modules() if isinstance(m, Conv1D | nn.Linear) and id(m.weight) in owners}
+        seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            seen[module] = inputs[0].detach(), output
+
+        moments: dict[nn.Module, list[Tensor]] = {}
+        hooks = [module.register_forward_hook(keep) for module in layers if module is not policy.model.policy.head]
+        acting = 0
+        for part in batch.micro_batches(policy.model.micro_batch_steps):
+            distribution = policy.model.distribution(part.obs)
+            still = distribution.detach()
+            action = still.from_noise(still.noise(generator))
+            outputs = [output for _, output in seen.values()]
+            grads = torch.autograd.grad(distribution.log_prob(action).sum(), outputs)
+            acting += int(part.mask.sum())
+            for (module, (a, _)), g in zip(seen.items(), grads, strict=True):
+                a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
+                if module.bias is not None:
+                    a = torch.cat([a, a.new_ones(len(a), 1)], 1)
+                new = [a.T @ a, g.T @ g, torch.tensor(float(len(a)))]
+                moments[module] = [x + y for x, y in zip(moments[module], new, strict=True)] if module in moments else new
+            seen.clear()
+        for hook in hooks:
+            hook.remove()
+        self.layers = []
+        self.scale = 0.0
+        for module, (aa, gg, positions) in moments.items():
+            aa, gg = aa / positions, gg / acting
+            pi = float((aa.trace() / len(aa) / (gg.trace() / len(gg)).clamp(min=1e-12)).sqrt())
+            self.scale = max(self.scale, float(aa.trace() / len(aa) * gg.trace() / len(gg)))
+            root = damping**0.5
+            inverses = [torch.linalg.inv(x + d * torch.eye(len(x))) for x, d in ((aa, root * pi), (gg, root / pi))]
+            bias = None if module.bias is None else owners[id(module.bias)]
+            self.layers.append((layers[module], bias, isinstance(module, nn.Linear), *inverses))
+
+    def solve(self, v: Tensor, others: float = 1.0) -> Tensor:
+        """(A + d)⁻¹·V·(G + d)⁻¹ for each layer; v·`others` divided by the mean of F's diagonal for other parameters."""
+        pieces = dict(zip(self.policy.named, self.policy.unflatten(v), strict=True))
+        result = {name: x * (others / (self.scale + self.damping)) for name, x in pieces.items()}
+        for weight, bias, transposed, a, g in self.layers:
+            block = pieces[weight].T if transposed else pieces[weight]
+            whole = block if bias is None else torch.cat([block, pieces[bias].unsqueeze(0)])
+            whole = a @ whole @ g
+            block = whole if bias is None else whole[:-1]
+            result[weight] = block.T if transposed else block
+            if bias is not None:
+                result[bias] = whole[-1]
+        return torch.cat([x.reshape(-1) for x in result.values()])
 
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -144,6 +253,15 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "4 natural steps, damping 1, 3 products, bound 0.3": (
         "variant", {"steps": 4, "shrink": 1.0, "cg_damping": 1.0, "cg_iters": 3, "max_kl": "linear:0.3:0"},
     ),
+    "natural step, 2 products": ("variant", {"cg_iters": 2}),
+    "natural step, 2 products, larger bound early": ("variant", {"cg_iters": 2, "max_kl": "linear:0.3:0"}),
+    "natural step, 2 products, KL of every token at most 0.3": (
+        "variant", {"cg_iters": 2, "max_kl": "linear:0.3:0", "token_kl": 0.3},
+    ),
+    "natural step, F of the last block, gradient below": ("variant", {"last_block": True}),
+    "natural step, F of the last block, Adam's metric below": ("variant", {"last_block": True, "metric": "adam"}),
+    "natural step, preconditioned by K-FAC, 2 products": ("variant", {"cg_iters": 2, "kronecker": "preconditioner"}),
+    "step in K-FAC's metric": ("variant", {"kronecker": "step"}),
     "gradient step": ("variant", {"cg_iters": 0}),
     "step in Adam's metric": ("variant", DIAGONAL),
     "step in Adam's metric, bound 0.2": ("variant", {**DIAGONAL, "max_kl": "linear:0.2:0"}),

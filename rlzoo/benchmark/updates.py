@@ -16,6 +16,8 @@ BOUND = 0.01
 """Nats. The default bound or target of every algorithm that has one."""
 CLIP = 0.2
 """The default clip range of the ratio."""
+ROUNDING = 1e-3
+"""Relative difference between two computations of a KL that is not counted."""
 
 
 class Updates:
@@ -44,7 +46,8 @@ class Updates:
         """Shares of the updates, and quantiles over them.
 
         `kl_median`, `kl_p95` and `kl_max` are of the exact mean KL(π_old ‖ π); `kl_above` is the share of updates where
-        it exceeds `BOUND`; `surrogate_fell` the share where E[r·Â] fell; `return_fell` the share of buffers with a
+        it exceeds `BOUND`, and `kl_above_bound` where it exceeds the algorithm's own δ, if it has one, by more than
+        rounding; `surrogate_fell` the share where E[r·Â] fell; `return_fell` the share of buffers with a
         lower mean return than the one before, among buffers in which an episode ended; `ratio_outside` the mean share
         of steps with r outside 1 ± `CLIP`; `ratio_p95` the 95th percentile over updates of the largest r. `last_100` is
         the mean return of the last 100 episodes of training, the score of Schulman et al. 2017.
@@ -61,6 +64,8 @@ class Updates:
             "ratio_outside": columns["outside"].mean(),
             "ratio_p95": np.quantile(columns["ratio"], 0.95),
         }
+        if "bound" in columns:
+            summary["kl_above_bound"] = (kl > columns["bound"] * (1 + ROUNDING)).mean()
         if self._episodes:
             summary["last_100"] = np.mean(self._episodes)
         if len(self._returns) > 1:
@@ -82,7 +87,9 @@ class _Measured:
         after = evaluate_policy(model, batch)
         assert after.kl is not None
         ratio = torch.exp(after.log_prob - batch.logp)
+        bounds = [getattr(self._algorithm, name) for name in ("max_kl", "step_kl") if hasattr(self._algorithm, name)]
         self._rows.append({
+            **{"bound": state.at(bound) for bound in bounds},
             "kl": float(batch.mean(after.kl)),
             "surrogate": float(batch.mean((ratio - 1) * batch.advantage)),
             "outside": float(batch.mean(((ratio - 1).abs() > CLIP).to(ratio.dtype))),

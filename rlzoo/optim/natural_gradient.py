@@ -26,26 +26,26 @@ class FlatPolicy:
         self.model = model
         self._view = _TermView(model)
         wanted = {id(p) for p in model.policy_parameters()}
-        self._named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
+        self.named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
 
     @property
     def theta(self) -> Vector:
         """A copy of the model's policy parameters."""
-        return torch.cat([p.detach().reshape(-1) for p in self._named.values()])
+        return torch.cat([p.detach().reshape(-1) for p in self.named.values()])
 
     def unflatten(self, theta: Vector) -> list[Tensor]:
         """Views of θ in the shapes of the parameters."""
-        return list(unflatten(theta, list(self._named.values())))
+        return list(unflatten(theta, list(self.named.values())))
 
     def __call__(self, theta: Vector | Sequence[Tensor], term: Callable[[ActorCritic], T]) -> T:
         """`term(model)` with the policy parameters θ, given as one vector or as `unflatten` gives them."""
         values = self.unflatten(theta) if isinstance(theta, Tensor) else theta
-        return torch.func.functional_call(self._view, dict(zip(self._named, values, strict=True)), (term,))
+        return torch.func.functional_call(self._view, dict(zip(self.named, values, strict=True)), (term,))
 
     @torch.no_grad()
     def assign(self, theta: Vector) -> None:
         """Writes θ into the model."""
-        for p, value in zip(self._named.values(), self.unflatten(theta), strict=True):
+        for p, value in zip(self.named.values(), self.unflatten(theta), strict=True):
             p.copy_(value)
 
     def objective(self, surrogate: Surrogate, batch: Buffer) -> Objective:

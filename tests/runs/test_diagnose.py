@@ -78,6 +78,12 @@ def test_nothing_looks_wrong_in_a_healthy_run(kind):
     assert findings(record(kind)) == []
 
 
+def test_few_products_are_no_fault_of_a_language_model():
+    few = {"cg_residual": constant(0.9), "settings": {"cg_iters": 2}}
+    assert findings(record("language", **few)) == []
+    assert [x.name for x in findings(record("trpo", **few))] == ["too-few-cg-iterations"]
+
+
 SICK = {
     "not-finite": record(kl=np.where(T > 0.97, np.nan, 0.01)),
     "no-episode-ends": record(mean_return=constant(np.nan)),

@@ -169,22 +169,23 @@ def pairs(study: Study) -> Table:
 
 
 UPDATES = {
-    "kl_median": "KL, median", "kl_p95": "KL, 95 %", "kl_above": "KL above 0.01", "surrogate_fell": "Surrogate fell",
+    "kl_median": "KL, median", "kl_p95": "KL, 95 %", "kl_above": "KL above 0.01", "kl_above_bound": "KL above δ", "surrogate_fell": "Surrogate fell",
     "return_fell": "Return fell", "ratio_outside": "Ratio outside", "ratio_p95": "Largest ratio, 95 %",
     "backtracks": "Backtracks", "rejected": "Rejected",
 }  # fmt: skip
-"""Columns by the names of `Updates.summary`."""
+"""Columns by the names of `Updates.summary`. Only those that some run has are shown."""
 
 
 def updates(study: Study) -> Table:
     """Medians over the runs of what their updates did, and of the seconds of training that 1,000 steps take."""
-    rows = []
+    rows, shown = [], {key for group in study.groups.values() for key in group.updates}
+    columns = {key: title for key, title in UPDATES.items() if key in shown}
     for env in study.environments:
         for name, group in study.within(env).items():
             if values := group.updates:
-                cells = (significant(values[key]) if key in values else NOTHING for key in UPDATES)
+                cells = (significant(values[key]) if key in values else NOTHING for key in columns)
                 rows.append([env, name, *cells, significant(1000 * float(np.median(1 / group.pace)))])
-    return ["Environment", "Algorithm", *UPDATES.values(), "Seconds per 1\u202f000 steps"], rows
+    return ["Environment", "Algorithm", *columns.values(), "Seconds per 1\u202f000 steps"], rows
 
 
 def every_run(study: Study) -> Table:
