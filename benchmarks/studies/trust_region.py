@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -97,10 +97,8 @@ class Variant(Algorithm):
         theta = policy.theta
         value, _ = whole.value_and_kl(theta)
 
-        @torch.no_grad()
-        def largest_kl(candidate: Tensor) -> float:
-            return max(float(part.old.kl(policy(candidate, lambda m, part=part: m.distribution(part.obs))).max())  # type: ignore
-                       for part in whole.parts)
+        def tokens_are_near(candidate: Tensor) -> bool:
+            return not self.token_kl or largest_kl(policy, whole.parts, candidate) <= self.token_kl
 
         for k in range(self.steps):
             if k % self.parts == 0:
@@ -114,7 +112,7 @@ class Variant(Algorithm):
             def accept(candidate: Tensor, values: list[float] = values) -> bool:
                 after, kl = whole.value_and_kl(candidate)
                 values.append(after)
-                return kl <= max_kl and after > values[0] and (not self.token_kl or largest_kl(candidate) <= self.token_kl)
+                return kl <= max_kl and after > values[0] and tokens_are_near(candidate)
 
             theta, backtracks = line_search(accept, theta, step, 0.8, 10)
             value = values[-1] if backtracks < 10 else value
@@ -149,6 +147,13 @@ class Variant(Algorithm):
         return conjugate_gradient(product, b, self.cg_iters).x
 
 
+@torch.no_grad()
+def largest_kl(policy: FlatPolicy, parts: Sequence[Buffer], theta: Tensor) -> float:
+    """The largest KL(π_old ‖ π_θ) of a token, in nats."""
+    with_theta = (policy(theta, lambda model, part=part: model.distribution(part.obs)) for part in parts)  # type: ignore[misc]
+    return max(float(part.old.kl(new).max()) for part, new in zip(parts, with_theta, strict=True))  # type: ignore[union-attr]
+
+
 def of_last_block(policy: FlatPolicy) -> Tensor:
     """1 at the parameters of the last block, the last normalisation and the embedding that is the head; 0 at others."""
     last = max(int(part) for name in policy.named for part in name.split(".") if part.isdigit())
@@ -181,14 +186,14 @@ class KroneckerFactors:
         self.policy, self.damping = policy, damping
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
         owners = {id(p): name for name, p in policy.named.items()}
-        layers = {m: owners[id(m.weight)] for m in policy.model.modules() if isinstance(m, Conv1D | nn.Linear) and id(m.weight) in owners}
+        linear = [module for module in policy.model.trunk.modules() if isinstance(module, Conv1D | nn.Linear)]
         seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
         def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             seen[module] = inputs[0].detach(), output
 
-        moments: dict[nn.Module, list[Tensor]] = {}
-        hooks = [module.register_forward_hook(keep) for module in layers if module is not policy.model.policy.head]
+        moments: dict[nn.Module, tuple[Tensor, Tensor, int]] = {}
+        hooks = [module.register_forward_hook(keep) for module in linear]
         acting = 0
         for part in batch.micro_batches(policy.model.micro_batch_steps):
             distribution = policy.model.distribution(part.obs)
@@ -201,8 +206,8 @@ class KroneckerFactors:
                 a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
                 if module.bias is not None:
                     a = torch.cat([a, a.new_ones(len(a), 1)], 1)
-                new = [a.T @ a, g.T @ g, torch.tensor(float(len(a)))]
-                moments[module] = [x + y for x, y in zip(moments[module], new, strict=True)] if module in moments else new
+                aa, gg, positions = moments.get(module, (0, 0, 0))
+                moments[module] = aa + a.T @ a, gg + g.T @ g, positions + len(a)
             seen.clear()
         for hook in hooks:
             hook.remove()
@@ -215,7 +220,7 @@ class KroneckerFactors:
             root = damping**0.5
             inverses = [torch.linalg.inv(x + d * torch.eye(len(x))) for x, d in ((aa, root * pi), (gg, root / pi))]
             bias = None if module.bias is None else owners[id(module.bias)]
-            self.layers.append((layers[module], bias, isinstance(module, nn.Linear), *inverses))
+            self.layers.append((owners[id(module.weight)], bias, isinstance(module, nn.Linear), *inverses))
 
     def solve(self, v: Tensor, others: float = 1.0) -> Tensor:
         """(A + d)⁻¹·V·(G + d)⁻¹ for each layer; v·`others` divided by the mean of F's diagonal for other parameters."""

@@ -87,9 +87,9 @@ class _Measured:
         after = evaluate_policy(model, batch)
         assert after.kl is not None
         ratio = torch.exp(after.log_prob - batch.logp)
-        bounds = [getattr(self._algorithm, name) for name in ("max_kl", "step_kl") if hasattr(self._algorithm, name)]
+        delta = getattr(self._algorithm, "max_kl", getattr(self._algorithm, "step_kl", None))
         self._rows.append({
-            **{"bound": state.at(bound) for bound in bounds},
+            **({} if delta is None else {"bound": state.at(delta)}),
             "kl": float(batch.mean(after.kl)),
             "surrogate": float(batch.mean((ratio - 1) * batch.advantage)),
             "outside": float(batch.mean(((ratio - 1).abs() > CLIP).to(ratio.dtype))),

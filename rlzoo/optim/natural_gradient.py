@@ -27,6 +27,7 @@ class FlatPolicy:
         self._view = _TermView(model)
         wanted = {id(p) for p in model.policy_parameters()}
         self.named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
+        """The policy parameters, in the order of θ."""
 
     @property
     def theta(self) -> Vector:

@@ -169,9 +169,9 @@ def pairs(study: Study) -> Table:
 
 
 UPDATES = {
-    "kl_median": "KL, median", "kl_p95": "KL, 95 %", "kl_above": "KL above 0.01", "kl_above_bound": "KL above δ", "surrogate_fell": "Surrogate fell",
-    "return_fell": "Return fell", "ratio_outside": "Ratio outside", "ratio_p95": "Largest ratio, 95 %",
-    "backtracks": "Backtracks", "rejected": "Rejected",
+    "kl_median": "KL, median", "kl_p95": "KL, 95 %", "kl_above": "KL above 0.01", "kl_above_bound": "KL above δ",
+    "surrogate_fell": "Surrogate fell", "return_fell": "Return fell", "ratio_outside": "Ratio outside",
+    "ratio_p95": "Largest ratio, 95 %", "backtracks": "Backtracks", "rejected": "Rejected",
 }  # fmt: skip
 """Columns by the names of `Updates.summary`. Only those that some run has are shown."""
 
