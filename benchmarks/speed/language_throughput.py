@@ -38,9 +38,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16"}
-_NATURAL = {
-    "vf_epochs": 4, "vf_minibatch_responses": "all", "micro_batch_tokens": 384, "fisher_fraction": 0.25,
-}  # fmt: skip
+_NATURAL = {"vf_epochs": 4, "vf_minibatch_responses": "all", "micro_batch_tokens": 192, "cg_iters": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo-clip": {"epochs": 4, "minibatch_responses": "all", "learning_rate": 1e-5, "beta": 0.2},
     "npg": {**_NATURAL, "step_kl": MAX_KL},
