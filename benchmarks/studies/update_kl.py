@@ -35,7 +35,7 @@ import torch
 
 from rlzoo import Trainer, make_config
 from rlzoo.benchmark.reports.statistics import median_interval
-from rlzoo.benchmark.reports.tables import estimate
+from rlzoo.benchmark.reports.tables import NOTHING, estimate
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate, score
 from rlzoo.core.estimators import GAE
@@ -43,12 +43,13 @@ from rlzoo.runs.configuration.defaults import starting_from
 
 RESULTS = Path(__file__).parents[1] / "results" / "update-kl.jsonl"
 SEEDS = range(10, 13)
-WARM_UP = {"RandomWalks": 10, "Reviews": 5, "Arithmetic": 10}
+WARM_UP = {"RandomWalks": 10, "Reviews": 5, "Arithmetic": 10, "Sentiment": 5}
 """Iterations of PPO-clip before the update, by task."""
-UNSEEN = 2_000
+REAL = "Sentiment"
+UNSEEN, UNSEEN_OF_REAL = 2_000, 256
 """Responses at least that measure the gain."""
 MEAN_KLS = (0.003, 0.01, 0.03)
-TOLERANCE = 0.03
+TOLERANCE, TOLERANCE_OF_REAL = 0.03, 0.1
 ESTIMATOR = GAE(gamma=1.0, gae_lambda=0.95)
 COMMON: dict[str, Any] = {"estimator": "gae", "gamma": 1.0, "gae_lambda": 0.95, "responses_per_prompt": 1}
 LARGE = 4
@@ -74,6 +75,17 @@ COLUMNS = {"seen": 3, "max": 2, "above": 0, "seconds": 2}
 HEADS = ["on its own responses", "largest KL of a token", "% of the KL in 1 % of the tokens", "seconds"]
 OF_TOKENS = "npg, F of a quarter of the tokens"
 LARGER = ("ppo-clip, 4 times the responses", "npg, 4 times the responses")
+LABELS_OF_REAL = (
+    "ppo-clip", "reinforce, first step of Adam", "npg, F of all rows", "npg, F of all rows, 2 products",
+    "trpo, 4 passes of Adam",
+)  # fmt: skip
+
+
+def updates_of(task: str, seed: int) -> list[tuple[str, float]]:
+    """Labels and distances."""
+    if task != REAL:
+        return list(itertools.product(LABELS, MEAN_KLS))
+    return [(label, MEAN_KLS[1]) for label in LABELS_OF_REAL if seed == SEEDS[0]]
 
 
 @contextmanager
@@ -93,22 +105,30 @@ class Start:
 
     def __init__(self, task: str, seed: int) -> None:
         self.task, self.seed = task, seed
-        settings = {"seed": seed, "attention": "eager"}  # fused attention has no forward-mode derivatives
+        self.precision = {"precision": "bfloat16"} if task == REAL else {}
+        settings = {
+            "seed": seed,
+            "attention": "eager",
+            **self.precision,
+        }  # fused attention: no forward-mode derivatives
         trainer = Trainer(make_config("ppo-clip", task, **starting_from("ppo-clip", task, settings)[0]))
         for _ in range(WARM_UP[task]):
             trainer.iterate()
         self.model = trainer.model
+        self.estimator = trainer.algorithm.estimator if task == REAL else ESTIMATOR
         self.theta = {name: x.clone() for name, x in self.model.state_dict().items()}
         self.adam = {key: torch.as_tensor(x).clone() for key, x in trainer.state.optimizers["all"].state_dict().items()}
         number = int(starting_from("ppo-clip", task, {})[0]["responses_per_batch"])
-        self.buffers = {size: next(self.responses(size * number, seed)) for size in (1, LARGE)}
-        unseen = self.responses(LARGE * number, seed + 1000)
-        self.unseen = list(itertools.islice(unseen, math.ceil(UNSEEN / (LARGE * number))))
+        sizes = (1,) if task == REAL else (1, LARGE)
+        self.buffers = {size: next(self.responses(size * number, seed)) for size in sizes}
+        unseen = self.responses(sizes[-1] * number, seed + 1000)
+        wanted = UNSEEN_OF_REAL if task == REAL else UNSEEN
+        self.unseen = list(itertools.islice(unseen, math.ceil(wanted / (sizes[-1] * number))))
         trainer.task.close()
 
     def responses(self, number: int, seed: int) -> Iterator[Buffer]:
         """Buffers of responses of the policy."""
-        settings = {"seed": seed, "responses_per_batch": number}
+        settings = {"seed": seed, "responses_per_batch": number, **self.precision}
         other = Trainer(make_config("ppo-clip", self.task, **starting_from("ppo-clip", self.task, settings)[0]))
         other.model.load_state_dict(self.theta)
         while True:
@@ -118,7 +138,8 @@ class Start:
     def update(self, label: str, **further: Any) -> dict[str, float]:
         """The KL of the tokens after one update, its gain, and its seconds."""
         algorithm, _, _, settings = LABELS[label]
-        settings = starting_from(algorithm, self.task, {})[0] | COMMON | settings | further
+        common = self.precision if self.task == REAL else COMMON
+        settings = starting_from(algorithm, self.task, {})[0] | common | settings | further
         buffer = self.buffers[LARGE if label in LARGER else 1]
         config = make_config(algorithm, self.task, **settings)
         self.model.load_state_dict(self.theta)
@@ -140,17 +161,19 @@ class Start:
             "max": float(kl.max()),
             "above": 100 * float(worst.sum() / kl.sum()),
             "tokens": len(kl),
-            "seen": self.gain([buffer]),
-            "unseen": self.gain(self.unseen),
             "seconds": seconds,
         }
+
+    def gains(self, label: str) -> dict[str, float]:
+        """The gain of the update that was made last, on its own responses and on others."""
+        return {"seen": self.gain([self.buffers[LARGE if label in LARGER else 1]]), "unseen": self.gain(self.unseen)}
 
     @torch.no_grad()
     def gain(self, buffers: Sequence[Buffer]) -> float:
         """Σ_t (π/π_old - 1)·Â, averaged over responses."""
         total = 0.0
         for buffer in buffers:
-            part = ESTIMATOR(buffer).rows(self.model.context)
+            part = self.estimator(buffer).rows(self.model.context)
             ratio = torch.exp(self.model.distribution(part.obs).log_prob(part.action) - part.logp)
             total += float(((ratio - 1) * part.advantage)[part.mask].sum())
         return total / sum(buffer.num_rows for buffer in buffers)
@@ -163,7 +186,7 @@ class Start:
         for _ in range(12):
             tried.append((value, self.update(label, **further, **{setting: value})))
             miss = mean_kl / tried[-1][1]["mean"]
-            if abs(miss - 1) <= TOLERANCE:
+            if abs(miss - 1) <= (TOLERANCE_OF_REAL if self.task == REAL else TOLERANCE):
                 break
             if len(tried) > 1:
                 (a, x), (b, y) = tried[-2:]
@@ -171,8 +194,10 @@ class Start:
                 power = slope if slope * power > 0 and abs(slope) > 0.2 else power
             value *= min(max(miss ** (1 / power), 0.1), 10)
         value, result = min(tried, key=lambda item: abs(math.log(item[1]["mean"] / mean_kl)))
+        if result is not tried[-1][1]:
+            self.update(label, **further, **{setting: value})
         key = {"task": self.task, "seed": self.seed, "label": label, "mean_kl": mean_kl}
-        return {**key, setting: value, **result}
+        return {**key, setting: value, **result, **self.gains(label)}
 
 
 def read() -> list[dict[str, Any]]:
@@ -184,7 +209,7 @@ def run() -> None:
     for seed in SEEDS:
         for task in WARM_UP:
             done = {(x["label"], x["mean_kl"]): x for x in read() if (x["task"], x["seed"]) == (task, seed)}
-            remaining = [key for key in itertools.product(LABELS, MEAN_KLS) if key not in done]
+            remaining = [key for key in updates_of(task, seed) if key not in done]
             start = Start(task, seed) if remaining else None
             value: dict[str, float] = {}
             for label, mean_kl in remaining:
@@ -213,11 +238,13 @@ def report() -> None:
             mine = [x for x in runs if (x["task"], x["label"]) == (task, label)]
 
             def cell(name: str, digits: int, mean_kl: float, mine: list[dict[str, Any]] = mine) -> str:
-                return estimate(median_interval([x[name] for x in mine if x["mean_kl"] == mean_kl]), digits)
+                values = [x[name] for x in mine if x["mean_kl"] == mean_kl]
+                return estimate(median_interval(values), digits) if values else NOTHING
 
             cells = [cell("unseen", 3, mean_kl) for mean_kl in MEAN_KLS]
             cells += [cell(name, digits, middle) for name, digits in COLUMNS.items()]
-            lines.append(f"| {label} | {' | '.join(cells)} |")
+            if mine:
+                lines.append(f"| {label} | {' | '.join(cells)} |")
         lines.append("")
     text = "\n".join(lines)
     RESULTS.with_suffix(".md").write_text(text, encoding="utf-8")

@@ -91,7 +91,7 @@ class TRPO(Algorithm):
             rate, clip_coef = state.at(self.learning_rate), state.at(self.clip_coef)
             minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, self.normalize_advantage)
             state.optimizers["policy"].minimize_each(clipped_loss, model, minibatches, clip_coef, learning_rate=rate)
-            step, further = policy.theta - theta, {"learning_rate": rate}
+            step, further = policy.theta.sub_(theta), {"learning_rate": rate}
         else:
             before, g = objective.value_and_gradient(theta)
             some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)

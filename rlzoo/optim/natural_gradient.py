@@ -124,13 +124,16 @@ def leaves_of(policy: FlatPolicy, theta: Vector) -> list[Tensor]:
 def add_gradients(
     g: Vector, outputs: Sequence[Tensor], leaves: list[Tensor], forces: Sequence[Tensor], retain_graph: bool = False
 ) -> None:
-    """g ← g + Jᵀ·forces, where J is the Jacobian of the outputs."""
-    pairs = [(y, force) for y, force in zip(outputs, forces, strict=True) if y.requires_grad]
-    ys, forces = zip(*pairs, strict=True)
-    grads = torch.autograd.grad(ys, leaves, forces, retain_graph=retain_graph, allow_unused=True)
-    for piece, grad in zip(unflatten(g, leaves), grads, strict=True):
-        if grad is not None:
-            piece.add_(grad)
+    """g ← g + Jᵀ·forces, where J is the Jacobian of the outputs.
+
+    Each part is added to g as soon as it is known, so there is no further vector as long as θ.
+    """
+    ys, forces = zip(*[(y, force) for y, force in zip(outputs, forces, strict=True) if y.requires_grad], strict=True)
+    for leaf, piece in zip(leaves, unflatten(g, leaves), strict=True):
+        leaf.grad = piece
+    torch.autograd.backward(ys, forces, retain_graph=retain_graph, inputs=leaves)
+    for leaf in leaves:
+        leaf.grad = None
 
 
 class Solution(NamedTuple):
@@ -163,6 +166,7 @@ def conjugate_gradient(
         alpha = rr / curvature
         x.add_(p, alpha=alpha)
         r.sub_(ap, alpha=alpha)
+        del ap  # while the next product is made, there is no vector more than it takes
         rr, previous = inner(r, r), rr
         torch.add(r, p, alpha=rr / previous, out=p)
     return Solution(x, (rr / start) ** 0.5 if start else 0.0)
