@@ -25,7 +25,7 @@ from rlzoo.benchmark.reports.statistics import (
     probability_of_improvement,
 )
 from rlzoo.benchmark.reports.study import Study
-from rlzoo.benchmark.reports.tables import NOTHING, UPDATES, estimate, fixed, significant
+from rlzoo.benchmark.reports.tables import NOTHING, estimate, fixed, significant, updates_columns
 from rlzoo.benchmark.results import Results
 from rlzoo.core.system.errors import ConfigError, RunError, require
 
@@ -159,7 +159,7 @@ def updates(comparison: Comparison) -> list[list[str]]:
     rows = []
     for name in comparison.names:
         of = [comparison.study.groups[name, env].updates for env in comparison.environments]
-        values = [[x[key] for x in of if key in x] for key in UPDATES]
+        values = [[x[key] for x in of if key in x] for key in updates_columns(comparison.study)]
         rows.append([name, *(significant(float(np.median(x))) if x else NOTHING for x in values)])
     return rows
 
@@ -176,7 +176,7 @@ def to_markdown(study: Study) -> str:
         f"algorithm in each of them: {' to '.join(map(str, sorted({min(seeds), max(seeds)})))}.{few}\n",
         table(["Algorithm", "In the paper", *PROTOCOLS, f"{BEST} is better", "Runs"], scores(comparison)),
         table(["Claim", *PROTOCOLS], claims(comparison)),
-        table(["Algorithm", *UPDATES.values()], updates(comparison)),
+        table(["Algorithm", *updates_columns(study).values()], updates(comparison)),
     ]
     return "\n".join(part for part in parts if part)
 

@@ -114,7 +114,7 @@ def test_an_incomplete_suite_is_of_the_environments_that_all_share(tmp_path):
 def test_what_the_updates_did_over_the_environments(tmp_path):
     values = {("A", 0): 0.1, ("A", 1): 0.3, ("B", 0): 0.6, ("B", 1): 0.8, ("C", 0): 0.9, ("C", 1): 0.9}
     runs = [outcome("npg", env, seed, 9, 9, kl_above=x) for (env, seed), x in values.items()]
-    assert rows(report(write(tmp_path / "x", runs, range(2))), 1)["npg"][:3] == ["0.00400", "–", "0.700"]
+    assert rows(report(write(tmp_path / "x", runs, range(2))), 1)["npg"] == ["0.00400", "0.700"]
 
 
 @pytest.mark.parametrize(

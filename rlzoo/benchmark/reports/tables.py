@@ -173,13 +173,18 @@ UPDATES = {
     "surrogate_fell": "Surrogate fell", "return_fell": "Return fell", "ratio_outside": "Ratio outside",
     "ratio_p95": "Largest ratio, 95 %", "backtracks": "Backtracks", "rejected": "Rejected",
 }  # fmt: skip
-"""Columns by the names of `Updates.summary`. Only those that some run has are shown."""
+"""Columns by the names of `Updates.summary`."""
+
+
+def updates_columns(study: Study) -> dict[str, str]:
+    """Those of `UPDATES` that some run has."""
+    measured = {key for group in study.groups.values() for key in group.updates}
+    return {key: title for key, title in UPDATES.items() if key in measured}
 
 
 def updates(study: Study) -> Table:
     """Medians over the runs of what their updates did, and of the seconds of training that 1,000 steps take."""
-    rows, shown = [], {key for group in study.groups.values() for key in group.updates}
-    columns = {key: title for key, title in UPDATES.items() if key in shown}
+    rows, columns = [], updates_columns(study)
     for env in study.environments:
         for name, group in study.within(env).items():
             if values := group.updates:

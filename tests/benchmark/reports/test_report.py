@@ -192,14 +192,13 @@ def test_what_the_updates_did() -> None:
     runs = [outcome("ppo-clip", seed=seed, updates=x) for seed, x in enumerate(of_ppo)]
     page = report(results([*runs, outcome("trpo", updates=of_trpo), outcome("sb3")]))
     head, *rows = table(page, "What the updates did")
-    assert head[:6] == ["Environment", "Algorithm", "KL, median", "KL, 95 %", "KL above 0.01", "Surrogate fell"]
-    assert head[6:] == [
-        *("Return fell", "Ratio outside", "Largest ratio, 95 %", "Backtracks", "Rejected"),
-        "Seconds per 1\u202f000 steps",
+    assert head == [  # those that some run has
+        *("Environment", "Algorithm", "KL, median", "KL, 95 %", "KL above 0.01", "Surrogate fell", "Return fell"),
+        *("Backtracks", "Rejected", "Seconds per 1\u202f000 steps"),
     ]
     assert rows == [
-        ["E", "ppo-clip", "0.00200", "0.0500", "0.250", "–", "0.500", *"––––", "10.0"],
-        ["E", "trpo", "0.0100", "–", "–", "0", *"–––", "1.50", "0.125", "10.0"],
+        ["E", "ppo-clip", "0.00200", "0.0500", "0.250", "–", "0.500", "–", "–", "10.0"],
+        ["E", "trpo", "0.0100", "–", "–", "0", "–", "1.50", "0.125", "10.0"],
     ]
     assert "What the updates did" not in report(results([outcome("trpo")]))
 
