@@ -166,7 +166,7 @@ def conjugate_gradient(
         alpha = rr / curvature
         x.add_(p, alpha=alpha)
         r.sub_(ap, alpha=alpha)
-        del ap  # while the next product is made, there is no vector more than it takes
+        del ap  # one vector less while the next is made
         rr, previous = inner(r, r), rr
         torch.add(r, p, alpha=rr / previous, out=p)
     return Solution(x, (rr / start) ** 0.5 if start else 0.0)
@@ -196,4 +196,5 @@ def line_search(
         candidate = torch.add(theta, step, alpha=backtrack_coef**k)
         if accept(candidate):
             return candidate, k
+        del candidate  # one vector less while the next is made
     return theta, iters
