@@ -223,7 +223,10 @@ class KroneckerFactors:
             self.layers.append((owners[id(module.weight)], bias, isinstance(module, nn.Linear), *inverses))
 
     def solve(self, v: Tensor, others: float = 1.0) -> Tensor:
-        """(A + d)⁻¹·V·(G + d)⁻¹ for each layer; v·`others` divided by the mean of F's diagonal for other parameters."""
+        """(A + d)⁻¹·V·(G + d)⁻¹ for each layer; for other parameters v·`others` / (s + d).
+
+        s is the mean of F's diagonal in the layer where it is largest.
+        """
         pieces = dict(zip(self.policy.named, self.policy.unflatten(v), strict=True))
         result = {name: x * (others / (self.scale + self.damping)) for name, x in pieces.items()}
         for weight, bias, transposed, a, g in self.layers:
@@ -271,6 +274,9 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "natural step, preconditioned by K-FAC, 2 products": ("variant", {"cg_iters": 2, "kronecker": "preconditioner"}),
     "step in K-FAC's metric": ("variant", {"kronecker": "step"}),
+    "step in K-FAC's metric, damping 0.001": ("variant", {"kronecker": "step", "cg_damping": 1e-3}),
+    "step in K-FAC's metric, damping 0.0001": ("variant", {"kronecker": "step", "cg_damping": 1e-4}),
+    "step in K-FAC's metric, damping 0.00001": ("variant", {"kronecker": "step", "cg_damping": 1e-5}),
     "gradient step": ("variant", {"cg_iters": 0}),
     "step in Adam's metric": ("variant", DIAGONAL),
     "step in Adam's metric, bound 0.2": ("variant", {**DIAGONAL, "max_kl": "linear:0.2:0"}),

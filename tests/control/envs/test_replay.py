@@ -84,11 +84,9 @@ def settings_of(env, *without, **more):
         ),
         pytest.param(settings_of("LunarLander-v3"), marks=SLOW),
         pytest.param(settings_of("LunarLander-v3", env_kwargs={"continuous": True, "enable_wind": True}), marks=SLOW),
-        pytest.param(settings_of(Nested, async_envs=True, num_envs=2), marks=SLOW),
+        pytest.param(settings_of(Nested, async_envs=True), marks=SLOW),
         pytest.param(
-            settings_of(
-                Nested, "epochs", "minibatch_size", "num_steps", algorithm="reinforce", async_envs=True, num_envs=2
-            ),
+            settings_of(Nested, "epochs", "minibatch_size", "num_steps", algorithm="reinforce", async_envs=True),
             marks=SLOW,
         ),
     ],
