@@ -48,11 +48,14 @@ class Process:
 
     def __init__(self, work: Callable[[], int | None], folder: Path) -> None:
         self._errors = folder / f"stderr-{time.monotonic_ns()}"
+        begun, begins = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             code = 70
             try:
                 os.setsid()
+                os.close(begun)
+                os.close(begins)
                 for descriptor, name in ((1, os.devnull), (2, str(self._errors))):
                     os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
                 sys.stdout, sys.stderr = (os.fdopen(x, "w", buffering=1, closefd=False) for x in (1, 2))
@@ -61,6 +64,9 @@ class Process:
                 os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(code)
+        os.close(begins)
+        os.read(begun, 1)  # waits until the session is there, so that it can be killed
+        os.close(begun)
 
     def wait(self, seconds: float) -> Ended | None:
         """How it ended, or None if it is still running after some seconds."""
