@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium
 import numpy as np
 import sb3_contrib
 import stable_baselines3
@@ -152,6 +153,8 @@ def _actor(model: OnPolicyAlgorithm, deterministic: bool) -> Actor:
             model.policy.reset_noise(len(obs))
         if normalizer is not None:
             obs = normalizer.normalize_obs(obs)
+        if isinstance(model.observation_space, gymnasium.spaces.Discrete):
+            obs = obs.argmax(-1)  # ours are one-hot
         actions, memory = model.predict(obs, memory, starts, deterministic)
         return actions
 

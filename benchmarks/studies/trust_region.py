@@ -4,11 +4,11 @@
     python benchmarks/studies/trust_region.py report   # -> results/trust-region.md
 
 Each variant trains Arithmetic's SFT checkpoint for 30,000 sampled tokens from the settings of TRPO's natural step, with
-seed 1. `Variant` is TRPO with what was tried: several steps on a buffer, each with the surrogate's gradient at the new
-θ and ratios to π_old, and with the KL to π_old bounded throughout; the diagonal metric of Adam in place of F, or as its
-damping; F of the last block alone; Kronecker factors (K-FAC) in place of F, or to precondition conjugate gradient; a
-bound on the KL of single tokens; momentum; the clipped surrogate. Seconds are processor time without evaluations. What
-did not pay is not in the package.
+seed 1; those of `REPEATED` again with three further seeds, by which nothing was chosen. `Variant` is TRPO with what was
+tried: several steps on a buffer, each with the surrogate's gradient at the new θ and ratios to π_old, and with the KL
+to π_old bounded throughout; the diagonal metric of Adam in place of F, or as its damping; F of the last block alone;
+Kronecker factors (K-FAC) in place of F, or to precondition conjugate gradient; a bound on the KL of single tokens;
+momentum; the clipped surrogate. Seconds are processor time without evaluations. What did not pay is not in the package.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rlzoo.optim.objective import with_old
 from rlzoo.runs.configuration.defaults import starting_from
 
 RESULTS = Path(__file__).parents[1] / "results" / "trust-region.jsonl"
-TASK, TOKENS, SEED = "Arithmetic", 30_000, 1
+TASK, TOKENS, SEED, FURTHER_SEEDS = "Arithmetic", 30_000, 1, (2, 3, 4)
 NATURAL: dict[str, Any] = {
     "responses_per_batch": 128, "cg_iters": 5, "cg_damping": 0.1, "vf_epochs": 5,
     "vf_minibatch_responses": 32, "beta": 0.0, "max_kl": "linear:0.1:0",
@@ -76,6 +76,8 @@ class Variant(Algorithm):
     """F of the last block, the last normalisation and the embedding; the metric for the parameters below them."""
     kronecker: Literal["", "step", "preconditioner"] = ""
     """Kronecker factors give the step, or precondition conjugate gradient."""
+    one_search: bool = False
+    """Steps by Kronecker factors of the whole buffer, made once, and one line search after the last."""
     vf_learning_rate: PositiveSchedule = 1e-3
     vf_epochs: NonNegativeInt = 10
     vf_minibatch_size: Count = 128
@@ -94,8 +96,9 @@ class Variant(Algorithm):
         batch = with_old(model, self.estimator(buffer).rows(model.context).whitened)
         policy, max_kl = FlatPolicy(model), state.at(self.max_kl)
         whole = policy.objective(self.surrogate, batch)
-        theta = policy.theta
+        theta = start = policy.theta
         value, _ = whole.value_and_kl(theta)
+        factors = KroneckerFactors(policy, batch, self.cg_damping, state.rng) if self.one_search else None
 
         def tokens_are_near(candidate: Tensor) -> bool:
             return not self.token_kl or largest_kl(policy, whole.parts, candidate) <= self.token_kl
@@ -104,9 +107,14 @@ class Variant(Algorithm):
             if k % self.parts == 0:
                 order = torch.from_numpy(state.rng.permutation(batch.num_rows)).tensor_split(self.parts)
             part = batch if self.parts == 1 else batch.part(order[k % self.parts])
-            x = self.direction(policy, theta, part, state)
+            x = self.direction(policy, theta, part, state, factors)
             bound = max_kl / self.steps**self.shrink
             step, _ = trust_region_step(x, fisher_curvature(policy, theta, part, x), bound)
+            if self.one_search:
+                theta = theta + step
+                if k < self.steps - 1:
+                    continue
+                theta, step = start, theta - start
             values = [value]
 
             def accept(candidate: Tensor, values: list[float] = values) -> bool:
@@ -121,7 +129,9 @@ class Variant(Algorithm):
         fit_value(model, state.optimizers["value"], batch, self.vf_epochs, self.vf_minibatch_size, rate, state.rng)
         return measure(model, batch)
 
-    def direction(self, policy: FlatPolicy, theta: Tensor, part: Buffer, state: State) -> Tensor:
+    def direction(
+        self, policy: FlatPolicy, theta: Tensor, part: Buffer, state: State, factors: KroneckerFactors | None
+    ) -> Tensor:
         """(F + damping·D)⁻¹g, or D⁻¹g, where D is the metric and g may have momentum."""
         adam = state.optimizers["policy"]
         _, g = policy.objective(self.surrogate, part).value_and_gradient(theta)
@@ -132,7 +142,7 @@ class Variant(Algorithm):
         root = (adam.v / (1 - 0.99**adam.count)).sqrt()
         metric = root / root.mean() + 1e-3 if self.metric == "adam" else torch.ones_like(g)
         if self.kronecker == "step":
-            return KroneckerFactors(policy, part, self.cg_damping, state.rng).solve(b, others=0.0)
+            return (factors or KroneckerFactors(policy, part, self.cg_damping, state.rng)).solve(b, others=0.0)
         if not self.cg_iters:
             return b / metric
         fisher = fisher_vector_product(policy, theta, part)
@@ -277,6 +287,13 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "step in K-FAC's metric, damping 0.001": ("variant", {"kronecker": "step", "cg_damping": 1e-3}),
     "step in K-FAC's metric, damping 0.0001": ("variant", {"kronecker": "step", "cg_damping": 1e-4}),
     "step in K-FAC's metric, damping 0.00001": ("variant", {"kronecker": "step", "cg_damping": 1e-5}),
+    "step in K-FAC's metric, damping 0.0001, bound 0.2": (
+        "variant", {"kronecker": "step", "cg_damping": 1e-4, "max_kl": "linear:0.2:0"},
+    ),
+    "8 steps in K-FAC's metric, damping 0.0001, each of an eighth, one line search": (
+        "variant",
+        {"kronecker": "step", "cg_damping": 1e-4, "steps": 8, "parts": 8, "shrink": 1.0, "one_search": True},
+    ),
     "gradient step": ("variant", {"cg_iters": 0}),
     "step in Adam's metric": ("variant", DIAGONAL),
     "step in Adam's metric, bound 0.2": ("variant", {**DIAGONAL, "max_kl": "linear:0.2:0"}),
@@ -297,20 +314,30 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "the same with clipped ratios (`trpo --epochs 4`)": ("trpo", ADAM),
 }  # fmt: skip
 
+REPEATED = (
+    "PPO-clip, its preset",
+    "natural step, 2 products",
+    "step in K-FAC's metric, damping 0.0001",
+    "step in K-FAC's metric, damping 0.0001, bound 0.2",
+    "8 steps in K-FAC's metric, damping 0.0001, each of an eighth, one line search",
+    "the same with clipped ratios (`trpo --epochs 4`)",
+)
 
-def train(label: str) -> dict[str, Any]:
+
+def train(label: str, seed: int) -> dict[str, Any]:
     algorithm, changes = ROWS[label]
     settings = starting_from(algorithm, TASK, changes)[0] if algorithm == "ppo-clip" else NATURAL | changes
-    settings |= {"total_steps": TOKENS, "seed": SEED}
+    settings |= {"total_steps": TOKENS, "seed": seed}
     trainer = Trainer(make_config(f"{__file__}:Variant" if algorithm == "variant" else algorithm, TASK, **settings))
     start = time.process_time()
-    kl = [iteration.metrics.get("kl", iteration.metrics.get("kl_k3")) for iteration in trainer]
+    kl = [float(x.metrics["kl" if "kl" in x.metrics else "kl_k3"] or 0.0) for x in trainer]
     seconds = time.process_time() - start
     final = trainer.task.evaluate(500, seed=7, deterministic=False)
     trainer.task.close()
     reference = round(float(final.further["kl_reference"]), 3)
     return {
         "label": label,
+        "seed": seed,
         "score": round(final.mean_return, 4),
         "kl_reference": reference,
         "kl": round(float(np.mean(kl)), 4),
@@ -318,30 +345,38 @@ def train(label: str) -> dict[str, Any]:
     }
 
 
-def read() -> dict[str, dict[str, Any]]:
+def read() -> dict[tuple[str, int], dict[str, Any]]:
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {x["label"]: x for x in map(json.loads, lines)}
+    return {(x["label"], x["seed"]): x for x in map(json.loads, lines)}
 
 
 def run() -> None:
     torch.set_num_threads(1)
-    for label in ROWS:
-        if label not in read():
-            result = train(label)
+    for label, seed in [*((x, SEED) for x in ROWS), *((x, seed) for seed in FURTHER_SEEDS for x in REPEATED)]:
+        if (label, seed) not in read():
+            result = train(label, seed)
             print(result, flush=True)
             with RESULTS.open("a") as file:
                 file.write(json.dumps(result) + "\n")
 
 
 def report() -> None:
+    results = read()
+    one = table([(x, [results[x, SEED]]) for x in ROWS if (x, SEED) in results])
+    further = [(x, [results[x, seed] for seed in FURTHER_SEEDS if (x, seed) in results]) for x in REPEATED]
+    lines = [*one, "", f"Means of the seeds {', '.join(map(str, FURTHER_SEEDS))}:", "", *table(further), ""]
+    RESULTS.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
     heads = ["update", "score", "KL to the reference", "KL of an update", "seconds"]
     lines = ["| " + " | ".join(heads) + " |", "|---|--:|--:|--:|--:|"]
-    results = read()
-    for label in filter(results.__contains__, ROWS):
-        x = results[label]
-        row = f"{x['score']:.3f} | {x['kl_reference']:.2f} | {x['kl']:.4f} | {x['seconds']:.0f}"
-        lines.append(f"| {label} | {row} |")
-    RESULTS.with_suffix(".md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    for label, results in rows:
+        score, reference, kl, seconds = (
+            np.mean([x[name] for x in results]) for name in ("score", "kl_reference", "kl", "seconds")
+        )
+        lines.append(f"| {label} | {score:.3f} | {reference:.2f} | {kl:.4f} | {seconds:.0f} |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -74,6 +74,14 @@ def make_actor(model, evaluate, deterministic):
     return evaluate.func.__globals__["_actor"](model, deterministic)
 
 
+def test_discrete_observations_are_evaluated_as_they_were_trained_on():
+    peer = load_peer(f"{FILE}:DEFAULT_PPO")
+    given = peer.settings("FrozenLake-v1") | {"total_steps": 256, "n_steps": 128}
+    outcome = run_job(Job("sb3", "FrozenLake-v1", 10, given, 256, 5, 5, f"{FILE}:DEFAULT_PPO"))
+    assert isinstance(outcome, Outcome)
+    assert outcome.steps == [0, 256] and 0 <= outcome.final_stochastic <= 1
+
+
 def test_settings_are_the_zoos_and_the_libraries_defaults():
     assert PPO.settings("MountainCarContinuous-v0") == {
         "library": PPO.settings("CartPole-v1")["library"],
