@@ -9,6 +9,7 @@ has a run has one. The suites need `measure_updates: true`, which records the la
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,14 +155,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines) if rows else ""
 
 
-def updates(comparison: Comparison) -> list[list[str]]:
+def updates(comparison: Comparison) -> str:
     """A row for each algorithm: what its updates did, as the median over the environments of the medians over seeds."""
-    rows = []
-    for name in comparison.names:
-        of = [comparison.study.groups[name, env].updates for env in comparison.environments]
-        values = [[x[key] for x in of if key in x] for key in updates_columns(comparison.study)]
+    groups = {
+        name: [comparison.study.groups[name, env] for env in comparison.environments] for name in comparison.names
+    }
+    columns, rows = updates_columns(itertools.chain(*groups.values())), []
+    for name, of in groups.items():
+        values = [[x.updates[key] for x in of if key in x.updates] for key in columns]
         rows.append([name, *(significant(float(np.median(x))) if x else NOTHING for x in values)])
-    return rows
+    return table(["Algorithm", *columns.values()], rows)
 
 
 def to_markdown(study: Study) -> str:
@@ -176,7 +179,7 @@ def to_markdown(study: Study) -> str:
         f"algorithm in each of them: {' to '.join(map(str, sorted({min(seeds), max(seeds)})))}.{few}\n",
         table(["Algorithm", "In the paper", *PROTOCOLS, f"{BEST} is better", "Runs"], scores(comparison)),
         table(["Claim", *PROTOCOLS], claims(comparison)),
-        table(["Algorithm", *updates_columns(study).values()], updates(comparison)),
+        updates(comparison),
     ]
     return "\n".join(part for part in parts if part)
 

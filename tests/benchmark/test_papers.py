@@ -117,6 +117,13 @@ def test_what_the_updates_did_over_the_environments(tmp_path):
     assert rows(report(write(tmp_path / "x", runs, range(2))), 1)["npg"] == ["0.00400", "0.700"]
 
 
+def test_what_no_environment_of_the_table_measured_is_no_column(tmp_path):
+    runs = [outcome(label, "A", 0, 9, 9) for label in ("npg", "trpo")] + [outcome("npg", "B", 0, 9, 9, kl_above=0.5)]
+    text = report(write(tmp_path / "x", runs, [0]))
+    assert "Environments: A." in text
+    assert rows(text, 1)["npg"] == ["0.00400"]
+
+
 @pytest.mark.parametrize(
     ("runs", "message"),
     [

@@ -79,7 +79,8 @@ def test_discrete_observations_are_evaluated_as_they_were_trained_on():
     given = peer.settings("FrozenLake-v1") | {"total_steps": 256, "n_steps": 128}
     outcome = run_job(Job("sb3", "FrozenLake-v1", 10, given, 256, 5, 5, f"{FILE}:DEFAULT_PPO"))
     assert isinstance(outcome, Outcome)
-    assert outcome.steps == [0, 256] and 0 <= outcome.final_stochastic <= 1
+    assert outcome.steps == [0, 256]
+    assert 0 <= outcome.final_stochastic <= 1
 
 
 def test_settings_are_the_zoos_and_the_libraries_defaults():

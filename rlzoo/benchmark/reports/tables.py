@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from rlzoo.benchmark.reports.statistics import Interval, are_comparable, iqm, iqm_interval, is_better, median_interval
-from rlzoo.benchmark.reports.study import Study
+from rlzoo.benchmark.reports.study import Group, Study
 from rlzoo.runs.logs.display import duration
 
 Table = tuple[list[str], list[list[str]]]
@@ -176,15 +176,15 @@ UPDATES = {
 """Columns by the names of `Updates.summary`."""
 
 
-def updates_columns(study: Study) -> dict[str, str]:
-    """Those of `UPDATES` that some run has."""
-    measured = {key for group in study.groups.values() for key in group.updates}
+def updates_columns(groups: Iterable[Group]) -> dict[str, str]:
+    """Those of `UPDATES` that some of the groups have."""
+    measured = {key for group in groups for key in group.updates}
     return {key: title for key, title in UPDATES.items() if key in measured}
 
 
 def updates(study: Study) -> Table:
     """Medians over the runs of what their updates did, and of the seconds of training that 1,000 steps take."""
-    rows, columns = [], updates_columns(study)
+    rows, columns = [], updates_columns(study.groups.values())
     for env in study.environments:
         for name, group in study.within(env).items():
             if values := group.updates:
