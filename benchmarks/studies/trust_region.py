@@ -330,7 +330,7 @@ def train(label: str, seed: int) -> dict[str, Any]:
     settings |= {"total_steps": TOKENS, "seed": seed}
     trainer = Trainer(make_config(f"{__file__}:Variant" if algorithm == "variant" else algorithm, TASK, **settings))
     start = time.process_time()
-    kl = [float(x.metrics["kl" if "kl" in x.metrics else "kl_k3"] or 0.0) for x in trainer]
+    kl = [x.metrics.get("kl", x.metrics.get("kl_k3")) for x in trainer]
     seconds = time.process_time() - start
     final = trainer.task.evaluate(500, seed=7, deterministic=False)
     trainer.task.close()
@@ -371,7 +371,7 @@ def report() -> None:
 def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
     heads = ["update", "score", "KL to the reference", "KL of an update", "seconds"]
     lines = ["| " + " | ".join(heads) + " |", "|---|--:|--:|--:|--:|"]
-    for label, results in rows:
+    for label, results in filter(lambda row: row[1], rows):
         score, reference, kl, seconds = (
             np.mean([x[name] for x in results]) for name in ("score", "kl_reference", "kl", "seconds")
         )
