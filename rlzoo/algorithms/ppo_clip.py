@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +25,7 @@ from rlzoo.core.system.fields import (
     PositiveSchedule,
 )
 from rlzoo.optim.epochs import Epochs
-from rlzoo.optim.objective import approximate_kl, value_error
+from rlzoo.optim.objective import KLStop, value_error
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,15 @@ class PPOClip(Algorithm):
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
         return joint_state(model, rng, self.vf_warmup, self.vf_learning_rate is not None)
 
-    def loss(self, model: ActorCritic, batch: Buffer, clip_coef: float, ent_coef: float) -> Tensor:
+    def loss(
+        self, model: ActorCritic, batch: Buffer, clip_coef: float, ent_coef: float, stop: KLStop | None = None
+    ) -> Tensor:
         """−E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""
         policy, value = model(batch.obs)
-        ratio = torch.exp(policy.log_prob(batch.action) - batch.logp)
+        logp = policy.log_prob(batch.action)
+        if stop is not None:
+            stop.add(batch, logp)
+        ratio = torch.exp(logp - batch.logp)
         clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
         objective = torch.min(ratio * batch.advantage, clipped * batch.advantage)
         error = value_error(value, batch, clip_coef if self.clip_value else None)
@@ -83,12 +87,10 @@ class PPOClip(Algorithm):
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
         whiten = self.normalize_advantage
-        minibatches: Iterable[Buffer] = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten)
-        if self.stop_kl is not None:
-            limit = 1.5 * self.stop_kl
-            minibatches = takewhile(lambda x: not approximate_kl(model, x) > limit, minibatches)
+        minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten)
+        stop = None if self.stop_kl is None else KLStop(1.5 * self.stop_kl)
         steps, grad_norm = state.optimizers["all"].minimize_each(
-            self.loss, model, minibatches, clip_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm
+            self.loss, model, minibatches, clip_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm, stop=stop
         )
         metrics = measure(model, batch.whitened if whiten else batch, clip_coef)
         return {**metrics, "learning_rate": rates["learning_rate"], "gradient_steps": steps, "grad_norm": grad_norm}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.core.system.progress import operation, track
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.epochs import Epochs
-from rlzoo.optim.objective import Loss, loss_terms, value_loss
+from rlzoo.optim.objective import KLExceededError, KLStop, Loss, loss_terms, value_loss
 from rlzoo.optim.vectors import Vector, norm
 
 _SMALL = 2**20
@@ -60,15 +61,21 @@ class Adam:
         vf_learning_rate: float | None = None,
         max_grad_norm: float | None = None,
         auxiliary: bool = True,
+        stop: KLStop | None = None,
     ) -> float:
         """One step down the gradient of `loss(model, batch, *scalars)`; returns its norm before clipping.
 
         With `auxiliary`, the model's auxiliary loss is added. `vf_learning_rate` is that of the `value` parameters.
+        `stop` is one that the loss adds to.
 
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
+            KLExceededError: `stop` ends the update; nothing was changed.
         """
-        g = self.gradient(loss_terms(loss, model, batch, *scalars, auxiliary=auxiliary), model)
+        watched = loss if stop is None else functools.partial(loss, stop=stop)
+        g = self.gradient(loss_terms(watched, model, batch, *scalars, auxiliary=auxiliary), model)
+        if stop is not None:
+            stop.check()
         length = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         theta, g = self.theta[self.share], g[self.share]
         parts = [(slice(None), learning_rate)]
@@ -82,11 +89,15 @@ class Adam:
     def minimize_each(
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
     ) -> tuple[int, float]:
-        """A step of `minimize` for each minibatch. Returns the number of steps, and the last gradient's norm."""
+        """A step of `minimize` for each minibatch, until a `stop` ends the update.
+
+        Returns the number of steps, and the norm of the last one's gradient.
+        """
         steps, length = 0, 0.0
-        for minibatch in minibatches:
-            length = self.minimize(loss, model, minibatch, *scalars, **options)
-            steps += 1
+        with contextlib.suppress(KLExceededError):
+            for minibatch in minibatches:
+                length = self.minimize(loss, model, minibatch, *scalars, **options)
+                steps += 1
         return steps, length
 
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:

@@ -99,12 +99,28 @@ def evaluate_policy(model: ActorCritic, batch: Buffer) -> Evaluated:
     return Evaluated(log_prob, kl, entropy, rest[0] if rest else None)
 
 
-@torch.no_grad()
-def approximate_kl(model: ActorCritic, batch: Buffer) -> float:
-    """E[k3], an estimate of KL(π_old ‖ π_θ) from the actions of the batch."""
-    parts = micro_batches(model, batch)
-    terms = (part.mean(k3(part.logp, model.distribution(part.obs).log_prob(part.action))) for part in parts)
-    return processes.all_reduce(sum(map(float, terms)))
+class KLExceededError(Exception):
+    """A `KLStop` ends an update."""
+
+
+class KLStop:
+    """Stops an update where a minibatch's E[k3], an estimate of KL(π_old ‖ π_θ) from its actions, exceeds `limit`.
+
+    A loss adds it up while it is differentiated, so it takes no forward pass of its own.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self._kl = limit, 0.0
+
+    def add(self, batch: Buffer, log_prob: Tensor) -> None:
+        """Adds the part of a micro-batch, given log π_θ of its actions."""
+        self._kl += float(batch.mean(k3(batch.logp, log_prob.detach())))
+
+    def check(self) -> None:
+        """Raises `KLExceededError` if the KL of the minibatch exceeds the limit. The next minibatch starts from 0."""
+        kl, self._kl = processes.all_reduce(self._kl), 0.0
+        if kl > self.limit:
+            raise KLExceededError
 
 
 def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:

@@ -227,7 +227,8 @@ def test_advantages_are_whitened_in_each_minibatch(name, kl, normalize):
     algorithm = dataclasses.replace(SMALL[name], normalize_advantage=normalize, **{kl: 1e9})
     state = algorithm.init(model, np.random.default_rng(0))
     loss = algorithm.loss
-    object.__setattr__(algorithm, "loss", lambda model, b, *scalars: advantages.append(b) or loss(model, b, *scalars))
+    record = lambda model, b, *scalars, **more: advantages.append(b) or loss(model, b, *scalars, **more)  # noqa: E731
+    object.__setattr__(algorithm, "loss", record)
     algorithm.update(model, state, make_buffer(model))
     assert len(advantages) == 12
     assert all((abs(float(b.mean(b.advantage))) < 1e-12) == normalize for b in advantages)

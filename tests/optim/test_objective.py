@@ -7,11 +7,12 @@ from builders import SPACES, Imitation, make_buffer, make_model, mean_kl, parame
 
 from rlzoo.algorithms import TRPO, PPOClip, PPOPenalty, Reinforce
 from rlzoo.core.estimators import GAE
+from rlzoo.core.kl import k3
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
-from rlzoo.optim.objective import evaluate_policy, loss_terms, surrogate, value_error, value_loss, with_old
+from rlzoo.optim.objective import KLStop, evaluate_policy, loss_terms, surrogate, value_error, value_loss, with_old
 
 LOSSES = {
     "reinforce": (Reinforce(ent_coef=0.01).loss, (0.01,)),
@@ -269,3 +270,19 @@ def test_clipped_value_error_by_hand(value, old, target, expected):
     torch.testing.assert_close(error, torch.full_like(error, expected), rtol=1e-12, atol=0)
     plain = value_error(filled[0], batch)
     torch.testing.assert_close(plain, torch.full_like(plain, (value - target) ** 2), rtol=1e-12, atol=0)
+
+
+@ALL_OPTIMIZERS
+@MICRO_BATCHES
+def test_kl_stop_is_that_of_the_whole_minibatch_before_the_step(micro_batch_steps, make_optimizer):
+    model, batch = make(micro_batch_steps)
+    with torch.no_grad():
+        kl = float(batch.mean(k3(batch.logp, model.distribution(batch.obs).log_prob(batch.action))))
+    assert kl > 0.001
+    before = parameters(model)
+    optimizer = make_optimizer(list(model.parameters()))
+    for limit, steps in ((kl * (1 - 1e-6), 0), (kl * (1 + 1e-6), 1)):
+        stop = KLStop(limit)
+        args = PPOClip().loss, model, [batch], 0.2, 0.0
+        assert optimizer.minimize_each(*args, learning_rate=0.01, stop=stop)[0] == steps
+        assert torch.equal(parameters(model), before) == (steps == 0)

@@ -23,7 +23,7 @@ from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
 from rlzoo.lm.model.pretrained import without_dropout
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single
+from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single, tempered
 
 _NO_GRAD_TOKENS = 4096
 """Tokens of a micro-batch in forwards without gradient."""
@@ -95,7 +95,7 @@ class TokenHead(Policy):
         """Logits for acting, computed by the module itself."""
         with autocast(hidden.device, self.precision):
             logits = self.head(hidden)
-        return at_least_single(logits) / self.temperature
+        return tempered(at_least_single(logits), self.temperature)
 
     @property
     def functional(self) -> Head:

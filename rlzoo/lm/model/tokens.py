@@ -63,7 +63,12 @@ class Head(NamedTuple):
     def __call__(self, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
         with autocast(hidden.device, self.precision):
             logits = linear(hidden, self.weight, self.bias)
-        return at_least_single(logits) / self.temperature
+        return tempered(at_least_single(logits), self.temperature)
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """logits / temperature."""
+    return logits if temperature == 1 else logits / temperature
 
 
 def at_least_single(x: Tensor) -> Tensor:

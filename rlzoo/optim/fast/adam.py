@@ -31,7 +31,7 @@ class FastAdam(Adam):
 
     Args:
         compile: whether to run the steps of an update as native code, which is compiled for each shape of buffer (see
-            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss or two learning rates are not compiled.
+            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss, two learning rates or a `KLStop` are not.
         waits: whether to wait for the compilation. Until it says so, steps are not native.
     """
 
@@ -45,7 +45,8 @@ class FastAdam(Adam):
     def minimize_each(
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
     ) -> tuple[int, float]:
-        plain = options.get("vf_learning_rate") is None and not (options.get("auxiliary", True) and model.auxiliary)
+        auxiliary = options.get("auxiliary", True) and model.auxiliary
+        plain = options.get("vf_learning_rate") is options.get("stop") is None and not auxiliary
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.buffer.num_rows:
             result = self._native(loss, model, minibatches, scalars, **options)
             if result is not None:

@@ -36,6 +36,7 @@ MODELS = {
     "gpt2 with a critic": {"critic": True},
     "gpt2, head of its own": {"tie_word_embeddings": False},
     "llama": {"kind": "llama"},
+    "llama with padding": {"kind": "llama", "pad_token_id": 2},
     "adapter": {"rank": 2},
 }
 
@@ -62,9 +63,10 @@ def test_steps_in_lower_precision_are_near_those_of_the_plain_adam():
     assert (adams[0].theta != before).float().mean() > 0.9
 
 
-def test_an_embedding_equals_that_of_torch_with_and_without_gradient():
+@pytest.mark.parametrize("padding", [None, 1])
+def test_an_embedding_equals_that_of_torch_with_and_without_gradient(padding):
     torch.manual_seed(0)
-    theirs, ours = (nn.Embedding(7, 3, dtype=torch.float64) for _ in range(2))
+    theirs, ours = (nn.Embedding(7, 3, padding, dtype=torch.float64) for _ in range(2))
     use_faster_layers(nn.ModuleList([ours]))
     ours.weight, token = theirs.weight, torch.tensor([[1, 1, 6], [0, 1, 3]])
     assert type(ours) is Embedding
@@ -73,13 +75,14 @@ def test_an_embedding_equals_that_of_torch_with_and_without_gradient():
         assert torch.equal(ours(token), theirs(token))
     grads = [torch.autograd.grad(layer(token).square().sum(), layer.weight)[0] for layer in (ours, theirs)]
     torch.testing.assert_close(*grads)
+    assert bool(grads[0][1].any()) == (padding is None)
 
 
 def test_only_plain_layers_are_replaced_and_copies_are_independent():
-    model = nn.ModuleDict({"plain": nn.Embedding(5, 2), "padded": nn.Embedding(5, 2, padding_idx=0)})
+    model = nn.ModuleDict({"plain": nn.Embedding(5, 2), "scaled": nn.Embedding(5, 2, scale_grad_by_freq=True)})
     use_faster_layers(model)
     assert type(model["plain"]) is Embedding
-    assert type(model["padded"]) is nn.Embedding
+    assert type(model["scaled"]) is nn.Embedding
     twin = copy.deepcopy(model)
     assert twin["plain"].weight is not model["plain"].weight
     assert torch.equal(twin["plain"](torch.tensor([3])), model["plain"](torch.tensor([3])))
