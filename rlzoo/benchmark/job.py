@@ -96,6 +96,10 @@ class Outcome(Labelled):
     """(K,) seconds of training before each evaluation, without those of evaluations."""
     updates: dict[str, float] = field(default_factory=dict)
     """What the updates did, if the suite measures them: `Updates.summary`."""
+    course: dict[str, list[float]] = field(default_factory=dict)
+    """(K,) the task's own metrics in the stochastic evaluations, of those that each of them has."""
+    samples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Responses of a language model `before` and `after` training, and the one `farthest` from the reference."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,9 @@ class _Recorder:
         """Of stochastic and deterministic evaluations."""
         self.final: dict[bool, float] = {}
         self.further: dict[str, float] = {}
+        self.metrics: list[dict[str, float]] = []
+        """Of each stochastic evaluation."""
+        self.samples: dict[str, list[dict[str, Any]]] = {}
         self.updates: dict[str, float] = {}
         self.seconds: list[float] = []
         self._elapsed = 0.0
@@ -187,16 +194,33 @@ class _Recorder:
     def _mean_return(self, evaluate: Evaluate, episodes: int, turn: int, deterministic: bool) -> float:
         seed = streams.number(streams.stream(self.job.seed, "benchmark", turn + 1))
         evaluation = evaluate(episodes, seed=seed, deterministic=deterministic)
-        if turn == -1 and not deterministic:
-            self.further = finite_numbers(evaluation.further)
+        if not deterministic:
+            self._add(evaluation, final=turn == -1)
         return round(evaluation.mean_return, 6)
+
+    def _add(self, evaluation: Evaluation, final: bool) -> None:
+        """Keeps the metrics and the samples of a stochastic evaluation."""
+        metrics = finite_numbers(evaluation.further)
+        samples = list(evaluation.further.get("samples", []))
+        if samples:
+            metrics["mean_length"] = round(float(evaluation.lengths.mean()), 6)
+        if final:
+            self.further = metrics
+        else:
+            self.metrics.append(metrics)
+        if samples and final:
+            self.samples |= {"after": samples, "farthest": [evaluation.further["farthest"]]}
+        elif samples:
+            self.samples.setdefault("before", samples)
 
     def outcome(self) -> Outcome:
         if not self.final:
             raise RuntimeError(f"training ended before step {self.job.settings['total_steps']}")
+        shared = [name for name in self.metrics[0] if all(name in metrics for metrics in self.metrics)]
+        course = {name: [metrics[name] for metrics in self.metrics] for name in shared}
         return Outcome(
             *self.job.key, self.job.settings, self.steps, self.returns[False], self.returns[True], self.final[False],
-            self.final[True], self.further, self.seconds, self.updates,
+            self.final[True], self.further, self.seconds, self.updates, course, self.samples,
         )  # fmt: skip
 
 

@@ -255,8 +255,9 @@ def _split(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
     """The lines of a job in `timings.jsonl` and `results.jsonl`."""
     result = dataclasses.asdict(outcome)
     seconds = result.pop("seconds")
-    if not outcome.updates:
-        del result["updates"]
+    for name in ("course", "samples", "updates"):
+        if not result[name]:
+            del result[name]
     return {"label": outcome.label, "env": outcome.env, "seed": outcome.seed, "seconds": seconds}, result
 
 

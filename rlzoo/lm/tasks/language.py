@@ -59,7 +59,7 @@ from rlzoo.lm.reward.scores import (
 from rlzoo.lm.reward.scoring import Scoring
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
 from rlzoo.lm.reward.turns import Reply, Turns
-from rlzoo.lm.tasks.samples import Sample, summary, transcript
+from rlzoo.lm.tasks.samples import Sample, distinct_words, summary, transcript
 from rlzoo.lm.tasks.settings import Language
 
 START, ACTOR, ADAPTER = "start", "actor", "adapter"
@@ -370,11 +370,14 @@ class LanguageTask(Task):
 
     def _evaluate(self, texts: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
         samples, parts = self._sample(texts, episodes, seed, deterministic)
+        logged = [x._asdict() for x in samples[: self.settings.log_samples]]
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
             "ended": float(np.mean([x.ended for x in samples])),
+            "distinct_words": float(np.mean([distinct_words(x.response) for x in samples])),
             **{f"score_{name}": float(np.mean(scores)) for name, scores in parts.items()},
-            "samples": [x._asdict() for x in samples[: self.settings.log_samples]],
+            "samples": logged,
+            **({"farthest": max(samples, key=lambda x: x.kl)._asdict()} if logged else {}),
         }
         own, prompts = self.own_score(), [x.prompt for x in samples]
         if own is not None and self.settings.reward is not None and not missing_columns(own, prompts):

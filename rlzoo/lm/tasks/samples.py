@@ -25,6 +25,12 @@ class Sample(NamedTuple):
     """Whether the response has a stop token, rather than reaching the limit."""
 
 
+def distinct_words(response: str) -> float:
+    """Share of the words of a response that are different ones: 1 without repetition, and for no words."""
+    words = response.lower().split()
+    return len(set(words)) / len(words) if words else 1.0
+
+
 def transcript(samples: Sequence[Sample]) -> str:
     """Responses as text: some lines for each, and one line with the means."""
     lines = []
