@@ -48,7 +48,9 @@ def trained(algorithm, env, iterations=3, **settings):
 @pytest.mark.parametrize("algorithm", SIZES)
 def test_fast_changes_results_by_rounding_alone(algorithm, network):
     (plain, expected), (fast, metrics) = (trained(algorithm, fast=x, **network) for x in (False, True))
-    torch.testing.assert_close(parameters(fast.model), parameters(plain.model), rtol=1e-3, atol=1e-4)
+    start, _ = trained(algorithm, iterations=0, **network)
+    moved = (parameters(plain.model) - parameters(start.model)).norm()
+    assert (parameters(fast.model) - parameters(plain.model)).norm() < 1e-3 * moved  # relative to what training did
     for mine, theirs in zip(metrics, expected, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-2, abs=1e-3)
     assert fast.step == plain.step

@@ -86,15 +86,14 @@ def draw(study: Study) -> dict[str, str]:
 
 
 def _against(study: Study, metric: str) -> str:
-    """Final scores and a metric of the final evaluation, a panel for each environment."""
+    """Scores and a metric of the same evaluation, a panel for each environment."""
     lines = {env: study.lines(env) for env in study.environments}
     names = dict.fromkeys(name for groups in lines.values() for name in groups)
     styles = figures.styles(Algorithm(name, name, "") for name in names)
     panels: list[Callable[[Axes], None]] = []
     for env, line in lines.items():
         series = {
-            name: [(iqm_interval([x.metric(metric)]), iqm_interval([x.final])) for x in groups]
-            for name, groups in line.items()
+            name: [(iqm_interval([x.metric]), iqm_interval([x.score])) for x in points] for name, points in line.items()
         }
         panels.append(partial(
             figures.against, series=series, styles=styles, title=env.rpartition(":")[2], xlabel=metric, ylabel="score",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -103,6 +103,18 @@ class Group:
         """(runs,) values of a metric of the task in the final evaluation; NaN for a run without it."""
         return _floats([run.further.get(name) for run in self.runs])
 
+    def path(self, name: str) -> list[tuple[Array, Array]]:
+        """(runs,) values of a metric of the task and (runs,) scores, in each stochastic evaluation of training.
+
+        The final evaluation is in the place of the last. It is alone if the runs do not have the others.
+        """
+        courses = [run.course.get(name, []) for run in self.runs]
+        before = min(map(len, courses)) - 1
+        earlier = [
+            (_floats([x[k] for x in courses]), _floats([run.stochastic[k] for run in self.runs])) for k in range(before)
+        ]
+        return [*earlier, (self.metric(name), self.final)]
+
     @property
     def further(self) -> dict[str, float]:
         """Medians over the runs of the task's own metrics in the final evaluation."""
@@ -112,6 +124,14 @@ class Group:
     def updates(self) -> dict[str, float]:
         """Medians over the runs of what their updates did; empty if the suite did not measure it."""
         return _medians([run.updates for run in self.runs])
+
+
+class Points(NamedTuple):
+    """A metric and the score of a group's runs in one evaluation, (runs,) each."""
+
+    group: Group
+    metric: Array
+    score: Array
 
 
 @dataclass(frozen=True)
@@ -157,16 +177,21 @@ class Study:
         """The metric that scores are drawn against: that of the first folder that names one."""
         return next((folder.against for folder in self.folders.values() if folder.against), None)
 
-    def lines(self, env: str) -> dict[str, list[Group]]:
-        """The groups of an environment that have the metric `against`, by algorithm, in the order of its medians.
+    def lines(self, env: str) -> dict[str, list[Points]]:
+        """Scores and values of the metric `against`, by algorithm, in the order of its medians.
 
-        An algorithm has a group for each label with which a suite runs it, such as for each β.
+        An algorithm has final scores for each label with which a suite runs it, such as for each β. With one label, it
+        has those of the evaluations during training too.
         """
-        lines: dict[str, list[Group]] = {}
+        metric, groups = str(self.against), dict[str, list[Group]]()
         for name, group in self.within(env).items():
-            if self.against in group.further:
-                lines.setdefault(group.runs[0].settings.get("algorithm", name), []).append(group)
-        return {name: sorted(groups, key=lambda x: x.further[str(self.against)]) for name, groups in lines.items()}
+            if metric in group.further:
+                groups.setdefault(group.runs[0].settings.get("algorithm", name), []).append(group)
+        lines = {}
+        for name, own in groups.items():
+            points = [Points(group, x, y) for group in own for x, y in group.path(metric)[-1 if len(own) > 1 else 0 :]]
+            lines[name] = sorted(points, key=lambda point: float(np.median(point.metric)))
+        return lines
 
     def at_equal(self, env: str) -> dict[float, dict[str, Array]]:
         """(seeds,) scores of each algorithm at three values of the metric `against`.
@@ -176,10 +201,10 @@ class Study:
         no such range.
         """
         paths: dict[str, list[Array]] = {}
-        for name, groups in self.lines(env).items():
+        for name, line in self.lines(env).items():
             by_seed: dict[int, list[tuple[float, float]]] = {}
-            for group in groups:
-                for run, x, y in zip(group.runs, group.metric(str(self.against)), group.final, strict=True):
+            for group, metric, score in line:
+                for run, x, y in zip(group.runs, metric, score, strict=True):
                     by_seed.setdefault(run.seed, []).append((x, y))
             paths[name] = [np.transpose(sorted(points)) for points in by_seed.values()]
         if not paths:

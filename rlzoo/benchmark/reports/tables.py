@@ -57,6 +57,14 @@ def mean(scores: Any, digits: int) -> str:
     return estimate(iqm_interval([scores]), digits, are_comparable([scores], [scores]))
 
 
+def mean_metric(values: Any) -> str:
+    """The IQM of (runs,) values of a metric with three significant digits, and its interval if they differ."""
+    interval = iqm_interval([values[np.isfinite(values)]])
+    middle = abs(float(interval.estimate))
+    digits = 2 - math.floor(math.log10(middle)) if 0 < middle < math.inf else 0
+    return estimate(interval, min(4, max(0, digits)))
+
+
 def better(study: Study, ours: str, theirs: str, environments: Sequence[str]) -> str:
     """The probability of improvement of one algorithm on another, and its interval."""
     enough = study.are_comparable(ours, theirs, environments)
@@ -97,7 +105,7 @@ def scored(scores: Mapping[str, Any], digits: int, bold: bool = True) -> dict[st
 
 
 def final_scores(study: Study) -> Table:
-    """IQMs of final scores; medians of the task's own metrics and of training time.
+    """IQMs of final scores and of the task's own metrics; medians of training time.
 
     No score is bold if there is one algorithm, or if scores are drawn against a metric.
     """
@@ -113,7 +121,7 @@ def final_scores(study: Study) -> Table:
                 name,
                 scores[name],
                 mean(group.final_deterministic, digits),
-                *(significant(group.further[key]) if key in group.further else NOTHING for key in further),
+                *(mean_metric(group.metric(key)) if key in group.further else NOTHING for key in further),
                 significant(float(np.median(group.seconds))),
                 fixed(float(np.median(group.pace)), 0),
                 f"{len(group.runs)} of {study.planned(name, env)}",
@@ -191,6 +199,18 @@ def updates(study: Study) -> Table:
                 cells = (significant(values[key]) if key in values else NOTHING for key in columns)
                 rows.append([env, name, *cells, significant(1000 * float(np.median(1 / group.pace)))])
     return ["Environment", "Algorithm", *columns.values(), "Seconds per 1\u202f000 steps"], rows
+
+
+def responses(study: Study) -> Table:
+    """Of each algorithm's first run: the response to the first prompt before and after, and the farthest response."""
+    rows = []
+    for (name, env), group in study.groups.items():
+        samples = group.runs[0].samples
+        for kind in ("before", "after", "farthest") if samples else ():
+            x = samples[kind][0]
+            texts = (one_line(x[key], 200) for key in ("prompt", "response"))
+            rows.append([env, name, kind, significant(x["score"]), significant(x["kl"]), *texts])
+    return ["Environment", "Algorithm", "", "Score", "KL, nats", "Prompt", "Response"], rows
 
 
 def every_run(study: Study) -> Table:

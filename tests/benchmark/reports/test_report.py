@@ -173,7 +173,7 @@ def test_scores_at_equal_values_of_a_metric() -> None:
     outcomes = [*sweep("trpo", [(16, 32), (0, 0)]), *sweep("npg", [(8, 0), (24, 16)])]
     study = Study.of([results(outcomes, against="kl_reference")])
     assert list(study.lines("E")) == ["trpo", "npg"]
-    assert [group.further["kl_reference"] for group in study.lines("E")["trpo"]] == [1.5, 17.5]
+    assert [np.median(points.metric) for points in study.lines("E")["trpo"]] == [1.5, 17.5]
     equal = study.at_equal("E")
     assert list(equal) == [11.5, 13.5, 15.5]  # quarters of 9.5 to 17.5
     assert equal[11.5]["trpo"].tolist() == [23.0, 21.0, 19.0, 17.0]  # twice the KL that is left without the seed
@@ -183,6 +183,31 @@ def test_scores_at_equal_values_of_a_metric() -> None:
     assert [row[1] for row in rows[1:]] == ["11.50", "13.50", "15.50"]
     assert rows[1][2].startswith("**20.00** [")
     assert rows[1][3].startswith("2.00 [")
+
+
+def test_an_algorithm_with_one_label_is_drawn_over_its_training() -> None:
+    """The last evaluation is replaced by the final one. A run without the others leaves the final ones alone."""
+    course, final = {"kl_reference": [0.0, 4.0, 2.0, 9.0]}, {"kl_reference": 8.0, "ended": 0.5}
+    more = outcome("npg", further=final, course=course)
+    less = outcome("trpo", seed=1, further=final)
+    study = Study.of([results([more, outcome("trpo", further=final, course=course), less], against="kl_reference")])
+    lines = study.lines("E")
+    assert [(*x.metric, *x.score) for x in lines["npg"]] == [(0, 0), (2, 20), (4, 10), (8, 30)]
+    assert [(*x.metric, *x.score) for x in lines["trpo"]] == [(8, 8, 30, 30)]
+    rows = table(to_markdown(study), "Final scores")
+    assert [row[4:6] for row in rows] == [["kl_reference", "ended"], ["8.00", "0.500"], ["8.00", "0.500"]]
+
+
+def test_responses_before_and_after_are_shown_as_text() -> None:
+    def sample(response: str) -> dict[str, Any]:
+        return {"prompt": NASTY, "response": response, "score": 0.25, "kl": 1.5, "length": 3, "ended": True}
+
+    kinds = {kind: [sample(f"{kind} {NASTY}"), sample("another")] for kind in ("before", "after", "farthest")}
+    page = report(results([outcome(samples=kinds), outcome(seed=1, samples={}), outcome("npg")]))
+    rows = [list(map(html.unescape, row)) for row in table(page, "Responses")]
+    assert rows[0] == ["Environment", "Algorithm", "", "Score", "KL, nats", "Prompt", "Response"]
+    assert rows[1:] == [["E", "trpo", kind, "0.250", "1.50", NASTY, f"{kind} {NASTY}"] for kind in kinds]
+    assert "Responses" not in report(results([outcome()]))
 
 
 def test_what_the_updates_did() -> None:
