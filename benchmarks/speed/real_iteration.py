@@ -1,0 +1,189 @@
+"""The parts of one iteration of PPO-clip on a real model, beside their floors and beside plain PyTorch.
+
+    python benchmarks/speed/real_iteration.py --rounds 3
+
+SmolLM2-135M continues 16 openings of texts, 8 times each, with up to 128 tokens. The floor of a part is the time of
+its products of weights alone, in the same precision and on the same number of tokens, with the fastest layout.
+Attention, normalisation, activations, softmax, Adam and casts are above it. `plain` is the same iteration with
+`--no-fast`: PyTorch and transformers as they are. Generation is beside `model.generate` with the same weights.
+Contestants take turns, each in its own process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parents[1] / "results"
+PROMPTS, GROUP, NEW_TOKENS = 16, 8, 128
+PARTS = {
+    "sampling": "sampling",
+    "passes": "log-probabilities and values",
+    "scoring": "reference and scores",
+    "update": "update, 2 epochs of 4 minibatches",
+}
+
+
+def trainer(precision: str, fast: bool) -> Any:
+    """A trainer with the defaults of language tasks."""
+    from rlzoo.runs.configuration.defaults import configured
+    from rlzoo.runs.loop import Trainer
+
+    settings = {
+        "precision": precision, "fast": fast, "max_new_tokens": NEW_TOKENS, "responses_per_prompt": GROUP,
+        "responses_per_batch": PROMPTS * GROUP, "stop_kl": None,
+    }  # fmt: skip
+    return Trainer(configured("ppo-clip", "Sentiment", None, True, settings)[0])
+
+
+def iteration(run: Any) -> tuple[dict[str, float], Any]:
+    """Seconds of each part of `Trainer.iterate`, and the buffer."""
+    from rlzoo.core.collector import evaluate, score
+
+    marks = [time.perf_counter()]
+
+    def mark() -> None:
+        marks.append(time.perf_counter())
+
+    experience = run.task.collect()
+    mark()
+    buffer = evaluate(run.model, experience.buffer)
+    mark()
+    buffer, _, _ = score(run.task.env, experience._replace(buffer=buffer))
+    mark()
+    run.algorithm.update(run.model, run.state, buffer)
+    mark()
+    return dict(zip(PARTS, (b - a for a, b in itertools.pairwise(marks)), strict=True)), buffer
+
+
+def floors(config: Any, buffer: Any, precision: str, prompt_tokens: int) -> dict[str, float]:
+    """Seconds of the products of each part, on as many tokens as it has to read."""
+    from language_floor import Product, packed
+
+    dtype = getattr(torch, precision)
+    h, inner = config.hidden_size, config.intermediate_size
+    kv = h // config.num_attention_heads * config.num_key_value_heads
+    shapes = [(h, h), (h, kv), (h, kv), (h, h), (h, inner), (h, inner), (inner, h)]
+    head = h, config.vocab_size
+
+    def products(tokens: int, actions: int, layers: int = 1) -> list[Product]:
+        return [*(Product(tokens, *x, dtype) for _ in range(layers) for x in shapes), Product(actions, *head, dtype)]
+
+    def seconds_of(some: list[Product], backward: bool = False) -> float:
+        *layer, last = (x.forward() + (x.backward() if backward else 0.0) for x in some)
+        return config.num_hidden_layers * sum(layer) + last
+
+    actions, steps = int(buffer.mask.sum()), int(buffer.mask.any(0).sum())
+    acting = max(1, actions // steps)  # rows that have not ended, on average
+    decode = packed(products(acting, acting, config.num_hidden_layers))
+    start = time.perf_counter()
+    for _ in range(steps):
+        decode()
+    sampling = seconds_of(products(prompt_tokens, PROMPTS)) + time.perf_counter() - start
+    one_pass = seconds_of(products(prompt_tokens + actions, actions))
+    part = products(prompt_tokens + actions // 4, actions // 4)  # a minibatch has a quarter of the rows
+    epochs = 2 * 4 * seconds_of(part, backward=True)
+    return {"sampling": sampling, "passes": one_pass, "scoring": one_pass, "update": epochs + one_pass}
+
+
+def generate(run: Any, precision: str) -> float:
+    """Seconds of `model.generate` on the prompts of a buffer."""
+    from transformers import AutoModelForCausalLM
+
+    from rlzoo.lm.model.padding import pad
+
+    task, tokenizer = run.task, run.task.tokenizer
+    source = Path(task._source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, precision)).eval()
+    texts = [x for x in task.env.prompts.texts[:PROMPTS] for _ in range(GROUP)]
+    token, attention = pad([tokenizer(x)["input_ids"] for x in texts], tokenizer.pad_token_id, side="left")
+    start = time.perf_counter()
+    with torch.no_grad():
+        model.generate(
+            token, attention_mask=attention.long(), max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, top_p=1.0,
+            temperature=1.0, repetition_penalty=1.0, pad_token_id=tokenizer.pad_token_id,
+        )  # fmt: skip
+    return time.perf_counter() - start
+
+
+def contestant(what: str, precision: str) -> dict[str, float]:
+    """The parts of a second iteration, and their floors, or the seconds of `model.generate`."""
+    run = trainer(precision, fast=what != "plain")
+    if what == "generate":
+        return {"sampling": generate(run, precision)}
+    iteration(run)
+    parts, buffer = iteration(run)
+    result = {**parts, "tokens": float(buffer.mask.sum())}
+    if what == "rlzoo":
+        env = run.task.env
+        prompt_tokens = sum(len(run.task.tokenizer(x)["input_ids"]) for x in env.prompts.texts[:PROMPTS])
+        below = floors(run.task.model.trunk.base.config, buffer, precision, prompt_tokens)
+        result |= {f"floor of {name}": x for name, x in below.items()}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precisions", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--alone", nargs=2, metavar=("WHAT", "PRECISION"), help="one measurement")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.alone:
+        print(json.dumps(contestant(*arguments.alone)))
+        return
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _ in range(arguments.rounds):
+        for precision in arguments.precisions:
+            for what in ("rlzoo", "plain", "generate"):
+                command = [sys.executable, __file__, "--alone", what, precision, "--threads", str(arguments.threads)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.returncode:
+                    raise SystemExit(f"{what} failed: {done.stderr[-2000:]}")
+                runs.setdefault((precision, what), []).append(json.loads(done.stdout.strip().splitlines()[-1]))
+                print(precision, what, runs[precision, what][-1], flush=True)
+    command_line = f"`python benchmarks/speed/real_iteration.py {' '.join(sys.argv[1:])}`"
+    (RESULTS / "real-iteration.md").write_text(f"{command_line}, {arguments.threads} threads.\n\n{table(runs)}")
+
+
+def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:
+    """Medians of the rounds' seconds."""
+
+    def median(precision: str, what: str, name: str) -> float:
+        return statistics.median(run[name] for run in runs[precision, what])
+
+    lines = [
+        "| precision | part | rlzoo, s | floor, s | times the floor | plain, s | times as fast |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for precision in dict.fromkeys(key[0] for key in runs):
+        ours = {name: median(precision, "rlzoo", name) for name in PARTS}
+        below = {name: median(precision, "rlzoo", f"floor of {name}") for name in PARTS}
+        plain = {name: median(precision, "plain", name) for name in PARTS}
+        for totals in (ours, below, plain):
+            totals["all"] = sum(totals.values())
+        for name in ours:
+            lines.append(
+                f"| {precision} | {PARTS.get(name, name)} | {ours[name]:.1f} | {below[name]:.1f} "
+                f"| {ours[name] / below[name]:.2f} | {plain[name]:.1f} | {plain[name] / ours[name]:.2f} |"
+            )
+        theirs = median(precision, "generate", "sampling")
+        lines.append(
+            f"| {precision} | sampling beside `model.generate` | {ours['sampling']:.1f} | | | {theirs:.1f} "
+            f"| {theirs / ours['sampling']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
