@@ -16,12 +16,11 @@ from torch.autograd.graph import increment_version
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, flatten_parameters
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.core.system.progress import operation, track
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.objective import KLExceededError, KLStop, Loss, loss_terms, value_loss
-from rlzoo.optim.vectors import Vector, norm
+from rlzoo.optim.vectors import Vector, clip_norm
 
 _SMALL = 2**20
 """Parameters whose step takes less time in each process than sending them."""
@@ -139,20 +138,6 @@ class Adam:
         self.count = int(state["count"])
         if not 0 <= self.count < 2**63:
             raise ValueError(f"{self.count} steps were taken")
-
-
-def clip_norm(g: Vector, max_grad_norm: float | None, name: str) -> float:
-    """Scales `g` in place so that its norm is at most `max_grad_norm`; returns the norm before.
-
-    Raises:
-        NonFiniteError: the gradient of `name` is not finite.
-    """
-    length = norm(g)
-    if not math.isfinite(length):
-        raise NonFiniteError(f"gradient of {name} is not finite")
-    if max_grad_norm is not None and length > max_grad_norm:
-        g.mul_(max_grad_norm / length)
-    return length
 
 
 def fit_value(

@@ -6,9 +6,13 @@ three, more or less with the number of threads.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from rlzoo.core.system.errors import NonFiniteError
 
 Vector = Float[Tensor, "P"]
 
@@ -30,3 +34,17 @@ def norm(a: Vector) -> float:
         return float(torch.linalg.vector_norm(a))
     blocks = torch.stack([torch.linalg.vector_norm(x) for x in torch.split(a, _BLOCK)])
     return float(torch.linalg.vector_norm(blocks, dtype=torch.float64))
+
+
+def clip_norm(g: Vector, max_grad_norm: float | None, name: str) -> float:
+    """Scales `g` in place so that its norm is at most `max_grad_norm`; returns the norm before.
+
+    Raises:
+        NonFiniteError: the gradient of `name` is not finite.
+    """
+    length = norm(g)
+    if not math.isfinite(length):
+        raise NonFiniteError(f"gradient of {name} is not finite")
+    if max_grad_norm is not None and length > max_grad_norm:
+        g.mul_(max_grad_norm / length)
+    return length

@@ -15,12 +15,12 @@ from torch.autograd.graph import increment_version
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.core.system.progress import track
-from rlzoo.optim.adam import Adam, clip_norm
+from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.compilation import Compilation
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss
-from rlzoo.optim.vectors import Vector
+from rlzoo.optim.vectors import Vector, clip_norm
 
 _BLOCK = 2**20
 """Components of θ that are updated together, so that the intermediate results stay in the processor's cache."""
