@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 
 import rlzoo
 import rlzoo.control.envs.no_velocity
 from rlzoo import cli
+from rlzoo.benchmark.reports.statistics import iqm
+from rlzoo.benchmark.reports.study import Study
+from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import options
 from rlzoo.control.task import NETWORKS
@@ -479,6 +483,21 @@ def test_figures_are_those_of_the_committed_results(page, passage):
     measured = [value for text in results for value, _ in numbers(NUMBER.findall(text))]
     for value, decimals in figures(passage):
         assert any(round(x, decimals) == value for x in measured), f"{value} is not in the results of: {passage}"
+
+
+def test_scores_of_the_real_model_are_those_of_the_suite():
+    """The table of `docs/real-models.md`: interquartile means over the seeds."""
+    study = Study.of([Results.read(RESULTS / "real")])
+    expected = []
+    for (name, env), group in study.groups.items():
+        before = [run.stochastic[0] for run in group.runs]
+        kl, words = group.metric("kl_reference"), group.metric("distinct_words")
+        scores = (before, group.final, group.final_deterministic)
+        cells = [*(f"{float(iqm([x])):.2f}" for x in scores), f"{float(iqm([kl])):.1f}", f"{float(iqm([words])):.2f}"]
+        minutes = f"{float(np.median(group.seconds)) / 60:.0f}"
+        expected.append(f"| `{env}` | `{name}` | {' | '.join(cells)} | {minutes} | {len(group.runs)} |")
+    lines = (ROOT / "docs/real-models.md").read_text().splitlines()
+    assert [line for line in lines if re.match(r"\| `\w+` \| `[\w-]+` \| .* \| \d+ \|$", line)] == expected
 
 
 def test_speed_in_words_has_its_source_too():

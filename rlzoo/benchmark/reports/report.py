@@ -86,8 +86,8 @@ def draw(study: Study) -> dict[str, str]:
 
 
 def _against(study: Study, metric: str) -> str:
-    """Scores and a metric of the same evaluation, a panel for each environment."""
-    lines = {env: study.lines(env) for env in study.environments}
+    """Scores and a metric of the same evaluation, a panel for each environment that has some."""
+    lines = {env: line for env in study.environments if (line := study.lines(env))}
     names = dict.fromkeys(name for groups in lines.values() for name in groups)
     styles = figures.styles(Algorithm(name, name, "") for name in names)
     panels: list[Callable[[Axes], None]] = []

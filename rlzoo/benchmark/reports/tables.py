@@ -208,8 +208,9 @@ def responses(study: Study) -> Table:
         samples = group.runs[0].samples
         for kind in ("before", "after", "farthest") if samples else ():
             x = samples[kind][0]
-            texts = (one_line(x[key], 200) for key in ("prompt", "response"))
-            rows.append([env, name, kind, significant(x["score"]), significant(x["kl"]), *texts])
+            prompt, response = one_line(x["prompt"], 2000), one_line(x["response"])
+            prompt = prompt if len(prompt) <= 90 else f"…{prompt[-90:]}"  # a chat template puts the question last
+            rows.append([env, name, kind, significant(x["score"]), significant(x["kl"]), prompt, response])
     return ["Environment", "Algorithm", "", "Score", "KL, nats", "Prompt", "Response"], rows
 
 
