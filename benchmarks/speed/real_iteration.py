@@ -116,11 +116,10 @@ def generate(run: Any, precision: str) -> float:
 
 
 def contestant(what: str, precision: str) -> dict[str, float]:
-    """The parts of a second iteration, and their floors, or the seconds of `model.generate`."""
+    """The parts of an iteration, and their floors, or the seconds of `model.generate`."""
     run = trainer(precision, fast=what != "plain")
     if what == "generate":
         return {"sampling": generate(run, precision)}
-    iteration(run)
     parts, buffer = iteration(run)
     result = {**parts, "tokens": float(buffer.mask.sum())}
     if what == "rlzoo":
@@ -149,7 +148,8 @@ def main() -> None:
                 command = [sys.executable, __file__, "--alone", what, precision, "--threads", str(arguments.threads)]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode:
-                    raise SystemExit(f"{what} failed: {done.stderr[-2000:]}")
+                    print(precision, what, f"failed with {done.returncode}: {done.stderr[-2000:]}", flush=True)
+                    continue
                 runs.setdefault((precision, what), []).append(json.loads(done.stdout.strip().splitlines()[-1]))
                 print(precision, what, runs[precision, what][-1], flush=True)
     command_line = f"`python benchmarks/speed/real_iteration.py {' '.join(sys.argv[1:])}`"
@@ -157,31 +157,28 @@ def main() -> None:
 
 
 def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:
-    """Medians of the rounds' seconds."""
+    """Medians of the rounds' seconds. A contestant that failed, for lack of memory, has none."""
 
-    def median(precision: str, what: str, name: str) -> float:
-        return statistics.median(run[name] for run in runs[precision, what])
+    def medians(precision: str, what: str, prefix: str = "") -> dict[str, float]:
+        rounds = runs.get((precision, what), [])
+        parts = {x: statistics.median(run[prefix + x] for run in rounds) for x in PARTS if rounds}
+        return parts | {"all": sum(parts.values())} if parts else {}
 
     lines = [
         "| precision | part | rlzoo, s | floor, s | times the floor | plain, s | times as fast |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for precision in dict.fromkeys(key[0] for key in runs):
-        ours = {name: median(precision, "rlzoo", name) for name in PARTS}
-        below = {name: median(precision, "rlzoo", f"floor of {name}") for name in PARTS}
-        plain = {name: median(precision, "plain", name) for name in PARTS}
-        for totals in (ours, below, plain):
-            totals["all"] = sum(totals.values())
-        for name in ours:
-            lines.append(
-                f"| {precision} | {PARTS.get(name, name)} | {ours[name]:.1f} | {below[name]:.1f} "
-                f"| {ours[name] / below[name]:.2f} | {plain[name]:.1f} | {plain[name] / ours[name]:.2f} |"
-            )
-        theirs = median(precision, "generate", "sampling")
-        lines.append(
-            f"| {precision} | sampling beside `model.generate` | {ours['sampling']:.1f} | | | {theirs:.1f} "
-            f"| {theirs / ours['sampling']:.2f} |"
-        )
+        ours, plain = medians(precision, "rlzoo"), medians(precision, "plain")
+        below = medians(precision, "rlzoo", "floor of ")
+        for name, seconds in ours.items():
+            theirs = f"{plain[name]:.1f} | {plain[name] / seconds:.2f}" if plain else "– | –"
+            above = f"{seconds:.1f} | {below[name]:.1f} | {seconds / below[name]:.2f}"
+            lines.append(f"| {precision} | {PARTS.get(name, name)} | {above} | {theirs} |")
+        if generation := [run["sampling"] for run in runs.get((precision, "generate"), [])]:
+            seconds = statistics.median(generation)
+            beside = f"{ours['sampling']:.1f} | | | {seconds:.1f} | {seconds / ours['sampling']:.2f}"
+            lines.append(f"| {precision} | sampling beside `model.generate` | {beside} |")
     return "\n".join(lines) + "\n"
 
 
