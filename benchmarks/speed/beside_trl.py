@@ -4,7 +4,7 @@
 
 The environment of TRL is that of `benchmarks/peers/trl_grpo.py`. Contestants take turns, each in its own process, with
 the same model, prompts, scores, groups of 8, sampled tokens, minibatches, epochs and Adam. A first update warms up and
-is not in the tokens per second.
+is not in the tokens per second. Rounds that `results/beside-trl.jsonl` has with the same settings are not run again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def train(env: str, precision: str, steps: int, seed: int) -> dict[str, Any]:
 
     config, _ = configured("ppo-clip", env, None, True, {"precision": precision, "seed": seed, "total_steps": 10**6})
     trainer = Trainer(config)
-    start, tokens, scores, seconds = time.perf_counter(), [], [], []
+    tokens: list[int] = []
+    scores: list[float] = []
+    seconds: list[float] = []
+    start = time.perf_counter()
     for iteration in itertools.islice(trainer, steps):
         tokens.append(iteration.step - sum(tokens))
         scores.append(iteration.metrics["score"])
@@ -85,8 +88,10 @@ def main() -> None:
         env, precision, seed = arguments.alone
         print(json.dumps(train(env, precision, arguments.steps, int(seed))))
         return
-    common = ["--steps", str(arguments.steps), "--threads", str(arguments.threads)]
-    runs: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    record = RESULTS / "beside-trl.jsonl"
+    runs = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    common = {"steps": arguments.steps, "threads": arguments.threads}
+    options = [str(part) for name, x in common.items() for part in (f"--{name}", x)]
     for env in arguments.tasks:
         with tempfile.TemporaryDirectory() as scratch:
             write_inputs(env, Path(scratch))
@@ -97,40 +102,50 @@ def main() -> None:
                 theirs = [arguments.peer, str(HERE.parent / "peers" / "trl_grpo.py"), *files, "--score", score]
                 theirs += ["--new-tokens", str(new_tokens), "--precision", precision, "--seed", str(seed)]
                 theirs += ["--scratch", str(Path(scratch, "out"))]
-                for name, command in (("rlzoo", ours), ("TRL", theirs)):
-                    run = line_of([*command, *common])
-                    runs.setdefault((env, precision, name), []).append(run)
-                    print(env, precision, name, json.dumps(run), flush=True)
-    (RESULTS / "beside-trl.jsonl").write_text(
-        "".join(
-            json.dumps({"task": k[0], "precision": k[1], "system": k[2], **run}) + "\n" for k in runs for run in runs[k]
-        )
-    )
+                key = {"task": env, "precision": precision, "seed": seed, **common}
+                if any(key.items() <= run.items() for run in runs):
+                    continue
+                pair = [{**key, "system": "rlzoo", **line_of([*ours, *options])}]
+                pair += [{**key, "system": "TRL", **line_of([*theirs, *options])}]
+                runs += pair
+                with record.open("a") as file:
+                    file.writelines(json.dumps(run) + "\n" for run in pair)
     (RESULTS / "beside-trl.md").write_text(report(runs))
 
 
-def report(runs: dict[tuple[str, str, str], list[dict[str, Any]]]) -> str:
-    """Medians over the rounds; ratios are medians of the rounds' ratios."""
-    lines = [
-        "Medians over the rounds (smallest to largest ratio), rlzoo / TRL. Tokens are those of responses. The score is "
-        "that of the last buffer.",
+def report(runs: list[dict[str, Any]]) -> str:
+    """Medians over the rounds; ratios are medians of the rounds' ratios. Then means over the rounds, by update."""
+    speeds = [
+        "Medians over the rounds (smallest to largest ratio), rlzoo / TRL. Tokens are those of responses.",
         "",
-        "| task | precision | rlzoo, tokens/s | TRL, tokens/s | ratio | peak memory, GB | score |",
-        "|---|---|--:|--:|--:|--:|--:|",
+        "| task | precision | threads | rounds | rlzoo, tokens/s | TRL, tokens/s | ratio | peak memory, GB |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for env, precision in dict.fromkeys(key[:2] for key in runs):
-        ours, theirs = runs[env, precision, "rlzoo"], runs[env, precision, "TRL"]
-        rates = [[rate(run) for run in some] for some in (ours, theirs)]
-        ratios = sorted(a / b for a, b in zip(*rates, strict=True))
-        median = statistics.median
-        memory, score = (
-            " / ".join(f"{median(pick(run) for run in some):.2f}" for some in (ours, theirs))
-            for pick in (lambda run: run["peak_memory_gb"], lambda run: run["scores"][-1])
-        )
+    curves = [
+        "The mean score of an update's responses, with the tokens and seconds until its end, rlzoo / TRL.",
+        "",
+        "| task | precision | update | tokens | seconds | score |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    median, mean = statistics.median, statistics.mean
+    for key in dict.fromkeys(_key(run) for run in runs):
+        task, precision, threads, steps = key
+        ours, theirs = pair = [[x for x in runs if (_key(x), x["system"]) == (key, name)] for name in ("rlzoo", "TRL")]
+        ratios = sorted(rate(a) / rate(b) for a, b in zip(ours, theirs, strict=True))
         spread = f"{median(ratios):.2f} ({ratios[0]:.2f} – {ratios[-1]:.2f})"
-        speeds = f"{median(rates[0]):.1f} | {median(rates[1]):.1f}"
-        lines.append(f"| {env} | {precision} | {speeds} | {spread} | {memory} | {score} |")
-    return "\n".join(lines) + "\n"
+        own, other = (f"{median(map(rate, some)):.1f}" for some in pair)
+        memory = " / ".join(f"{median(run['peak_memory_gb'] for run in some):.2f}" for some in pair)
+        speeds.append(f"| {task} | {precision} | {threads} | {len(ratios)} | {own} | {other} | {spread} | {memory} |")
+        for k in range(steps):
+            tokens = " / ".join(f"{mean(sum(run['tokens'][: k + 1]) for run in some):.0f}" for some in pair)
+            seconds = " / ".join(f"{mean(run['seconds'][k] for run in some):.0f}" for some in pair)
+            score = " / ".join(f"{mean(run['scores'][k] for run in some):.2f}" for some in pair)
+            curves.append(f"| {task} | {precision} | {k + 1} | {tokens} | {seconds} | {score} |")
+    return "\n".join([*speeds, "", *curves]) + "\n"
+
+
+def _key(run: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(run[name] for name in ("task", "precision", "threads", "steps"))
 
 
 if __name__ == "__main__":

@@ -36,9 +36,13 @@ LANGUAGE = {
 
 
 def numbers(run):
-    """Metrics and evaluations of a run, without times."""
+    """Metrics and evaluations of a run, without times, those of the farthest response beside the others."""
     found = short_runs.outcome(run)
-    return [*found["metrics"], *found["evaluations"]]
+    evaluations = [dict(evaluation) for evaluation in found["evaluations"]]
+    for evaluation in evaluations:
+        farthest = evaluation.pop("farthest", {})
+        evaluation.update({f"farthest {name}": x for name, x in farthest.items()})
+    return [*found["metrics"], *evaluations]
 
 
 def assert_close(one, two):

@@ -238,9 +238,10 @@ class BlockedTokenDistribution(TokenDistribution):
 
     @torch.no_grad()
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
-        """Computed in blocks of steps."""
+        """Computed in blocks of steps, with weights that are cast once for all of them."""
         steps, head, precision = self._steps, self.head, self._steps.precision
-        moving = head._replace(weight=tangents[1], bias=tangents[2] if head.bias is not None else None)
+        head = head._replace(weight=head.weight.to(precision))
+        moving = head._replace(weight=tangents[1].to(precision), bias=tangents[2] if head.bias is not None else None)
         still, of_hidden, weight = head._replace(bias=None), tangents[0][self.acts], weight[self.acts]
         forces = [torch.zeros_like(x) for x in (of_hidden, *tangents[1:])]
         size = max(1, 4 * _budget(weight.device) // len(head.weight))
@@ -253,7 +254,7 @@ class BlockedTokenDistribution(TokenDistribution):
             tangent = _logits(still, of_hidden[cut]) + _logits(moving, hidden)
             force = categorical_fisher(policy.logits, tangent, weight[cut]) / head.temperature
             low = force.to(precision)
-            forces[0][cut] = low @ head.weight.to(precision)
+            forces[0][cut] = low @ head.weight
             forces[1] += low.t() @ hidden.to(precision)
             if head.bias is not None:
                 forces[2] += force.sum(0)
