@@ -16,7 +16,7 @@ from pathlib import Path
 
 import rlzoo
 from rlzoo.runs.configuration.presets import preset_of_kind
-from rlzoo.runs.registry import ALGORITHMS
+from rlzoo.runs.registry import ALGORITHMS, task_class
 
 TASKS, SEEDS, EPISODES = ("RandomWalks", "Reviews", "Arithmetic"), (10, 11), 200
 RESULTS = Path(__file__).parents[1] / "results" / "language-defaults.jsonl"
@@ -24,7 +24,8 @@ RESULTS = Path(__file__).parents[1] / "results" / "language-defaults.jsonl"
 
 def run(algorithm: str, task: str, seed: int) -> dict[str, float]:
     """Score before and after, and KL after."""
-    settings = dict(preset_of_kind(algorithm, "language") or {}, seed=seed)
+    kind = task_class(task).Settings.kind(task, {})
+    settings = dict(preset_of_kind(algorithm, kind) or {}, seed=seed)
     settings |= {"eval_episodes": EPISODES, "final_eval_episodes": EPISODES}
     settings["eval_interval"] = settings["total_steps"]
     with tempfile.TemporaryDirectory() as scratch:

@@ -14,6 +14,8 @@ from rlzoo.core.system.fields import Advanced, Count, NonNegative, NonNegativeIn
 from rlzoo.core.task import TaskSettings
 
 Text = Annotated[str, OrObject()]
+_SMALL = 10_000_000
+"""Parameters up to which a language model is a small one."""
 _REWARD = 'reward must be a score or several with weights, such as reward=[(brevity, 1.0), ("module:function", 0.5)]'
 
 
@@ -114,7 +116,11 @@ class Language(TaskSettings):
 
     @classmethod
     def kind(cls, env: str, settings: Mapping[str, Any]) -> str:
-        return "language" if settings.get("lora_rank") in (None, "none") else "language with LoRA"
+        """By LoRA and the size of the model. The package's SFT checkpoints are small."""
+        if settings.get("lora_rank") not in (None, "none"):
+            return "language with LoRA"
+        model = settings.get("model", cls.model)
+        return "a small language model" if model is None or _is_small(model) else "language"
 
     @property
     def rewards(self) -> list[tuple[Any, float]]:
@@ -154,3 +160,14 @@ class Language(TaskSettings):
         """Directory of the first reward model among the scores."""
         names = (name for name, _ in self.rewards if isinstance(name, str))
         return next((name for name in names if Path(name).is_dir()), None)
+
+
+def _is_small(model: Any) -> bool:
+    """Whether a loaded model, or one in a directory or run, has few parameters. Others count as large."""
+    if hasattr(model, "parameters"):
+        return sum(p.numel() for p in model.parameters()) <= _SMALL
+    if not isinstance(model, str):
+        return False
+    folder = Path(model, "actor") if Path(model, "actor").is_dir() else Path(model)
+    sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
+    return 0 < sum(sizes) <= 4 * _SMALL

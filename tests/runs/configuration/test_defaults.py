@@ -1,6 +1,7 @@
 """Presets and recipes below the settings of a user."""
 
 import pytest
+import torch
 
 from rlzoo.algorithms import PPOClip
 from rlzoo.core.estimators import LeaveOneOut
@@ -9,7 +10,7 @@ from rlzoo.runs.configuration import presets
 from rlzoo.runs.configuration.config import complain_once, make_config
 from rlzoo.runs.configuration.defaults import configured, starting_from
 from rlzoo.runs.configuration.presets import environments, find_preset, find_recipe
-from rlzoo.runs.registry import ALGORITHMS, ALIASES
+from rlzoo.runs.registry import ALGORITHMS, ALIASES, task_class
 
 
 def use_preset(monkeypatch, preset, pair=None):
@@ -209,6 +210,33 @@ def test_a_language_task_without_a_preset_starts_from_that_of_its_kind(algorithm
     rate = getattr(config.algorithm, "learning_rate", None)
     one_step = 3 if algorithm == "reinforce" else 1
     assert rate in (None, pytest.approx(one_step * (1e-5 if lora_rank is None else 1e-4)))
+
+
+@pytest.mark.parametrize(("numbers", "kind"), [(10_000_000, "a small language model"), (10_001_000, "language")])
+@pytest.mark.parametrize("part", [".", "actor"])
+def test_a_small_model_takes_larger_steps(part, numbers, kind, tmp_path):
+    (tmp_path / part).mkdir(exist_ok=True)
+    with (tmp_path / part / "model.safetensors").open("wb") as file:
+        file.truncate(4 * numbers)
+    given = {"model": str(tmp_path), "prompts": "p", "reward": "r"}
+    settings, (line,) = starting_from("ppo-clip", "Prompts", given)
+    assert line.startswith(f"no preset for ppo-clip on Prompts: settings for {kind}: estimator=leave-one-out")
+    assert settings["learning_rate"] == (1e-5 if kind == "language" else 1e-4)
+    assert settings["stop_kl"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("env", "model", "kind"),
+    [
+        ("Prompts", torch.nn.Linear(1, 1), "a small language model"),
+        ("Prompts", torch.nn.Linear(10**4, 1001, device="meta"), "language"),
+        ("Calculator", None, "a small language model"),
+        ("Sums", None, "language"),
+    ],
+)
+def test_a_loaded_model_counts_its_parameters_and_a_checkpoint_of_the_package_is_small(env, model, kind):
+    given = {} if model is None else {"model": model}
+    assert task_class(env).Settings.kind(env, given) == kind
 
 
 def test_a_task_with_a_preset_and_a_control_task_have_none_of_a_kind():

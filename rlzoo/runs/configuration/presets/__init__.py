@@ -23,10 +23,13 @@ def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
 
 def preset_of_kind(algorithm: str, kind: str | None) -> dict[str, Any] | None:
     """Settings for a task that has no preset, by its kind (see `TaskSettings.kind`)."""
-    table = _tables(resources.files(__name__) / _KINDS).get(kind or "")
+    kinds = _tables(resources.files(__name__) / _KINDS)
+    table = kinds.get(kind or "")
     if table is None or algorithm not in table:
         return None
-    return {name: x for name, x in table.items() if not isinstance(x, dict)} | table[algorithm]
+    base = preset_of_kind(algorithm, table["as"]) if "as" in table else {}
+    own = {name: x for name, x in table.items() if name != "as" and not isinstance(x, dict)}
+    return {**(base or {}), **own, **table[algorithm]}
 
 
 def find_recipe(name: str) -> dict[str, Any]:
