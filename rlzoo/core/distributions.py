@@ -145,9 +145,10 @@ class Categorical(Distribution):
         if probs.shape[-1] <= 2 * _BLOCK:
             cumulative = probs.cumsum(-1, dtype=torch.float64)
             return _first_above(cumulative, uniform.unsqueeze(-1) * cumulative[..., -1:]).squeeze(-1)
-        padded = nn.functional.pad(probs, (0, -probs.shape[-1] % _BLOCK))
-        blocks = padded.view(*padded.shape[:-1], -1, _BLOCK)
-        cumulative = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+        missing = -probs.shape[-1] % _BLOCK
+        padded = nn.functional.pad(probs, (0, missing)) if missing else probs
+        blocks = padded.unflatten(-1, (-1, _BLOCK))
+        cumulative = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
         threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
         block = _first_above(cumulative, threshold)
         before = nn.functional.pad(cumulative, (1, 0)).gather(-1, block)
