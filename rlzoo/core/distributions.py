@@ -147,7 +147,7 @@ class Categorical(Distribution):
             return _first_above(cumulative, uniform.unsqueeze(-1) * cumulative[..., -1:]).squeeze(-1)
         missing = -probs.shape[-1] % _BLOCK
         padded = nn.functional.pad(probs, (0, missing)) if missing else probs
-        blocks = padded.unflatten(-1, (-1, _BLOCK))
+        blocks = padded.view(*padded.shape[:-1], -1, _BLOCK)
         cumulative = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
         threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
         block = _first_above(cumulative, threshold)
