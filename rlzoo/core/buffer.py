@@ -122,11 +122,11 @@ class Buffer(Tensors):
                 yield self
             return
         order = torch.from_numpy(rng.permutation(self.num_rows)).to(self.mask.device)
-        shuffled = self.map(lambda x: x[order])
-        has_steps = shuffled.mask.any(1).cpu()
-        for start in range(0, self.num_rows, rows):
-            if has_steps[start : start + rows].any():
-                yield shuffled.map(lambda x, s=start: x[s : s + rows])  # type: ignore[misc]
+        pieces = [torch.split(x[order], rows) for x in self.tensors()]
+        has_steps = torch.split(self.mask[order].any(1).cpu(), rows)
+        for some_steps, tensors in zip(has_steps, zip(*pieces, strict=True), strict=True):
+            if some_steps.any():
+                yield self.with_tensors(tensors)
 
     def rows_of(self, size: int | Literal["all"]) -> int:
         """Rows in a minibatch (see `minibatches`). The last of an epoch may have fewer."""

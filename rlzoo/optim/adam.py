@@ -154,7 +154,7 @@ def fit_value(
     The value's features do not depend on its own parameters and are computed once.
     """
     with torch.no_grad():
-        batch = batch.replace(obs=_value_features(model, batch))
+        batch = batch.replace(obs=_value_features(model, batch), old=None)
     tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
     with operation("value"), processes.apart() if tiny else contextlib.nullcontext():
         minibatches = Epochs(batch, epochs, minibatch_size, rng)

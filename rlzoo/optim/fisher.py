@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -16,6 +18,9 @@ from rlzoo.optim.natural_gradient import FlatPolicy, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
 from rlzoo.optim.vectors import Vector
 
+_Moving = Callable[[Vector, Buffer], tuple[Distribution, list[Tensor]]]
+"""(v, micro-batch) ↦ π_θ in its states, and the derivative of its tensors in the direction v."""
+
 
 def fisher_vector_product(
     policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float = 0.0
@@ -24,27 +29,46 @@ def fisher_vector_product(
 
     F is averaged in closed form over actions, and equals the Hessian of the mean KL(π_θ ‖ π_θ') in θ' at θ (Schulman et
     al. 2015, App. C.1). F·v = E[Jᵀ·M·J·v] (Schraudolph 2002): J is the Jacobian of the distribution's tensors, M their
-    Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. The graph of the backward passes is
-    kept if the batch is one micro-batch, so that it is built once.
+    Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. If the batch is one micro-batch, the
+    graph of the backward passes is built once and kept; and if the policy sees single steps, so is that of J·v.
     """
     leaves = leaves_of(policy, theta)
     parts = list(micro_batches(policy.model, batch))
 
-    def outputs(part: Buffer) -> list[Tensor]:
-        return policy(leaves, lambda model: model.distribution(part.obs)).tensors()
+    def at_theta(part: Buffer) -> Distribution:
+        return policy(leaves, lambda model: model.distribution(part.obs))
 
-    kept = outputs(parts[0]) if len(parts) == 1 else None
+    kept = at_theta(parts[0]) if len(parts) == 1 else None
+    moving: _Moving = partial(_moving, policy, theta)
+    if kept is not None and policy.model.context == 1:
+        moving = _moving_by_kept_graph(policy, leaves, kept)
 
     def product(v: Vector) -> Vector:
         total = torch.zeros_like(v)
         for part in track("micro-batch", parts):
-            distribution, tangents = _moving(policy, theta, v, part)
+            distribution, tangents = moving(v, part)
             forces = distribution.fisher(tangents, part.weight)
-            add_gradients(total, kept or outputs(part), leaves, forces, retain_graph=kept is not None)
+            add_gradients(total, (kept or at_theta(part)).tensors(), leaves, forces, retain_graph=kept is not None)
         processes.all_reduce_(total)
         return total.add_(v, alpha=damping) if damping else total
 
     return product
+
+
+def _moving_by_kept_graph(policy: FlatPolicy, leaves: list[Tensor], distribution: Distribution) -> _Moving:
+    """`_moving` of one micro-batch, without a pass through the policy: J·v is the gradient of ⟨Jᵀu, v⟩ in u."""
+    outputs, constant = distribution.tensors(), distribution.detach()
+    moving = [y for y in outputs if y.requires_grad]
+    us = [torch.zeros_like(y, requires_grad=True) for y in moving]
+    pulled = torch.autograd.grad(moving, leaves, us, create_graph=True, materialize_grads=True)
+    depend = [x.requires_grad for x in pulled]
+
+    def moved(v: Vector, _: Buffer) -> tuple[Distribution, list[Tensor]]:
+        gradients, directions = (list(compress(xs, depend)) for xs in (pulled, policy.unflatten(v)))
+        tangents = iter(torch.autograd.grad(gradients, us, directions, retain_graph=True))
+        return constant, [next(tangents) if y.requires_grad else torch.zeros_like(y) for y in outputs]
+
+    return moved
 
 
 @torch.no_grad()
@@ -64,7 +88,7 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
 
 @torch.no_grad()
 def _moving(policy: FlatPolicy, theta: Vector, v: Vector, part: Buffer) -> tuple[Distribution, list[Tensor]]:
-    """π_θ in the states of a micro-batch, and the derivative of its tensors in the direction v."""
+    """See `_Moving`. By a forward-mode pass."""
     with forward_ad.dual_level():
         moving = forward_ad.make_dual(theta.detach(), v)  # type: ignore[no-untyped-call]
         dual = policy(moving, lambda model: model.distribution(part.obs))

@@ -57,6 +57,16 @@ def test_curvature_is_the_quadratic_form_of_the_fisher_matrix(kind, micro_batch_
         assert curvature == pytest.approx(float(v @ fisher_of(policy)(v)), rel=1e-12)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_ways_to_the_derivative_of_the_outputs_give_the_same_product(kind):
+    policy, products = make_policy(kind), []
+    v = random(len(policy.theta))
+    for context in (0, 1):
+        policy.model.context = context
+        products.append(fisher_of(policy)(v))
+    torch.testing.assert_close(*products, rtol=1e-12, atol=1e-15)
+
+
 def test_damping_adds_a_multiple_of_the_vector():
     policy = make_policy("discrete")
     v = random(len(policy.theta))
@@ -64,10 +74,13 @@ def test_damping_adds_a_multiple_of_the_vector():
     torch.testing.assert_close(damped, plain + 0.3 * v)
 
 
-@pytest.mark.parametrize(("micro_batch_steps", "calls"), [(None, 1 + 3), (4, 2 * 6)])
-def test_graph_is_kept_for_one_micro_batch_alone(micro_batch_steps, calls, monkeypatch):
+@pytest.mark.parametrize(
+    ("context", "micro_batch_steps", "calls"), [(1, None, 1), (0, None, 1 + 3), (1, 4, 2 * 6), (0, 4, 2 * 6)]
+)
+def test_graph_is_kept_for_one_micro_batch_alone(context, micro_batch_steps, calls, monkeypatch):
     policy, passes = make_policy("discrete"), []
-    policy.model.micro_batch_steps, batch = micro_batch_steps, batch_of(policy)
+    batch = batch_of(policy)
+    policy.model.context, policy.model.micro_batch_steps = context, micro_batch_steps
     forward = policy.model.policy.forward
     monkeypatch.setattr(policy.model.policy, "forward", lambda *args: passes.append(args) or forward(*args))
     product = fisher_vector_product(policy, policy.theta, batch)

@@ -36,11 +36,7 @@ class FastMLP(MLP):
             )
         if not torch.is_grad_enabled() and self.activated and _dual(self.layers[-1].weight)[1] is not None:
             return push_forward(self, x)
-        for layer, activated in zip(self.layers, self.activated, strict=True):
-            x = layer(x)
-            if activated:  # tanh(x) = 2σ(2x) − 1: PyTorch's sigmoid is several times as fast as its tanh on a CPU
-                x = 2 * torch.sigmoid(2 * x) - 1 if self.activation == "tanh" else x.relu()
-        return x
+        return super().forward(x)
 
 
 class FastRecurrentMLP(RecurrentMLP):
@@ -72,10 +68,10 @@ def evaluate(net: FastMLP, x: Float[Tensor, "B I"]) -> list[Tensor]:
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor, activation: str | None) -> Tensor:
-    if activation == "tanh":  # 1 − 2σ(−2z)
-        return torch.rsub(torch.addmm(bias, x, weight.t(), beta=-2, alpha=-2).sigmoid_(), 1, alpha=2)
     z = torch.addmm(bias, x, weight.t())
-    return z if activation is None else z.relu_()
+    if activation is None:
+        return z
+    return z.tanh_() if activation == "tanh" else z.relu_()
 
 
 def push_forward(net: FastMLP, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
