@@ -14,7 +14,7 @@ from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class, task_class
 
 _ROOMS = ("control", "lm")
-_WARM_UP = 0.05
+_WARM_UP = 0.02
 """Share of a run that trains without native code. It is fixed, so that the same settings give the same results."""
 _LONG = 500_000
 """Steps of a run in which native code gains more time than its compilation takes."""
@@ -40,7 +40,7 @@ def accelerate(task: Task, state: State | None = None, compile: bool = False) ->
     Without this call, everything is plain PyTorch and transformers, with the same results up to rounding.
 
     Args:
-        compile: run Adam's steps as native code, compiled while the first twentieth of the run goes on.
+        compile: run Adam's steps as native code, compiled while the first fiftieth of the run goes on.
     """
     origins = [cls.__module__ for cls in (*type(task).__mro__, *map(type, task.model.modules()))]
     for room in _ROOMS:
