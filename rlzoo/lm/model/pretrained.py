@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -29,13 +28,12 @@ from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.model import gguf
 from rlzoo.lm.model.hugging_face import license_of, loading, location, quiet
 from rlzoo.lm.model.precision import equal_but_for_rounding
-from rlzoo.lm.model.saving import LICENSE, SPECIAL_TOKENS
+from rlzoo.lm.model.saving import LICENSE, SPECIAL_TOKENS, read_config
 
 Attention = Literal["auto", "sdpa", "eager"]
 """Implementation of attention: fused (sdpa), or in plain operations (eager), with forward-mode derivatives. `auto` is
 the fused one where the architecture has it."""
 
-_DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 _MOST_LAYERS = 1000
 """Layers of a model that is loaded: a damaged configuration may ask for millions, which take hours to build."""
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -160,11 +158,8 @@ def located(name: str, progress: Progress = SILENT) -> str:
         return str(gguf.converted(gguf.smollm2(), progress))
     if name.lower().endswith(".gguf") and not Path(name).is_dir():
         return str(gguf.converted(Path(name), progress))
-    try:
-        record = json.loads(read_bytes(Path(name, "config.json")))
-    except (OSError, ValueError, RecursionError):
-        return name
-    if not (isinstance(record, dict) and {"algorithm", "env"} <= record.keys() and "model_type" not in record):
+    record = read_config(name)
+    if not {"algorithm", "env"} <= record.keys() or "model_type" in record:
         return name
     actor = Path(name, "actor")
     fault = f"{name} is a run of {record['env']} without actor/: a language run that has finished has one"
@@ -267,7 +262,7 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # reported below, in one line
             output_loading_info=True,
-            **{_DTYPE: torch.float32},
+            dtype=torch.float32,
             **where,
         )
     _check_floats(folder, model)

@@ -33,16 +33,17 @@ def check_output(folder: Path | str, overwrite: bool = False) -> None:
     require(folder.is_dir() or not folder.exists(), f"{folder} is a file")
     if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
         return
-    require(_holds_model(folder), f"{folder} holds something other than a model")
+    require("model_type" in read_config(folder), f"{folder} holds something other than a model")
     require(overwrite, f"{folder} holds a model already; choose another folder, or replace it: --overwrite")
 
 
-def _holds_model(folder: Path) -> bool:
+def read_config(folder: Path | str) -> dict[str, Any]:
+    """The content of `config.json`; nothing if there is none that can be read."""
     try:
-        config = json.loads(read_bytes(folder / "config.json"))
+        config = json.loads(read_bytes(Path(folder, "config.json")))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and "model_type" in config
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlzoo.core.evaluation import Played
 from rlzoo.core.system.screen import printable
 
 
@@ -43,6 +44,11 @@ def transcript(samples: Sequence[Sample]) -> str:
     score = _mean_score(samples)
     mean = "" if score is None else f"mean score {score:.4g}, "
     return "\n".join([*lines, f"{mean}mean KL {kl:.4g} nats over {len(samples)} responses"])
+
+
+def played(samples: Sequence[Sample]) -> Played:
+    """Responses for display."""
+    return Played(samples, transcript(samples), summary(samples))
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
