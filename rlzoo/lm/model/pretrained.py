@@ -141,15 +141,13 @@ def new_causal_lm(
         _zero_dropout(complete)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         auto: Any = AutoModelForCausalLM
-        model = auto.from_config(complete, attn_implementation=_implementation(attention), trust_remote_code=False)
+        chosen = None if attention == "auto" else attention
+        model = auto.from_config(complete, attn_implementation=chosen, trust_remote_code=False)
     return _ready(model.float(), name)
 
 
 def located(name: str, progress: Progress = SILENT) -> str:
     """The directory or Hub name of a model: the converted file for a GGUF file or `smollm2`, the final actor of a run.
-
-    Args:
-        progress: callbacks of the conversion.
 
     Raises:
         ConfigError: it is a run that has no final actor, or a GGUF file that cannot be converted.
@@ -194,7 +192,6 @@ def initialise_from(
     Args:
         vocab_size: size of the tokenizer's vocabulary. A new model gets this many embeddings, a loaded one must have
             at least as many.
-        seed: seed of random weights.
 
     Raises:
         ConfigError: see both functions; or the vocabulary is too small.
@@ -232,10 +229,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
         raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error
 
 
-def _implementation(attention: Attention) -> str | None:
-    return None if attention == "auto" else attention
-
-
 def _weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
 
@@ -258,7 +251,7 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         model, info = auto.from_pretrained(
             name,
             config=config,
-            attn_implementation=_implementation(attention),
+            attn_implementation=None if attention == "auto" else attention,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # reported below, in one line
             output_loading_info=True,

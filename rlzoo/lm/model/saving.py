@@ -151,11 +151,10 @@ def _generation_config(
 
     These alone are left if transformers refuses to write it.
     """
-    ends = config.eos_token_id
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-    ends += [end for end in (tokenizer.eos_token_id, *sorted(stops)) if end is not None and end not in ends]
-    ends = list(dict.fromkeys(ends))
-    config.eos_token_id = None if not ends else ends[0] if len(ends) == 1 else ends
+    own = config.eos_token_id
+    own = [own] if own is None or isinstance(own, int) else own
+    ends = [end for end in dict.fromkeys([*own, tokenizer.eos_token_id, *sorted(stops)]) if end is not None]
+    config.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
     if config.pad_token_id is None:
         config.pad_token_id = tokenizer.pad_token_id
     try:

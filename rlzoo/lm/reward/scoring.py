@@ -84,8 +84,6 @@ class Scoring:
 
         Args:
             ended: whether each response ended with a stop token.
-            kl: see `kl`.
-            score: see `scores`, like `parts`.
         """
         names = self.score.parts if isinstance(self.score, WeightedSum) else ()
         treated, self.moments = self.treatment(score, ended, self.moments)

@@ -51,11 +51,7 @@ class Speaker:
 
     @classmethod
     def load(cls, name: Path | str, temperature: float, *args: Any) -> Speaker:
-        """A speaker from a directory or from the Hub. What its generation configuration stops at ends an answer.
-
-        Args:
-            args: further arguments of a speaker.
-        """
+        """A speaker from a directory or from the Hub. What its generation configuration stops at ends an answer."""
         tokenizer, actor = pretrained.load_tokenizer(name), pretrained.load_causal_lm(name)
         pretrained.check_vocabulary(actor, len(tokenizer), str(name))
         return cls(LanguageModel(actor, temperature=temperature), tokenizer, _stops(actor, tokenizer), *args)

@@ -8,8 +8,10 @@ import re
 import shutil
 import tempfile
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -334,12 +336,9 @@ class LanguageTask(Task):
         """Samples responses to the texts in turn, and the scores of each by name, if there are several."""
         generator = torch.Generator(self.setup.device).manual_seed(seed)
         samples: list[Sample] = []
-        parts: dict[str, list[float]] = {}
-
-        def on_token() -> None:
-            self.on_step(len(samples))
-
+        parts: dict[str, list[float]] = defaultdict(list)
         for batch in _batches(texts, responses):
+            on_token = partial(self.on_step, len(samples))
             buffer, prompts, said = self.respond(batch, generator, deterministic, on_token)
             on_token()
             with operation("scoring"):
@@ -347,7 +346,7 @@ class LanguageTask(Task):
                 tokens = buffer.obs.columns(0, buffer.mask.shape[1])
                 kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
             for name, scores in several.items():
-                parts.setdefault(name, []).extend(scores.tolist())
+                parts[name] += scores.tolist()
             total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
             columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), self.env.ended(buffer)))
             samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]

@@ -135,11 +135,8 @@ class Language(TaskSettings):
         given: Any = self.reward
         if given is None:
             return []
-        if isinstance(given, Mapping):
-            pairs = list(given.items())
-        else:
-            many = isinstance(given, (list, tuple))
-            pairs = [self._weighted(item) for item in (given if many else [given])]
+        items = given if isinstance(given, (list, tuple)) else [given]
+        pairs = list(given.items()) if isinstance(given, Mapping) else [self._weighted(item) for item in items]
         for score, weight in pairs:
             number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
             require(number and not isinstance(score, (int, float)), f"{_REWARD}, got {given!r}")
