@@ -273,7 +273,8 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         missing = []
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     require(not missing, f"{name} lacks weights that its config.json asks for: {', '.join(missing[:1])}{more}")
-    _own_memory(model)
+    for x in (*model.parameters(), *model.buffers()):  # in the mapped file, products round by the alignment of each
+        x.data = x.data.clone()
     if not hasattr(model.config, LICENSE) and (license := license_of(name)):
         setattr(model.config, LICENSE, license)
     return _ready(model, name)
@@ -288,15 +289,6 @@ def _check_floats(folder: Path, model: nn.Module) -> None:
                 kind = file.get_slice(key).get_dtype()
                 whole = kind[0] in "IU" and any(f".{name}".endswith(f".{key}") for name in names)
                 require(not whole, f"{path}: {key} is of integers ({kind}); weights must be floating-point numbers")
-
-
-def _own_memory(model: nn.Module) -> None:
-    """Copies parameters out of the memory-mapped file.
-
-    There they have the file's alignment, and products would round differently from file to file.
-    """
-    for x in (*model.parameters(), *model.buffers()):
-        x.data = x.data.clone()
 
 
 def _start_head(head: nn.Module, seed: int) -> None:

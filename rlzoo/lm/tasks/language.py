@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 import shutil
 import tempfile
 import weakref
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,14 +18,13 @@ from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
-from rlzoo.core.env import Array, Bools, Experience, env_name
+from rlzoo.core.env import Experience, env_name
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import check_sealed
 from rlzoo.core.system.functions import given_function
-from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
@@ -40,23 +36,20 @@ from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, causal_lm, merged, with_adapter
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
-from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.prompt import Prompts
-from rlzoo.lm.reward.scores import Score, call_score, call_scores, columns_for, missing_columns, score_name
+from rlzoo.lm.reward.scores import Score, call_score, columns_for, missing_columns, score_name
 from rlzoo.lm.reward.scoring import Scoring, load_scores
-from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
+from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment
 from rlzoo.lm.reward.turns import Reply, Turns
-from rlzoo.lm.tasks.samples import Sample, distinct_words, played
+from rlzoo.lm.tasks.samples import Sample, batches, distinct_words, played, respond, sample
 from rlzoo.lm.tasks.settings import Language, check_language
 
 START, ACTOR, ADAPTER = "start", "actor", "adapter"
 _MARK = "message"
-_ROWS = 64
-"""Responses that are sampled together in evaluations."""
 _CALIBRATION = 256
 """Responses of the reference whose scores give the fixed normalisation."""
 
@@ -81,7 +74,9 @@ class LanguageTask(Task):
         self._source = self._find_source()
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()
-        self.model = (self._build() if model is None else self._given(model)).to(setup.device)
+        if not (model is None or isinstance(model, LanguageModel)):
+            raise ConfigError(f"model: {setup.env} needs a LanguageModel, got a {type(model).__name__}")
+        self.model = (self._build() if model is None else model).to(setup.device)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
@@ -172,11 +167,6 @@ class LanguageTask(Task):
         vocabulary = len(self.model.policy.functional.weight)
         return AllowedTokens(given_function("allowed_tokens", spec, "legal"), score_name(spec), vocabulary)
 
-    def _given(self, model: ActorCritic) -> LanguageModel:
-        if not isinstance(model, LanguageModel):
-            raise ConfigError(f"model: {self.setup.env} needs a LanguageModel, got a {type(model).__name__}")
-        return model
-
     def _build(self) -> LanguageModel:
         settings = self.settings
         attention = settings.attention
@@ -264,31 +254,15 @@ class LanguageTask(Task):
         return experience
 
     def respond(
-        self,
-        prompts: Sequence[str],
-        generator: torch.Generator | None,
-        deterministic: bool = False,
-        on_token: Callable[[], None] = lambda: None,
+        self, prompts: Sequence[str], generator: torch.Generator | None, deterministic: bool = False
     ) -> tuple[Buffer, list[str], list[str]]:
-        """One response to each prompt, as a buffer whose rewards are those of turns, and `LMEnv.texts` of it.
-
-        Args:
-            on_token: called before each token of all responses.
-        """
-        env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic)
-
-        def actor(obs: Tokens, forced: Bools, starts: Bools) -> Array:
-            on_token()
-            return act(obs, forced, starts)
-
-        buffer = Collector(env, whole_episodes=True).collect(actor).buffer
-        return buffer.map(lambda x: x.to(self.setup.device)), *env.texts(buffer)
+        """See `rlzoo.lm.tasks.samples.respond`."""
+        return respond(self.env, prompts, generator, deterministic)
 
     def _moments_of_reference(self) -> Moments:
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
-        batches = _batches(self.env.prompts.texts, _CALIBRATION)
-        texts = (self.respond(batch, generator)[1:] for batch in batches)
+        texts = (self.respond(batch, generator)[1:] for batch in batches(self.env.prompts.texts, _CALIBRATION))
         return Moments.of(torch.cat([call_score(self.score, self.score_name, *some) for some in texts]))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
@@ -308,7 +282,7 @@ class LanguageTask(Task):
         return replace(result, further={**passes, **result.further})
 
     def _evaluate(self, texts: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
-        samples, parts = self._sample(texts, episodes, seed, deterministic)
+        samples, parts = sample(self.env, texts, episodes, seed, deterministic, self.on_step)
         logged = [x._asdict() for x in samples[: self.settings.log_samples]]
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
@@ -327,30 +301,7 @@ class LanguageTask(Task):
 
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
         """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
-        return self._sample(self.eval_texts, responses, seed, deterministic)[0]
-
-    @torch.no_grad()
-    def _sample(
-        self, texts: Sequence[str], responses: int, seed: int, deterministic: bool
-    ) -> tuple[list[Sample], dict[str, list[float]]]:
-        """Samples responses to the texts in turn, and the scores of each by name, if there are several."""
-        generator = torch.Generator(self.setup.device).manual_seed(seed)
-        samples: list[Sample] = []
-        parts: dict[str, list[float]] = defaultdict(list)
-        for batch in _batches(texts, responses):
-            on_token = partial(self.on_step, len(samples))
-            buffer, prompts, said = self.respond(batch, generator, deterministic, on_token)
-            on_token()
-            with operation("scoring"):
-                score, several = call_scores(self.score, self.score_name, prompts, said)
-                tokens = buffer.obs.columns(0, buffer.mask.shape[1])
-                kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
-            for name, scores in several.items():
-                parts[name] += scores.tolist()
-            total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
-            columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), self.env.ended(buffer)))
-            samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
-        return samples, parts
+        return sample(self.env, self.eval_texts, responses, seed, deterministic, self.on_step)[0]
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Samples responses to the evaluation prompts in turn, as text."""
@@ -366,12 +317,11 @@ class LanguageTask(Task):
             end = asked(_MARK, self.tokenizer).rpartition(_MARK)[2]
             if end and self.eval_texts[0].endswith(end):
                 prompts = [asked(x, self.tokenizer) for x in prompts]
-        task, unscored = self, missing_columns(self.score, prompts)
+        env, unscored = self.env, missing_columns(self.score, prompts)
         if unscored:
-            task = copy.copy(self)
-            task.env, task.score = copy.copy(self.env), _no_score
-            task.env.scoring = Scoring(_no_score)
-        samples, _ = task._sample(prompts, episodes, seed, deterministic)
+            env = copy.copy(env)
+            env.scoring = Scoring(lambda prompts, responses: [0.0] * len(responses))
+        samples, _ = sample(env, prompts, episodes, seed, deterministic, self.on_step)
         return played([x._replace(score=None) for x in samples] if unscored else samples)
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
@@ -419,13 +369,3 @@ class LanguageTask(Task):
         self.model.save_pretrained(self.tokenizer, folder, self.env.stop)
         license = getattr(causal_lm(self.model.actor).config, LICENSE, None)
         return {"base": self._base() or "", "license": license or ""}
-
-
-def _no_score(prompts: list[str], responses: list[str]) -> list[float]:
-    return [0.0] * len(responses)
-
-
-def _batches(texts: Sequence[str], n: int) -> Iterator[list[str]]:
-    """n texts, each in turn, in batches."""
-    cycle = itertools.cycle(texts)
-    return (list(itertools.islice(cycle, min(_ROWS, n - start))) for start in range(0, n, _ROWS))
