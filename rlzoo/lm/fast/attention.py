@@ -26,8 +26,12 @@ _PLAIN = frozenset({"dropout", "scaling", "is_causal", "position_ids", "use_cach
 
 def check_interfaces() -> None:
     """Raises `AttributeError` unless the parts of transformers used here, which may change, are as they should be."""
-    needed: list[tuple[Any, str]] = [(sdpa_mask, x) for x in ("attention_mask", "allow_is_causal_skip")]
-    for function, name in (*needed, (Cache, "layer_class_to_replicate")):
+    arguments: list[tuple[Any, str]] = [
+        (sdpa_mask, "attention_mask"),
+        (sdpa_mask, "allow_is_causal_skip"),
+        (Cache, "layer_class_to_replicate"),
+    ]
+    for function, name in arguments:
         if name not in inspect.signature(function).parameters:
             raise AttributeError(f"{function.__name__} has no argument {name}")
 
