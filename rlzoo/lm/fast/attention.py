@@ -88,30 +88,31 @@ def attention(
     if others and (unpadded is not None or not fused):
         raise ValueError(f"attention with {', '.join(others)} is none by plain products")
     if unpadded is not None:
-
-        def of_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-            return attention(module, query, key, value, mask, fused=fused, **more)[0]
-
-        return unpadded.attend(query, key, value, of_rows), None
+        of_rows = partial(attention, module, fused=fused, **more)
+        return unpadded.attend(query, key, value, lambda *x: of_rows(*x)[0]), None
     plain = not others and not more.get("dropout")
     short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(query.dtype, 0) and query.shape[2] > 1
     if fused and not (plain and short):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
-    causal = more.get("is_causal")
+    causal, scaling = more.get("is_causal"), more.get("scaling")
     causal = getattr(module, "is_causal", True) if causal is None else causal
+    query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
+    return _products(query, key, value, attention_mask, causal), None
+
+
+def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    """Attention of scaled queries by plain products. `causal` counts where there is no mask."""
     rows, heads, tokens, size = query.shape
-    groups, scaling = key.shape[1], more.get("scaling")
-    query = query * (size**-0.5 if scaling is None else scaling)
+    groups = key.shape[1]
     scores = query.reshape(rows, groups, -1, size) @ key.transpose(-1, -2)  # the heads of a group share its keys
     scores = scores.view(rows, heads, tokens, -1)
-    if attention_mask is None and causal:  # the queries are the last of the tokens that have keys
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
-        attention_mask = seen.tril(key.shape[2] - tokens)
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+    if mask is None and causal:  # the queries are the last of the tokens that have keys
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(key.shape[2] - tokens)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     probs = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     out = (probs.view(rows, groups, -1, probs.shape[-1]) @ value).view(rows, heads, tokens, -1)
-    return out.transpose(1, 2).contiguous(), None
+    return out.transpose(1, 2).contiguous()
 
 
 class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]

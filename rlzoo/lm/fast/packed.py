@@ -26,8 +26,6 @@ class Packed:
     changed.
 
     Args:
-        roots: modules whose linear layers are packed.
-        rows: rows of the products.
         precision: precision of the products; None for that of the weights.
     """
 

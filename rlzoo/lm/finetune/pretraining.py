@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,34 +19,27 @@ from rlzoo.lm.model.shuffled import Shuffled
 from rlzoo.lm.model.tokens import Tokens
 
 
+@dataclass(eq=False)
 class PretrainingLoss:
     """−γ·E[log π] per token of texts, as an auxiliary loss of a language model.
 
     Each objective gets the next texts. A natural-gradient update has one objective, PPO has one for each minibatch.
-
-    Args:
-        texts: token ids of each text, at least two.
-        coef: γ.
-        rows: texts for each objective; None for as many as the objective has rows.
-        micro_batch_tokens: tokens of a micro-batch; None for any number.
-        seed: seed of the order of texts.
     """
 
-    def __init__(
-        self,
-        texts: Sequence[Sequence[int]],
-        coef: float,
-        rows: int | None,
-        pad_token: int,
-        micro_batch_tokens: int | None = None,
-        seed: int | np.random.SeedSequence = 0,
-    ) -> None:
-        self.texts = [list(text) for text in texts]
-        self.coef = coef
-        self.rows = rows
-        self.pad_token = pad_token
-        self.micro_batch_tokens = micro_batch_tokens
-        self._order = Shuffled(len(self.texts), np.random.default_rng(seed))
+    texts: Sequence[Sequence[int]]
+    """Token ids of each text, at least two."""
+    coef: float
+    """γ."""
+    rows: int | None
+    """Texts for each objective; None for as many as the objective has rows."""
+    pad_token: int
+    micro_batch_tokens: int | None = None
+    """Tokens of a micro-batch; None for any number."""
+    seed: int | np.random.SeedSequence = 0
+    """Seed of the order of texts."""
+
+    def __post_init__(self) -> None:
+        self._order = Shuffled(len(self.texts), np.random.default_rng(self.seed))
 
     def draw(self, rows: int) -> list[Term]:
         """The loss on the next texts, one term for each micro-batch. Each process has its share of the texts."""

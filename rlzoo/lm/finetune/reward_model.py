@@ -48,9 +48,6 @@ def train_reward_model(
     No prompt is both trained on and held out. Gain and bias are calibrated on the held-out pairs, or on all pairs if
     none are held out.
 
-    Args:
-        on_epoch: called with the metrics after each epoch.
-
     Returns:
         The last epoch's metrics: `loss` (mean over the epoch), `held_out_loss` and `held_out_accuracy` of the held-out
         pairs (accuracy is the share whose chosen response has the higher score), `gain`, `bias`, and `cut`, the number
@@ -71,16 +68,15 @@ def train_reward_model(
     margins = torch.tensor([pair.margin for pair in pairs], device=net.device)
 
     def both_scores(batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        ids, attention = pad([rows[i][k] for k in (0, 1) for i in batch], int(tokenizer.pad_token_id or 0), "right")
-        chosen, rejected = last_scores(net, ids.to(net.device), attention.to(net.device)).chunk(2)
+        padded = pad([rows[i][k] for k in (0, 1) for i in batch], int(tokenizer.pad_token_id or 0), "right")
+        chosen, rejected = last_scores(net, *(x.to(net.device) for x in padded)).chunk(2)
         return chosen, rejected
 
     def loss(batch: Sequence[int]) -> Tensor:
         return preference_loss(*both_scores(batch), margins[batch], settings.centring).sum()
 
     def right(batch: Sequence[int]) -> Tensor:
-        chosen, rejected = both_scores(batch)
-        return (chosen > rejected).sum()
+        return torch.gt(*both_scores(batch)).sum()
 
     metrics: Metrics = {}
     counts = [1] * len(pairs)

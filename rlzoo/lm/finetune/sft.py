@@ -90,7 +90,6 @@ def sft(
 
     Args:
         texts: see `read_examples`.
-        on_epoch: called with the metrics after each epoch.
 
     Returns:
         The last epoch's metrics: `loss` (mean over the epoch), `held_out_loss` and `held_out_perplexity` = e^loss of

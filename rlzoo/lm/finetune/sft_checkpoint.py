@@ -34,12 +34,7 @@ class SFTCheckpoint:
     fit: SFTSettings
 
     def path(self, name: str, progress: Progress) -> Path:
-        """Directory of the checkpoint in the cache. If it is missing, one process makes it while the others wait.
-
-        Args:
-            name: name of the task.
-            progress: callbacks of the training.
-        """
+        """Directory of the task's checkpoint in the cache. If it is missing, one process makes it, the others wait."""
         source = "".join(inspect.getsource(module) for module in (padding, pretrained, saving, sft))
         versions = [importlib.metadata.version(package) for package in ("torch", "transformers", "tokenizers")]
         parts = list(self.texts), self.config, self.fit, versions, source

@@ -30,7 +30,6 @@ class TokenActor:
 
     Args:
         model: its weights must not change while the actor is used.
-        generator: source of randomness.
         deterministic: take the most probable token instead of a sample.
         whole_rows: number of rows in all processes; None if these are all.
         own: this process's rows among them.

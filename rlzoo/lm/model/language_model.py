@@ -56,11 +56,7 @@ class Trunk(nn.Module):
         return hidden.masked_fill(~tokens.acts.unsqueeze(-1), 0)
 
     def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
-        """The transformer's output for the last T of C tokens. The others are in a cache.
-
-        Args:
-            more: further arguments of the transformer.
-        """
+        """The transformer's output for the last T of C tokens. The others are in a cache."""
         device = next(self.base.parameters()).device
         token, attention = token.to(device, non_blocking=True), attention.to(device, non_blocking=True)
         if self._takes_positions and "position_ids" not in more:

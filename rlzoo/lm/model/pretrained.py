@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
@@ -29,13 +28,12 @@ from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.model import gguf
 from rlzoo.lm.model.hugging_face import license_of, loading, location, quiet
 from rlzoo.lm.model.precision import equal_but_for_rounding
-from rlzoo.lm.model.saving import LICENSE, SPECIAL_TOKENS
+from rlzoo.lm.model.saving import LICENSE, SPECIAL_TOKENS, read_config
 
 Attention = Literal["auto", "sdpa", "eager"]
 """Implementation of attention: fused (sdpa), or in plain operations (eager), with forward-mode derivatives. `auto` is
 the fused one where the architecture has it."""
 
-_DTYPE = "dtype" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56) else "torch_dtype"
 _MOST_LAYERS = 1000
 """Layers of a model that is loaded: a damaged configuration may ask for millions, which take hours to build."""
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -143,15 +141,13 @@ def new_causal_lm(
         _zero_dropout(complete)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         auto: Any = AutoModelForCausalLM
-        model = auto.from_config(complete, attn_implementation=_implementation(attention), trust_remote_code=False)
+        chosen = None if attention == "auto" else attention
+        model = auto.from_config(complete, attn_implementation=chosen, trust_remote_code=False)
     return _ready(model.float(), name)
 
 
 def located(name: str, progress: Progress = SILENT) -> str:
     """The directory or Hub name of a model: the converted file for a GGUF file or `smollm2`, the final actor of a run.
-
-    Args:
-        progress: callbacks of the conversion.
 
     Raises:
         ConfigError: it is a run that has no final actor, or a GGUF file that cannot be converted.
@@ -160,11 +156,8 @@ def located(name: str, progress: Progress = SILENT) -> str:
         return str(gguf.converted(gguf.smollm2(), progress))
     if name.lower().endswith(".gguf") and not Path(name).is_dir():
         return str(gguf.converted(Path(name), progress))
-    try:
-        record = json.loads(read_bytes(Path(name, "config.json")))
-    except (OSError, ValueError, RecursionError):
-        return name
-    if not (isinstance(record, dict) and {"algorithm", "env"} <= record.keys() and "model_type" not in record):
+    record = read_config(name)
+    if not {"algorithm", "env"} <= record.keys() or "model_type" in record:
         return name
     actor = Path(name, "actor")
     fault = f"{name} is a run of {record['env']} without actor/: a language run that has finished has one"
@@ -199,7 +192,6 @@ def initialise_from(
     Args:
         vocab_size: size of the tokenizer's vocabulary. A new model gets this many embeddings, a loaded one must have
             at least as many.
-        seed: seed of random weights.
 
     Raises:
         ConfigError: see both functions; or the vocabulary is too small.
@@ -237,10 +229,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
         raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error
 
 
-def _implementation(attention: Attention) -> str | None:
-    return None if attention == "auto" else attention
-
-
 def _weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
 
@@ -263,11 +251,11 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         model, info = auto.from_pretrained(
             name,
             config=config,
-            attn_implementation=_implementation(attention),
+            attn_implementation=None if attention == "auto" else attention,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # reported below, in one line
             output_loading_info=True,
-            **{_DTYPE: torch.float32},
+            dtype=torch.float32,
             **where,
         )
     _check_floats(folder, model)
@@ -285,7 +273,8 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         missing = []
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     require(not missing, f"{name} lacks weights that its config.json asks for: {', '.join(missing[:1])}{more}")
-    _own_memory(model)
+    for x in (*model.parameters(), *model.buffers()):  # in the mapped file, products round by the alignment of each
+        x.data = x.data.clone()
     if not hasattr(model.config, LICENSE) and (license := license_of(name)):
         setattr(model.config, LICENSE, license)
     return _ready(model, name)
@@ -300,15 +289,6 @@ def _check_floats(folder: Path, model: nn.Module) -> None:
                 kind = file.get_slice(key).get_dtype()
                 whole = kind[0] in "IU" and any(f".{name}".endswith(f".{key}") for name in names)
                 require(not whole, f"{path}: {key} is of integers ({kind}); weights must be floating-point numbers")
-
-
-def _own_memory(model: nn.Module) -> None:
-    """Copies parameters out of the memory-mapped file.
-
-    There they have the file's alignment, and products would round differently from file to file.
-    """
-    for x in (*model.parameters(), *model.buffers()):
-        x.data = x.data.clone()
 
 
 def _start_head(head: nn.Module, seed: int) -> None:

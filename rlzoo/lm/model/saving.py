@@ -33,16 +33,17 @@ def check_output(folder: Path | str, overwrite: bool = False) -> None:
     require(folder.is_dir() or not folder.exists(), f"{folder} is a file")
     if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
         return
-    require(_holds_model(folder), f"{folder} holds something other than a model")
+    require("model_type" in read_config(folder), f"{folder} holds something other than a model")
     require(overwrite, f"{folder} holds a model already; choose another folder, or replace it: --overwrite")
 
 
-def _holds_model(folder: Path) -> bool:
+def read_config(folder: Path | str) -> dict[str, Any]:
+    """The content of `config.json`; nothing if there is none that can be read."""
     try:
-        config = json.loads(read_bytes(folder / "config.json"))
+        config = json.loads(read_bytes(Path(folder, "config.json")))
     except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(config, dict) and "model_type" in config
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -150,11 +151,10 @@ def _generation_config(
 
     These alone are left if transformers refuses to write it.
     """
-    ends = config.eos_token_id
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
-    ends += [end for end in (tokenizer.eos_token_id, *sorted(stops)) if end is not None and end not in ends]
-    ends = list(dict.fromkeys(ends))
-    config.eos_token_id = None if not ends else ends[0] if len(ends) == 1 else ends
+    own = config.eos_token_id
+    own = [own] if own is None or isinstance(own, int) else own
+    ends = [end for end in dict.fromkeys([*own, tokenizer.eos_token_id, *sorted(stops)]) if end is not None]
+    config.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
     if config.pad_token_id is None:
         config.pad_token_id = tokenizer.pad_token_id
     try:

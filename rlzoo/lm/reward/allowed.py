@@ -33,10 +33,6 @@ class AllowedTokens:
     def __call__(self, rows: Sequence[list[int] | None], step: int) -> Bools:
         """Which tokens may come next in each row (N, V); none in a row that is None.
 
-        Args:
-            rows: tokens of each row.
-            step: number of the step, for messages.
-
         Raises:
             EnvError: the function raised, or did not return at least one token. The message names the row and the step.
         """

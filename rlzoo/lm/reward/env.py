@@ -39,10 +39,8 @@ class LMEnv(VectorEnv):
     An observation is one column of `Tokens`: the last token of each row.
 
     Args:
-        model: the policy.
         prompts: non-empty texts that fit into the model's context.
         scoring: how responses are rewarded, or a score alone.
-        generation: what a response may be.
         rows: N, the number of responses in a buffer, a multiple of the size of a group.
         reference: π_ref; by default a copy of the model.
         own: this process's rows, if others have the rest.

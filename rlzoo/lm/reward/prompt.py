@@ -40,7 +40,6 @@ class Prompts:
 
     Args:
         texts: a `Prompt` has columns for the score.
-        group_size: responses to each prompt.
         seed: seed of the order; None for that of the texts, each once.
     """
 

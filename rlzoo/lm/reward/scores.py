@@ -51,12 +51,8 @@ def load_score(spec: Any) -> Score:
         f"got {brief(score)}",
     )
     try:
-        signature = inspect.signature(score)
-    except ValueError:
-        return score  # some built-in functions have no signature
-    try:
         texts, named = _texts(score, [], [])
-        signature.bind(*texts, **named, **dict.fromkeys(_column_arguments(score)[1]))
+        _signature(score).bind(*texts, **named, **dict.fromkeys(_column_arguments(score)[1]))
     except TypeError as error:
         name = spec if isinstance(spec, str) else score_name(spec)
         raise ConfigError(f"reward {name!r} cannot be called with (prompts, responses): {error}") from error
@@ -136,7 +132,7 @@ def missing_columns(score: Score, prompts: Sequence[str]) -> list[str]:
 
 def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
     """Arguments of a score for columns, None for any; and those of them without a default."""
-    parameters = _parameters(score)
+    parameters = _signature(score).parameters
     _, texts = _texts(score, [], [])
     further = [x for name, x in parameters.items() if name not in (texts or list(parameters)[:2])]
     named = [x for x in further if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
@@ -146,18 +142,18 @@ def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
 
 def _texts(score: Score, prompts: list[str], responses: list[str]) -> tuple[list[Any], dict[str, Any]]:
     """Prompts and responses as positional arguments, or by name if one of the score's arguments is `completions`."""
-    parameters = _parameters(score)
+    parameters = _signature(score).parameters
     if "completions" not in parameters:
         return [prompts, responses], {}
     every = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     return [], {"completions": responses} | ({"prompts": prompts} if every or "prompts" in parameters else {})
 
 
-def _parameters(score: Score) -> dict[str, inspect.Parameter]:
+def _signature(score: Score) -> inspect.Signature:
     try:
-        return dict(inspect.signature(score).parameters)
-    except ValueError:
-        return {}  # some built-in functions have no signature
+        return inspect.signature(score)
+    except ValueError:  # some built-in functions have none
+        return inspect.signature(lambda prompts, responses: [])
 
 
 def _items(result: Any, count: int) -> list[Any] | None:

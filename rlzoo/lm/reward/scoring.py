@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +15,8 @@ from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.lm.model.language_model import LanguageModel, Reference
-from rlzoo.lm.reward.scores import Score, WeightedSum, call_scores
+from rlzoo.lm.reward.reward_model import RewardModel
+from rlzoo.lm.reward.scores import Score, WeightedSum, call_scores, load_score, score_name
 from rlzoo.lm.reward.shaping import (
     KL_ESTIMATORS,
     FixedKL,
@@ -79,8 +84,6 @@ class Scoring:
 
         Args:
             ended: whether each response ended with a stop token.
-            kl: see `kl`.
-            score: see `scores`, like `parts`.
         """
         names = self.score.parts if isinstance(self.score, WeightedSum) else ()
         treated, self.moments = self.treatment(score, ended, self.moments)
@@ -98,8 +101,7 @@ class Scoring:
         return reward, metrics
 
     def state_dict(self) -> dict[str, Any]:
-        moments = {"count": self.moments.count, "mean": self.moments.mean, "m2": self.moments.m2}
-        return {"beta": self.beta, "moments": moments}
+        return {"beta": self.beta, "moments": dataclasses.asdict(self.moments)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.beta = float(state["beta"])
@@ -107,3 +109,22 @@ class Scoring:
         if not (math.isfinite(self.beta + mean + m2) and min(self.beta, count, m2) >= 0):
             raise ValueError(f"beta {self.beta} and moments {state['moments']} of scores cannot be")
         self.moments = Moments(int(count), mean, m2)
+
+
+def load_scores(rewards: Sequence[tuple[Any, float]], device: str) -> tuple[Score, str]:
+    """Scores with weights, functions or names (see `load_score`) or directories of reward models, as one, and its name.
+
+    Raises:
+        ConfigError: one of them cannot be loaded.
+    """
+    parts: dict[str, tuple[Score, float]] = {}
+    for spec, weight in rewards:
+        is_model = isinstance(spec, str) and Path(spec).is_dir()
+        score = RewardModel.load(spec, device=device) if is_model else load_score(spec)
+        name = score_name(spec)
+        if len(rewards) == 1 and weight == 1:
+            return score, spec if isinstance(spec, str) else name
+        names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(2)))
+        free = next(x for x in names if x not in (*parts, "std"))  # score_std is another metric
+        parts[free] = score, weight
+    return WeightedSum(parts), "sum"

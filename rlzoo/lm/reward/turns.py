@@ -102,11 +102,7 @@ class Turns:
 
 
 class Talk:
-    """The tokens of N rows since a reset, and those of replies that are still to come.
-
-    Args:
-        prompts: tokens of each row's prompt.
-    """
+    """The tokens of N rows, which begin with their prompts, and those of replies that are still to come."""
 
     def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
         self.rows = [list(prompt) for prompt in prompts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +22,33 @@ from rlzoo.lm.reward.turns import decode
 from rlzoo.lm.tasks.language import LanguageTask
 
 
+@dataclass(eq=False)
 class Speaker:
     """A language model that answers messages, and remembers the conversation by its tokenizer's chat template.
 
     Without a template, each message is a text of its own, which the model continues.
-
-    Args:
-        model: answers are sampled from it, at its temperature and without any truncation.
-        stop: ids that end an answer.
-        max_new_tokens: largest number of tokens in an answer.
-        greedy: take the most probable token instead of a sample.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        tokenizer: PreTrainedTokenizerBase,
-        stop: frozenset[int],
-        max_new_tokens: int,
-        greedy: bool = False,
-        seed: int = 0,
-    ) -> None:
-        self.model, self.tokenizer, self.stop = model, tokenizer, stop
-        self.max_new_tokens, self.greedy = max_new_tokens, greedy
-        self.chats = tokenizer.chat_template is not None
-        self._context = pretrained.max_positions(model.actor)
-        self._generator = torch.Generator().manual_seed(seed)
+    model: LanguageModel
+    """Answers are sampled from it, at its temperature and without any truncation."""
+    tokenizer: PreTrainedTokenizerBase
+    stop: frozenset[int]
+    """Ids that end an answer."""
+    max_new_tokens: int
+    """Largest number of tokens in an answer."""
+    greedy: bool = False
+    """Take the most probable token instead of a sample."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.chats = self.tokenizer.chat_template is not None
+        self._context = pretrained.max_positions(self.model.actor)
+        self._generator = torch.Generator().manual_seed(self.seed)
         self.new()
 
     @classmethod
     def load(cls, name: Path | str, temperature: float, *args: Any) -> Speaker:
-        """A speaker from a directory or from the Hub. What its generation configuration stops at ends an answer.
-
-        Args:
-            args: further arguments of a speaker.
-        """
+        """A speaker from a directory or from the Hub. What its generation configuration stops at ends an answer."""
         tokenizer, actor = pretrained.load_tokenizer(name), pretrained.load_causal_lm(name)
         pretrained.check_vocabulary(actor, len(tokenizer), str(name))
         return cls(LanguageModel(actor, temperature=temperature), tokenizer, _stops(actor, tokenizer), *args)

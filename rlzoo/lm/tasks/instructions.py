@@ -38,11 +38,11 @@ def _has_keys(text: str, keys: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of instruction: its text, its arguments, and whether a response follows it."""
+    """A kind of instruction: its text, whether a response follows it, and the arguments of both."""
 
     text: str
-    arguments: Callable[[Random], list[Any]]
     follows: Callable[..., bool]
+    arguments: Callable[[Random], list[Any]] = lambda rng: []
     training: bool = True
     """Whether it is among the prompts of training; evaluations have all kinds."""
 
@@ -50,54 +50,44 @@ class Kind:
 KINDS = {
     "words": Kind(
         "Write exactly {} words about {subject}.",
-        lambda rng: [rng.randint(3, 8)],
         lambda text, n: len(_words(text)) == n,
+        lambda rng: [rng.randint(3, 8)],
     ),
-    "lower case": Kind(
-        "Write a sentence about {subject}. Use lower case letters only.",
-        lambda rng: [],
-        lambda text: text.islower(),
-    ),
-    "capitals": Kind(
-        "Write a sentence about {subject} in capital letters only.",
-        lambda rng: [],
-        lambda text: text.isupper(),
-    ),
+    "lower case": Kind("Write a sentence about {subject}. Use lower case letters only.", str.islower),
+    "capitals": Kind("Write a sentence about {subject} in capital letters only.", str.isupper),
     "json": Kind(
         'Describe {subject} as a JSON object with the keys "{}" and "{}". Write nothing else.',
-        lambda rng: rng.sample(["name", "colour", "size", "use", "age"], 2),
         lambda text, *keys: _has_keys(text, keys),
+        lambda rng: rng.sample(["name", "colour", "size", "use", "age"], 2),
     ),
     "question": Kind(
         "Write one sentence about {subject} that ends with a question mark.",
-        lambda rng: [],
         lambda text: text.rstrip().endswith("?"),
     ),
     "two words": Kind(
         'Write a sentence about {subject} that contains the words "{}" and "{}".',
-        lambda rng: rng.sample(WORDS, 2),
         lambda text, *words: set(words) <= set(_words(text.lower())),
+        lambda rng: rng.sample(WORDS, 2),
     ),
     "begins": Kind(
         'Write a sentence about {subject}. Begin with the word "{}".',
-        lambda rng: [rng.choice(WORDS)],
         lambda text, word: _words(text.lower())[:1] == [word],
+        lambda rng: [rng.choice(WORDS)],
     ),
     "no comma": Kind(
         "Write two sentences about {subject} without a comma.",
-        lambda rng: [],
         lambda text: "," not in text and len(re.findall(r"[.!?]", text)) == 2,
     ),
     "lines": Kind(
         "Write {} lines about {subject}.",
-        lambda rng: [rng.randint(2, 4)],
         lambda text, n: len([line for line in text.splitlines() if line.strip()]) == n,
+        lambda rng: [rng.randint(2, 4)],
         training=False,
     ),
     "ends": Kind(
         'Write a sentence about {subject} whose last word is "{}".',
-        lambda rng: [rng.choice(WORDS)],
         lambda text, word: _words(text.lower())[-1:] == [word],
+        lambda rng: [rng.choice(WORDS)],
         training=False,
     ),
 }

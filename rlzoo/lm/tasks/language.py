@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
-from rlzoo.core.env import Array, Bools, Experience, env_name
+from rlzoo.core.env import Experience, env_name
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import check_sealed
 from rlzoo.core.system.functions import given_function
-from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
-from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings, check_fisher_fraction
+from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
 from rlzoo.lm.finetune.chat import asked
 from rlzoo.lm.finetune.data import read_prompts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
@@ -37,35 +35,21 @@ from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, causal_lm, merged, with_adapter
-from rlzoo.lm.model.precision import has_bfloat16
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
-from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.prompt import Prompts
-from rlzoo.lm.reward.reward_model import RewardModel
-from rlzoo.lm.reward.scores import (
-    Score,
-    WeightedSum,
-    call_score,
-    call_scores,
-    columns_for,
-    load_score,
-    missing_columns,
-    score_name,
-)
-from rlzoo.lm.reward.scoring import Scoring
-from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment, sequence_kl
+from rlzoo.lm.reward.scores import Score, call_score, columns_for, missing_columns, score_name
+from rlzoo.lm.reward.scoring import Scoring, load_scores
+from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment
 from rlzoo.lm.reward.turns import Reply, Turns
-from rlzoo.lm.tasks.samples import Sample, distinct_words, summary, transcript
-from rlzoo.lm.tasks.settings import Language
+from rlzoo.lm.tasks.samples import Sample, batches, distinct_words, played, respond, sample
+from rlzoo.lm.tasks.settings import Language, check_language
 
 START, ACTOR, ADAPTER = "start", "actor", "adapter"
 _MARK = "message"
-_ROWS = 64
-"""Responses that are sampled together in evaluations."""
 _CALIBRATION = 256
 """Responses of the reference whose scores give the fixed normalisation."""
 
@@ -90,7 +74,9 @@ class LanguageTask(Task):
         self._source = self._find_source()
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()
-        self.model = (self._build() if model is None else self._given(model)).to(setup.device)
+        if not (model is None or isinstance(model, LanguageModel)):
+            raise ConfigError(f"model: {setup.env} needs a LanguageModel, got a {type(model).__name__}")
+        self.model = (self._build() if model is None else model).to(setup.device)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
@@ -121,43 +107,9 @@ class LanguageTask(Task):
 
     @classmethod
     def check(cls, settings: Language, setup: Setup) -> None:
-        algorithm = setup.algorithm
-        rows, each = settings.responses_per_batch, settings.responses_per_prompt
-        require(not setup.grouped or each > 1, "responses_per_prompt must be at least 2 for group advantages, got 1")
-        require(
-            rows % each == 0, f"responses_per_batch must be a multiple of responses_per_prompt = {each}, got {rows}"
-        )
-        check_fisher_fraction(setup, rows, "responses_per_batch")
-        has_precision = settings.precision == "float32" or has_bfloat16(setup.device)
-        require(has_precision, f"precision: {setup.device} does not compute in bfloat16; use float32")
-        require(
-            not (settings.attention == "sdpa" and setup.second_order),
-            f"attention: {algorithm} needs forward-mode derivatives, which sdpa does not have; use eager",
-        )
-        require(
-            not (settings.gradient_checkpointing and setup.second_order),
-            f"gradient_checkpointing has no forward-mode derivatives, which {algorithm} needs; use micro_batch_tokens",
-        )
-        require(
-            settings.beta_target is None or 0.2 * rows < settings.beta_horizon,
-            f"beta_horizon must be above a fifth of responses_per_batch = {rows}, got {settings.beta_horizon:g}",
-        )
-        require(settings.beta_target is None or settings.beta > 0, "beta must be above 0 to adapt to beta_target")
-        require(not setup.compile, "compile is not available for language models")
-        require(
-            settings.critic != "reward-model" or settings.reward_model is not None,
-            "critic: to start from the reward model, reward must be the directory of one",
-        )
+        check_language(settings, setup)
         one_turn = cls.own_reply is LanguageTask.own_reply and settings.reply is None
         require(not one_turn or settings.max_turns is None, "max_turns is for conversations: it needs reply")
-        fault = 'must be a directory, a Hub name or a loaded one, such as {}="gpt2", got {}'
-        for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
-            x = getattr(settings, name)
-            loaded = isinstance(x, base) or (name == "model" and hasattr(x, "merge_and_unload"))
-            named = x is None or isinstance(x, (str, Mapping))
-            require(loaded or named, f"{name} {fault.format(name, type(x).__name__)}")
-            remedy = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
-            require(named or name != "model" or settings.tokenizer is not None, remedy)
         for name, own in (("model", "own_sft"), ("prompts", "own_prompts"), ("reward", "own_score")):
             there = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
             require(there, f"{name} is missing: {setup.env} has none of its own")
@@ -195,25 +147,11 @@ class LanguageTask(Task):
         return pretrained.with_padding(tokenizer, "given")
 
     def _find_score(self) -> tuple[Score, str]:
-        rewards = self.settings.rewards
-        if not rewards:
-            score = self.own_score()
-            assert score is not None
-            return score, env_name(self.setup.env)
-        parts: dict[str, tuple[Score, float]] = {}
-        for spec, weight in rewards:
-            name = score_name(spec)
-            names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(2)))
-            free = next(x for x in names if x not in (*parts, "std"))  # score_std is another metric
-            parts[free] = self._load_score(spec), weight
-        ((first, weight),) = itertools.islice(parts.values(), 1)
-        if len(parts) == 1 and weight == 1:
-            return first, rewards[0][0] if isinstance(rewards[0][0], str) else score_name(rewards[0][0])
-        return WeightedSum(parts), "sum"
-
-    def _load_score(self, spec: Any) -> Score:
-        is_model = isinstance(spec, str) and Path(spec).is_dir()
-        return RewardModel.load(spec, device=self.setup.device) if is_model else load_score(spec)
+        if rewards := self.settings.rewards:
+            return load_scores(rewards, self.setup.device)
+        score = self.own_score()
+        assert score is not None
+        return score, env_name(self.setup.env)
 
     def _find_turns(self) -> Turns | None:
         spec, most = self.settings.reply, self.settings.max_turns
@@ -228,11 +166,6 @@ class LanguageTask(Task):
             return None
         vocabulary = len(self.model.policy.functional.weight)
         return AllowedTokens(given_function("allowed_tokens", spec, "legal"), score_name(spec), vocabulary)
-
-    def _given(self, model: ActorCritic) -> LanguageModel:
-        if not isinstance(model, LanguageModel):
-            raise ConfigError(f"model: {self.setup.env} needs a LanguageModel, got a {type(model).__name__}")
-        return model
 
     def _build(self) -> LanguageModel:
         settings = self.settings
@@ -270,6 +203,7 @@ class LanguageTask(Task):
             self._find_allowed(),
         )
         texts = self._read_prompts("prompts") or self.own_prompts()
+        own = processes.own_rows(settings.responses_per_batch, "responses_per_batch")
         return LMEnv(
             self.model,
             self.tokenizer,
@@ -277,13 +211,8 @@ class LanguageTask(Task):
             Scoring(self.score, self.score_name, settings.kl_estimator, control, treatment),
             generation,
             rows=settings.responses_per_batch,
-            own=self._own_rows(),
+            own=own if processes.size() > 1 else None,
         )
-
-    def _own_rows(self) -> slice | None:
-        """This process's rows of a buffer; None if they are all."""
-        rows = processes.own_rows(self.settings.responses_per_batch, "responses_per_batch")
-        return rows if processes.size() > 1 else None
 
     def _find_eval_prompts(self) -> list[str]:
         if prompts := self._read_prompts("eval_prompts"):
@@ -312,8 +241,8 @@ class LanguageTask(Task):
         )
 
     def actor(self) -> TokenActor:
-        rows, own = self.settings.responses_per_batch, self._own_rows()
-        return TokenActor(self.model, self.generator, whole_rows=rows, own=own or slice(0, rows))
+        rows = self.settings.responses_per_batch
+        return TokenActor(self.model, self.generator, whole_rows=rows, own=processes.own_rows(rows))
 
     def collect(self) -> Experience:
         if self.settings.score_normalization == "reference" and not self.env.scoring.moments.count:
@@ -325,31 +254,15 @@ class LanguageTask(Task):
         return experience
 
     def respond(
-        self,
-        prompts: Sequence[str],
-        generator: torch.Generator | None,
-        deterministic: bool = False,
-        on_token: Callable[[], None] = lambda: None,
+        self, prompts: Sequence[str], generator: torch.Generator | None, deterministic: bool = False
     ) -> tuple[Buffer, list[str], list[str]]:
-        """One response to each prompt, as a buffer whose rewards are those of turns, and `LMEnv.texts` of it.
-
-        Args:
-            on_token: called before each token of all responses.
-        """
-        env, act = self.env.over(prompts), TokenActor(self.model, generator, deterministic)
-
-        def actor(obs: Tokens, forced: Bools, starts: Bools) -> Array:
-            on_token()
-            return act(obs, forced, starts)
-
-        buffer = Collector(env, whole_episodes=True).collect(actor).buffer
-        return buffer.map(lambda x: x.to(self.setup.device)), *env.texts(buffer)
+        """See `rlzoo.lm.tasks.samples.respond`."""
+        return respond(self.env, prompts, generator, deterministic)
 
     def _moments_of_reference(self) -> Moments:
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
-        batches = _batches(self.env.prompts.texts, _CALIBRATION)
-        texts = (self.respond(batch, generator)[1:] for batch in batches)
+        texts = (self.respond(batch, generator)[1:] for batch in batches(self.env.prompts.texts, _CALIBRATION))
         return Moments.of(torch.cat([call_score(self.score, self.score_name, *some) for some in texts]))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
@@ -369,7 +282,7 @@ class LanguageTask(Task):
         return replace(result, further={**passes, **result.further})
 
     def _evaluate(self, texts: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
-        samples, parts = self._sample(texts, episodes, seed, deterministic)
+        samples, parts = sample(self.env, texts, episodes, seed, deterministic, self.on_step)
         logged = [x._asdict() for x in samples[: self.settings.log_samples]]
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
@@ -388,39 +301,12 @@ class LanguageTask(Task):
 
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
         """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
-        return self._sample(self.eval_texts, responses, seed, deterministic)[0]
-
-    @torch.no_grad()
-    def _sample(
-        self, texts: Sequence[str], responses: int, seed: int, deterministic: bool
-    ) -> tuple[list[Sample], dict[str, list[float]]]:
-        """Samples responses to the texts in turn, and the scores of each by name, if there are several."""
-        generator = torch.Generator(self.setup.device).manual_seed(seed)
-        samples: list[Sample] = []
-        parts: dict[str, list[float]] = {}
-
-        def on_token() -> None:
-            self.on_step(len(samples))
-
-        for batch in _batches(texts, responses):
-            buffer, prompts, said = self.respond(batch, generator, deterministic, on_token)
-            on_token()
-            with operation("scoring"):
-                score, several = call_scores(self.score, self.score_name, prompts, said)
-                tokens = buffer.obs.columns(0, buffer.mask.shape[1])
-                kl = self.model.distribution(tokens).kl(self.env.reference.distribution(tokens))
-            for name, scores in several.items():
-                parts.setdefault(name, []).extend(scores.tolist())
-            total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
-            columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), self.env.ended(buffer)))
-            samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
-        return samples, parts
+        return sample(self.env, self.eval_texts, responses, seed, deterministic, self.on_step)[0]
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Samples responses to the evaluation prompts in turn, as text."""
         require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
-        samples = self.sample(episodes, seed=seed, deterministic=deterministic)
-        return Played(samples, transcript(samples), summary(samples))
+        return played(self.sample(episodes, seed=seed, deterministic=deterministic))
 
     def respond_to(self, prompts: Sequence[str], episodes: int, *, seed: int, deterministic: bool = False) -> Played:
         """Samples responses to these prompts in turn, as text; without scores if the score takes a column of prompts.
@@ -431,14 +317,12 @@ class LanguageTask(Task):
             end = asked(_MARK, self.tokenizer).rpartition(_MARK)[2]
             if end and self.eval_texts[0].endswith(end):
                 prompts = [asked(x, self.tokenizer) for x in prompts]
-        task, unscored = self, missing_columns(self.score, prompts)
+        env, unscored = self.env, missing_columns(self.score, prompts)
         if unscored:
-            task, scoring = copy.copy(self), copy.copy(self.env.scoring)
-            task.env, task.score = copy.copy(self.env), _no_score
-            task.env.scoring, scoring.score = scoring, _no_score
-        samples, _ = task._sample(prompts, episodes, seed, deterministic)
-        samples = [x._replace(score=None) for x in samples] if unscored else samples
-        return Played(samples, transcript(samples), summary(samples))
+            env = copy.copy(env)
+            env.scoring = Scoring(lambda prompts, responses: [0.0] * len(responses))
+        samples, _ = sample(env, prompts, episodes, seed, deterministic, self.on_step)
+        return played([x._replace(score=None) for x in samples] if unscored else samples)
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
         actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR
@@ -485,13 +369,3 @@ class LanguageTask(Task):
         self.model.save_pretrained(self.tokenizer, folder, self.env.stop)
         license = getattr(causal_lm(self.model.actor).config, LICENSE, None)
         return {"base": self._base() or "", "license": license or ""}
-
-
-def _no_score(prompts: list[str], responses: list[str]) -> list[float]:
-    return [0.0] * len(responses)
-
-
-def _batches(texts: Sequence[str], n: int) -> Iterator[list[str]]:
-    """n texts, each in turn, in batches."""
-    cycle = itertools.cycle(texts)
-    return (list(itertools.islice(cycle, min(_ROWS, n - start))) for start in range(0, n, _ROWS))

@@ -1,13 +1,30 @@
-"""Responses with their measures, as evaluations and `rlzoo play` show them."""
+"""Samples of a policy: responses with their measures, as evaluations and `rlzoo play` show them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.collector import Collector
+from rlzoo.core.env import Array, Bools
+from rlzoo.core.evaluation import OnStep, Played
+from rlzoo.core.system.progress import operation
 from rlzoo.core.system.screen import printable
+from rlzoo.lm.model.acting import TokenActor
+from rlzoo.lm.model.tokens import Tokens
+from rlzoo.lm.reward.env import LMEnv
+from rlzoo.lm.reward.scores import call_scores
+from rlzoo.lm.reward.shaping import sequence_kl
+
+_ROWS = 64
+"""Responses that are sampled together."""
 
 
 class Sample(NamedTuple):
@@ -23,6 +40,63 @@ class Sample(NamedTuple):
     """Number of tokens."""
     ended: bool
     """Whether the response has a stop token, rather than reaching the limit."""
+
+
+def respond(
+    env: LMEnv,
+    prompts: Sequence[str],
+    generator: torch.Generator | None,
+    deterministic: bool = False,
+    on_token: Callable[[], None] = lambda: None,
+) -> tuple[Buffer, list[str], list[str]]:
+    """One response to each prompt, as a buffer whose rewards are those of turns, and `LMEnv.texts` of it.
+
+    Args:
+        on_token: called before each token of all responses.
+    """
+    env, act = env.over(prompts), TokenActor(env.model, generator, deterministic)
+
+    def actor(obs: Tokens, forced: Bools, starts: Bools) -> Array:
+        on_token()
+        return act(obs, forced, starts)
+
+    buffer = Collector(env, whole_episodes=True).collect(actor).buffer
+    device = next(env.model.parameters()).device
+    return buffer.map(lambda x: x.to(device)), *env.texts(buffer)
+
+
+@torch.no_grad()
+def sample(
+    env: LMEnv, texts: Sequence[str], n: int, seed: int, deterministic: bool, on_step: OnStep
+) -> tuple[list[Sample], dict[str, list[float]]]:
+    """Samples n responses to the texts in turn, and the scores of each by name, if there are several.
+
+    Args:
+        on_step: called before each token with the number of complete responses.
+    """
+    generator = torch.Generator(next(env.model.parameters()).device).manual_seed(seed)
+    samples: list[Sample] = []
+    parts: dict[str, list[float]] = defaultdict(list)
+    for batch in batches(texts, n):
+        on_token = partial(on_step, len(samples))
+        buffer, prompts, said = respond(env, batch, generator, deterministic, on_token)
+        on_token()
+        with operation("scoring"):
+            score, several = call_scores(env.scoring.score, env.scoring.name, prompts, said)
+            tokens = buffer.obs.columns(0, buffer.mask.shape[1])
+            kl = env.model.distribution(tokens).kl(env.reference.distribution(tokens))
+        for name, scores in several.items():
+            parts[name] += scores.tolist()
+        total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
+        columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), env.ended(buffer)))
+        samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
+    return samples, parts
+
+
+def batches(texts: Sequence[str], n: int) -> Iterator[list[str]]:
+    """n texts, each in turn, in batches."""
+    cycle = itertools.cycle(texts)
+    return (list(itertools.islice(cycle, min(_ROWS, n - start))) for start in range(0, n, _ROWS))
 
 
 def distinct_words(response: str) -> float:
@@ -43,6 +117,11 @@ def transcript(samples: Sequence[Sample]) -> str:
     score = _mean_score(samples)
     mean = "" if score is None else f"mean score {score:.4g}, "
     return "\n".join([*lines, f"{mean}mean KL {kl:.4g} nats over {len(samples)} responses"])
+
+
+def played(samples: Sequence[Sample]) -> Played:
+    """Responses for display."""
+    return Played(samples, transcript(samples), summary(samples))
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive, Range
-from rlzoo.core.task import TaskSettings
+from rlzoo.core.task import Setup, TaskSettings, check_fisher_fraction
+from rlzoo.lm.model.precision import has_bfloat16
 
 Text = Annotated[str, OrObject()]
 _SMALL = 10_000_000
@@ -132,11 +135,8 @@ class Language(TaskSettings):
         given: Any = self.reward
         if given is None:
             return []
-        if isinstance(given, Mapping):
-            pairs = list(given.items())
-        else:
-            many = isinstance(given, (list, tuple))
-            pairs = [self._weighted(item) for item in (given if many else [given])]
+        items = given if isinstance(given, (list, tuple)) else [given]
+        pairs = list(given.items()) if isinstance(given, Mapping) else [self._weighted(item) for item in items]
         for score, weight in pairs:
             number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
             require(number and not isinstance(score, (int, float)), f"{_REWARD}, got {given!r}")
@@ -160,6 +160,39 @@ class Language(TaskSettings):
         """Directory of the first reward model among the scores."""
         names = (name for name, _ in self.rewards if isinstance(name, str))
         return next((name for name in names if Path(name).is_dir()), None)
+
+
+def check_language(settings: Language, setup: Setup) -> None:
+    """Raises `ConfigError` if the settings do not go together, or do not fit the rest of the run."""
+    algorithm = setup.algorithm
+    rows, each = settings.responses_per_batch, settings.responses_per_prompt
+    require(not setup.grouped or each > 1, "responses_per_prompt must be at least 2 for group advantages, got 1")
+    require(rows % each == 0, f"responses_per_batch must be a multiple of responses_per_prompt = {each}, got {rows}")
+    check_fisher_fraction(setup, rows, "responses_per_batch")
+    has_precision = settings.precision == "float32" or has_bfloat16(setup.device)
+    require(has_precision, f"precision: {setup.device} does not compute in bfloat16; use float32")
+    if setup.second_order:
+        fault = f"attention: {algorithm} needs forward-mode derivatives, which sdpa does not have; use eager"
+        require(settings.attention != "sdpa", fault)
+        lacks = f"has no forward-mode derivatives, which {algorithm} needs; use micro_batch_tokens"
+        require(not settings.gradient_checkpointing, f"gradient_checkpointing {lacks}")
+    if settings.beta_target is not None:
+        fault = f"beta_horizon must be above a fifth of responses_per_batch = {rows}, got {settings.beta_horizon:g}"
+        require(0.2 * rows < settings.beta_horizon, fault)
+        require(settings.beta > 0, "beta must be above 0 to adapt to beta_target")
+    require(not setup.compile, "compile is not available for language models")
+    require(
+        settings.critic != "reward-model" or settings.reward_model is not None,
+        "critic: to start from the reward model, reward must be the directory of one",
+    )
+    fault = 'must be a directory, a Hub name or a loaded one, such as {}="gpt2", got {}'
+    for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
+        x = getattr(settings, name)
+        loaded = isinstance(x, base) or (name == "model" and hasattr(x, "merge_and_unload"))
+        named = x is None or isinstance(x, (str, Mapping))
+        require(loaded or named, f"{name} {fault.format(name, type(x).__name__)}")
+        remedy = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
+        require(named or name != "model" or settings.tokenizer is not None, remedy)
 
 
 def _is_small(model: Any) -> bool:
