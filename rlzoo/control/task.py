@@ -184,8 +184,10 @@ class ControlTask(EnvTask):
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
-        if source_of(self.settings, self.setup).vector_env is not None:
-            self._restart()
+        if source_of(self.settings, self.setup).vector_env is not None:  # that of the training: new episodes start
+            self.collector.restart()
+            if self.model.reward_scale is not None:
+                self.model.reward_scale.running.zero_()
         return evaluation
 
     def evaluation_copies(self, episodes: int) -> int:
@@ -198,12 +200,6 @@ class ControlTask(EnvTask):
         """Plays episodes in a window, or records them at the environment's own frame rate."""
         actor = partial(self.evaluation_actor, deterministic=deterministic)
         return Played.of(watch(source_of(self.settings, self.setup), actor, episodes, seed, video))
-
-    def _restart(self) -> None:
-        """Starts new episodes, after an evaluation in the environment of the training."""
-        self.collector.restart()
-        if self.model.reward_scale is not None:
-            self.model.reward_scale.running.zero_()
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
         env: Any = self.env
