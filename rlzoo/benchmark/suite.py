@@ -102,7 +102,7 @@ def load_suite(name: Path | str) -> Suite:
     seeds = _seeds(document, content.pop("seeds"))
     content = {"title": document.path.stem} | content
     suite: Suite = _make(
-        document, (), Suite, content, name=document.path.stem, algorithms={}, environments={}, seeds=seeds, jobs=()
+        document, (), Suite, content, name=document.path.stem, algorithms={}, environments={}, seeds=seeds
     )
     for label, entry in algorithms.items():
         suite.algorithms[label] = _make(document, ("algorithms", label), Entry, entry)
