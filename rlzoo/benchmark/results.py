@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlzoo.benchmark.job import Failure, Outcome
+from rlzoo.benchmark.job import Failure, Key, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.system.errors import RunError, require
 from rlzoo.core.system.files import naming, read_bytes
@@ -27,9 +27,6 @@ from rlzoo.runs.files import read_jsonl, write_atomically
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"
-
-Key = tuple[str, str, int]
-"""Label, environment and seed of a job."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlzoo.benchmark.job import Outcome, finite_numbers
-from rlzoo.benchmark.results import Key, Results, holds_results
+from rlzoo.benchmark.job import Key, Outcome, finite_numbers
+from rlzoo.benchmark.results import Results, holds_results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.screen import one_line
