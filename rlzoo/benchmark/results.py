@@ -21,7 +21,7 @@ from typing import Any
 from rlzoo.benchmark.job import Failure, Key, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.system.errors import RunError, require
-from rlzoo.core.system.files import naming, read_bytes
+from rlzoo.core.system.files import memory, naming, read_bytes
 from rlzoo.runs.configuration.record import git_commit, other_format, unequal_versions, versions
 from rlzoo.runs.files import read_jsonl, write_atomically
 
@@ -243,8 +243,8 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        machine["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    if hasattr(os, "sysconf"):
+        machine["memory_gib"] = round(memory() / 2**30, 1)
     return machine
 
 
