@@ -117,13 +117,11 @@ def load_suite(name: Path | str) -> Suite:
 
 def _path_of(name: str) -> Path:
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise ConfigError(f"{path}: there is no such file")
+    if path.is_file():
         return path
+    require(path.suffix not in (".yaml", ".yml"), f"{path}: there is no such file")
     suites = known_suites()
-    if name not in suites:
-        raise ConfigError(f"{no_such('suite', name, suites)} (rlzoo list shows them; a file ends in .yaml)")
+    require(name in suites, f"{no_such('suite', name, suites)} (rlzoo list shows them; a file ends in .yaml)")
     return suites[name]
 
 
