@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from rlzoo.benchmark.job import Failure, Job, Outcome, run_job
+from rlzoo.benchmark.job import Failure, Job, Key, Outcome, run_job
 from rlzoo.core.system.cache import cache_directory
 from rlzoo.core.system.errors import ConfigError, described
 
@@ -36,27 +36,24 @@ Cluster = AbstractContextManager[tuple[Callable[[Job], Handle], int]]
 
 def on_cluster(connect: Callable[[int], Cluster], jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
     """Outcomes of the jobs in the order in which they finish. A job whose process is killed runs a second time."""
-    waiting, killed = [*reversed(jobs)], set[tuple[str, str, int]]()
-    running: dict[tuple[str, str, int], tuple[Job, Handle]] = {}
+    waiting, killed = [*reversed(jobs)], set[Key]()
+    running: dict[Key, tuple[Job, Handle]] = {}
     with connect(workers) as (submit, room):
         while waiting or running:
             while waiting and len(running) < room:
                 job = waiting.pop()
                 running[job.key] = job, submit(job)
             time.sleep(0.1)
-            for key, (job, handle) in [*running.items()]:
-                if not handle.done():
-                    continue
-                del running[key]
+            for key in [key for key, (_, handle) in running.items() if handle.done()]:
+                job, handle = running.pop(key)
                 try:
-                    outcome = handle.result()
+                    yield handle.result()
                 except Exception as error:
-                    if key not in killed:
+                    if key in killed:
+                        yield Failure(*key, described(error)[:200], traceback.format_exc())
+                    else:
                         killed.add(key)
                         waiting.append(job)
-                        continue
-                    outcome = Failure(*key, described(error)[:200], traceback.format_exc())
-                yield outcome
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ A peer is an adapter that trains an algorithm of another library.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import traceback
@@ -49,6 +50,10 @@ class Peer(Protocol):
         """Trains for `settings["total_steps"]` steps, and calls `watch` before the first and after every update."""
 
 
+Key = tuple[str, str, int]
+"""Label, environment and seed of a job."""
+
+
 @dataclass(frozen=True)
 class Labelled:
     """What identifies a job in its suite."""
@@ -58,7 +63,7 @@ class Labelled:
     seed: int
 
     @property
-    def key(self) -> tuple[str, str, int]:
+    def key(self) -> Key:
         return self.label, self.env, self.seed
 
 
@@ -143,17 +148,15 @@ def load_peer(spec: str) -> Peer:
 def _train(job: Job, watch: _Recorder) -> None:
     settings = dict(job.settings)
     trainer = Trainer(make_config(settings.pop("algorithm"), job.env, seed=job.seed, **settings))
-    try:
+    with contextlib.closing(trainer.task) as task:
         updates = Updates(trainer) if job.measure_updates else None
-        watch(0, trainer.task.evaluate)
+        watch(0, task.evaluate)
         for iteration in trainer:
             if updates is not None:
                 updates.add(iteration)
-            watch(trainer.step, trainer.task.evaluate)
+            watch(trainer.step, task.evaluate)
         if updates is not None:
             watch.updates = finite_numbers(updates.summary())
-    finally:
-        trainer.task.close()
 
 
 class _Recorder:
@@ -165,15 +168,11 @@ class _Recorder:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.steps: list[int] = []
-        self.returns: dict[bool, list[float]] = {False: [], True: []}
-        """Of stochastic and deterministic evaluations."""
-        self.final: dict[bool, float] = {}
-        self.further: dict[str, float] = {}
-        self.metrics: list[dict[str, float]] = []
-        """Of each stochastic evaluation."""
-        self.samples: dict[str, list[dict[str, Any]]] = {}
-        self.updates: dict[str, float] = {}
         self.seconds: list[float] = []
+        self.evaluations: dict[bool, list[Evaluation]] = {False: [], True: []}
+        """Stochastic and deterministic ones."""
+        self.final: dict[bool, Evaluation] = {}
+        self.updates: dict[str, float] = {}
         self._elapsed = 0.0
         self._since = time.perf_counter()
 
@@ -185,43 +184,40 @@ class _Recorder:
         if not self.steps or intervals > self.steps[-1] // job.eval_interval or end:
             self.steps.append(step)
             self.seconds.append(round(self._elapsed, 3))
-            for deterministic, returns in self.returns.items():
-                returns.append(self._mean_return(evaluate, job.eval_episodes, intervals, deterministic))
+            for deterministic, evaluations in self.evaluations.items():
+                evaluations.append(self._evaluate(evaluate, job.eval_episodes, intervals, deterministic))
                 if end:
-                    self.final[deterministic] = self._mean_return(evaluate, job.final_episodes, -1, deterministic)
+                    self.final[deterministic] = self._evaluate(evaluate, job.final_episodes, -1, deterministic)
         self._since = time.perf_counter()
 
-    def _mean_return(self, evaluate: Evaluate, episodes: int, turn: int, deterministic: bool) -> float:
+    def _evaluate(self, evaluate: Evaluate, episodes: int, turn: int, deterministic: bool) -> Evaluation:
         seed = streams.number(streams.stream(self.job.seed, "benchmark", turn + 1))
-        evaluation = evaluate(episodes, seed=seed, deterministic=deterministic)
-        if not deterministic:
-            self._add(evaluation, final=turn == -1)
-        return round(evaluation.mean_return, 6)
-
-    def _add(self, evaluation: Evaluation, final: bool) -> None:
-        """Keeps the metrics and the samples of a stochastic evaluation."""
-        metrics = finite_numbers(evaluation.further)
-        samples = list(evaluation.further.get("samples", []))
-        if samples:
-            metrics["mean_length"] = round(float(evaluation.lengths.mean()), 6)
-        if final:
-            self.further = metrics
-        else:
-            self.metrics.append(metrics)
-        if samples and final:
-            self.samples |= {"after": samples, "farthest": [evaluation.further["farthest"]]}
-        elif samples:
-            self.samples.setdefault("before", samples)
+        return evaluate(episodes, seed=seed, deterministic=deterministic)
 
     def outcome(self) -> Outcome:
         if not self.final:
             raise RuntimeError(f"training ended before step {self.job.settings['total_steps']}")
-        shared = [name for name in self.metrics[0] if all(name in metrics for metrics in self.metrics)]
-        course = {name: [metrics[name] for metrics in self.metrics] for name in shared}
+        stochastic, deterministic = ([round(x.mean_return, 6) for x in kind] for kind in self.evaluations.values())
+        final_stochastic, final_deterministic = (round(x.mean_return, 6) for x in self.final.values())
+        first, last = self.evaluations[False][0].further, self.final[False].further
+        samples = {}
+        if last.get("samples"):
+            samples = {"before": first["samples"], "after": last["samples"], "farthest": [last["farthest"]]}
+        metrics = [_metrics(x) for x in self.evaluations[False]]
+        shared = [name for name in metrics[0] if all(name in x for x in metrics)]
+        course = {name: [x[name] for x in metrics] for name in shared}
         return Outcome(
-            *self.job.key, self.job.settings, self.steps, self.returns[False], self.returns[True], self.final[False],
-            self.final[True], self.further, self.seconds, self.updates, course, self.samples,
+            *self.job.key, self.job.settings, self.steps, stochastic, deterministic, final_stochastic,
+            final_deterministic, _metrics(self.final[False]), self.seconds, self.updates, course, samples,
         )  # fmt: skip
+
+
+def _metrics(evaluation: Evaluation) -> dict[str, float]:
+    """The task's own metrics, and for a language model the mean length of its responses."""
+    metrics = finite_numbers(evaluation.further)
+    if evaluation.further.get("samples"):
+        metrics["mean_length"] = round(float(evaluation.lengths.mean()), 6)
+    return metrics
 
 
 def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:

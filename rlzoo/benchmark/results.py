@@ -18,18 +18,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rlzoo.benchmark.job import Failure, Outcome
+from rlzoo.benchmark.job import Failure, Key, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.system.errors import RunError, require
-from rlzoo.core.system.files import naming, read_bytes
+from rlzoo.core.system.files import memory, naming, read_bytes
 from rlzoo.runs.configuration.record import git_commit, other_format, unequal_versions, versions
 from rlzoo.runs.files import read_jsonl, write_atomically
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"
-
-Key = tuple[str, str, int]
-"""Label, environment and seed of a job."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +243,8 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
     }
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        machine["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    if hasattr(os, "sysconf"):
+        machine["memory_gib"] = round(memory() / 2**30, 1)
     return machine
 
 

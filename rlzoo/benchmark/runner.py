@@ -144,7 +144,7 @@ def _keyed(item: tuple[Callable[[Any], Any], Any, Any]) -> tuple[Any, Any]:
 
 
 def parallel(work: Callable[[T], R], items: Iterable[T], workers: int, threads: int = 1) -> Iterator[R]:
-    """Results of `work` in the order in which they are ready, from processes with one thread each.
+    """Results of `work` in the order in which they are ready, from processes with `threads` threads each.
 
     An item is drawn when a process is free for it.
     """

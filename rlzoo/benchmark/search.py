@@ -220,15 +220,13 @@ def _run_trial(work: tuple[_Problem, int]) -> str:
 def curve(algorithm: str, env: str, settings: Mapping[str, Any], seed: int) -> Iterator[float]:
     """Mean returns of the stochastic evaluations of a run, as it trains."""
     trainer = Trainer(make_config(algorithm, env, **{**settings, "seed": seed}))
-    try:
+    with contextlib.closing(trainer.task) as task:
         interval, number = trainer.config.total_steps / EVALUATIONS, 0
         while not trainer.done:
             trainer.iterate()
             while trainer.step >= interval * (number + 1) and number < EVALUATIONS:
-                yield trainer.task.evaluate(_EPISODES, seed=number).mean_return
+                yield task.evaluate(_EPISODES, seed=number).mean_return
                 number += 1
-    finally:
-        trainer.task.close()
 
 
 def score_of(returns: Sequence[float]) -> float:

@@ -102,7 +102,7 @@ def load_suite(name: Path | str) -> Suite:
     seeds = _seeds(document, content.pop("seeds"))
     content = {"title": document.path.stem} | content
     suite: Suite = _make(
-        document, (), Suite, content, name=document.path.stem, algorithms={}, environments={}, seeds=seeds, jobs=()
+        document, (), Suite, content, name=document.path.stem, algorithms={}, environments={}, seeds=seeds
     )
     for label, entry in algorithms.items():
         suite.algorithms[label] = _make(document, ("algorithms", label), Entry, entry)
@@ -117,13 +117,11 @@ def load_suite(name: Path | str) -> Suite:
 
 def _path_of(name: str) -> Path:
     path = Path(name)
-    if path.suffix in (".yaml", ".yml") or path.is_file():
-        if not path.is_file():
-            raise ConfigError(f"{path}: there is no such file")
+    if path.is_file():
         return path
+    require(path.suffix not in (".yaml", ".yml"), f"{path}: there is no such file")
     suites = known_suites()
-    if name not in suites:
-        raise ConfigError(f"{no_such('suite', name, suites)} (rlzoo list shows them; a file ends in .yaml)")
+    require(name in suites, f"{no_such('suite', name, suites)} (rlzoo list shows them; a file ends in .yaml)")
     return suites[name]
 
 

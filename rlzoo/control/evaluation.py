@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,10 +23,7 @@ def evaluate_actor(
     seed: int,
     deterministic: bool = False,
 ) -> Evaluation:
-    """Plays `episodes` complete episodes.
-
-    Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes
-    are not counted more often than long ones.
+    """Plays `episodes` complete episodes, which are divided among copies as in `play_episodes`.
 
     Args:
         act: `(obs (N, *obs), noise (N, Z), starts (N,)) -> action`, with standard noise (see `ActionNoise`) that is 0
@@ -35,13 +33,10 @@ def evaluate_actor(
     require(seed >= 0, f"seed must be at least 0, got {seed}")
     source = Source(env_id)
     env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
-    env = source.make(source.evaluation_copies(episodes), env_seed)
-    noise = evaluation_noise(env, actor_seed, deterministic)
-    try:
+    with contextlib.closing(source.make(source.evaluation_copies(episodes), env_seed)) as env:
+        noise = evaluation_noise(env, actor_seed, deterministic)
         played = play_episodes(env, lambda obs, forced, starts: act(obs, next(noise), starts), episodes)
         return Evaluation.of(played, deterministic, seed)
-    finally:
-        env.close()
 
 
 def evaluation_noise(env: Any, seed: int, deterministic: bool) -> Iterator[Array]:

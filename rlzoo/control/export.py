@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from rlzoo.control.networks import MLP, MLPPolicy
 from rlzoo.control.spaces import is_product
-from rlzoo.core.env import Array
 from rlzoo.core.models import ActorCritic, Normalizer
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.screen import one_line
@@ -90,18 +89,14 @@ class PolicyModule(nn.Module):
             self.register_buffer("low", torch.from_numpy(space.low).float())
             self.register_buffer("high", torch.from_numpy(space.high).float())
         else:
-            self.register_buffer("start", torch.from_numpy(_start(space)))
+            smallest = np.broadcast_to(getattr(space, "start", 0), space.shape or ())
+            self.register_buffer("start", torch.from_numpy(smallest.astype(np.int64)))
 
     def forward(self, obs: Tensor) -> Tensor:
         action = self.model.act(obs)[0].mode.reshape(-1, *(self.space.shape or ()))
         if isinstance(self.space, spaces.Box):
             return action.clamp(self.low, self.high)
         return action + self.start
-
-
-def _start(space: gymnasium.Space[Any]) -> Array:
-    """The smallest action of each categorical space, of the space's shape."""
-    return np.broadcast_to(getattr(space, "start", 0), space.shape or ()).astype(np.int64)
 
 
 Loaded = Callable[[Tensor], Tensor]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlzoo.control.spaces import action_columns, box_units, categories, is_product, leaves
 from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
 from rlzoo.core.models import ActorCritic, Normalizer, Policy, Value
-from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import Advanced, check_fields
 
 
@@ -201,10 +201,7 @@ class Network(NetworkSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if any(n < 1 for n in self.hidden):
-            raise ConfigError(f"hidden sizes must be at least 1, got {self.hidden}")
-        if self.activation not in ("tanh", "relu"):
-            raise ConfigError(f"activation must be tanh or relu, got {self.activation!r}")
+        require(all(n >= 1 for n in self.hidden), f"hidden sizes must be at least 1, got {self.hidden}")
 
     def build(
         self,

@@ -132,7 +132,8 @@ def flat_mask(space: Space, mask: Any) -> Array:
     flat = np.concatenate([np.ravel(x) for x in mask]) if isinstance(mask, tuple | list) else np.ravel(mask)
     wanted = sum(categories(space))
     if flat.shape != (wanted,) or not (np.issubdtype(flat.dtype, np.number) or flat.dtype == np.bool_):
-        raise ValueError(f"action mask of {_described(mask)}, the action space has {wanted} categories")
+        what = f"shape {mask.shape}" if isinstance(mask, np.ndarray) else f"kind {type(mask).__name__}"
+        raise ValueError(f"action mask of {what}, the action space has {wanted} categories")
     others = flat[(flat != 0) & (flat != 1)]
     if len(others):
         raise ValueError(f"action mask with {others[0]}: its entries must be booleans, or 0 and 1")
@@ -168,10 +169,6 @@ def illegal_part(space: Space, mask: Array) -> int | None:
     counts = categories(space)
     legal = [bool(part.any()) for part in np.split(mask, np.cumsum(counts)[:-1])]
     return None if all(legal) else legal.index(False)
-
-
-def _described(mask: Any) -> str:
-    return f"shape {np.shape(mask)}" if isinstance(mask, np.ndarray) else f"kind {type(mask).__name__}"
 
 
 def _is_flat(space: Space) -> bool:

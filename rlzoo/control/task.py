@@ -97,6 +97,8 @@ class ControlTask(EnvTask):
 
     Settings: ClassVar[type[TaskSettings]] = Control
     settings: Control
+    env: Any
+    """A `VectorEnv` with the spaces of its observations and actions."""
     make_actor: MakeActor = staticmethod(make_actor)
     """Makes the actors of collection, evaluation and deployment."""
 
@@ -108,8 +110,7 @@ class ControlTask(EnvTask):
         if settings.normalize_reward:
             self.model.reward_scale = RewardScale(settings.num_envs, setup.gamma).to(setup.device)
         rng = np.random.default_rng(stream(setup.seed, "action"))
-        space = self.env.action_space  # type: ignore[attr-defined]
-        self.noise = ActionNoise(space, settings.num_envs, rng, settings.noise_correlation)
+        self.noise = ActionNoise(self.env.action_space, settings.num_envs, rng, settings.noise_correlation)
         self._unseen = set(settings.log_info)
 
     @classmethod
@@ -136,15 +137,13 @@ class ControlTask(EnvTask):
         make(env, 1, 0).close()
 
     def described_spaces(self) -> dict[str, str]:
-        env: Any = self.env
-        spaces = {"observation": self.observation_space, "action": env.action_space}
+        spaces = {"observation": self.observation_space, "action": self.env.action_space}
         return {name: " ".join(str(space).split()) for name, space in spaces.items()}
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:
         """Of the observations as the environment gives them, before they are flattened."""
-        env: Any = self.env
-        return getattr(env, "raw_observation_space", env.observation_space)
+        return getattr(self.env, "raw_observation_space", self.env.observation_space)
 
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:
         return source_of(self.settings, self.setup).make(num_envs, seed)
@@ -163,12 +162,11 @@ class ControlTask(EnvTask):
         return env
 
     def make_model(self, generator: torch.Generator) -> ActorCritic:
-        env: Any = self.env
         network = self.settings.network
         if is_image(self.observation_space) and not network.images:
             self.setup.progress.say("the observations are images, which an MLP learns from slowly: try --network cnn")
-        space = self.observation_space if network.images else env.observation_space
-        return network.build(space, env.action_space, generator)
+        space = self.observation_space if network.images else self.env.observation_space
+        return network.build(space, self.env.action_space, generator)
 
     def actor(self) -> Actor:
         return self.make_actor(self.model, self.noise.share() if self.env.divided else self.noise)
@@ -184,8 +182,10 @@ class ControlTask(EnvTask):
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
-        if source_of(self.settings, self.setup).vector_env is not None:
-            self._restart()
+        if source_of(self.settings, self.setup).vector_env is not None:  # that of the training: new episodes start
+            self.collector.restart()
+            if self.model.reward_scale is not None:
+                self.model.reward_scale.running.zero_()
         return evaluation
 
     def evaluation_copies(self, episodes: int) -> int:
@@ -199,16 +199,9 @@ class ControlTask(EnvTask):
         actor = partial(self.evaluation_actor, deterministic=deterministic)
         return Played.of(watch(source_of(self.settings, self.setup), actor, episodes, seed, video))
 
-    def _restart(self) -> None:
-        """Starts new episodes, after an evaluation in the environment of the training."""
-        self.collector.restart()
-        if self.model.reward_scale is not None:
-            self.model.reward_scale.running.zero_()
-
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
-        env: Any = self.env
-        masks = getattr(env, "has_masks", False)
-        spaces = self.observation_space, env.action_space
+        masks = getattr(self.env, "has_masks", False)
+        spaces = self.observation_space, self.env.action_space
         return ControlPolicy(self.model, *spaces, deterministic, seed, masks=masks, make_actor=self.make_actor)
 
     def restore_collector(self, state: dict[str, Any], step: int) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlzoo.benchmark.job import Outcome, finite_numbers
-from rlzoo.benchmark.results import Key, Results, holds_results
+from rlzoo.benchmark.job import Key, Outcome, finite_numbers
+from rlzoo.benchmark.results import Results, holds_results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.screen import one_line
@@ -30,6 +30,8 @@ class _Trained:
     """A run and its settings without the seed."""
 
     run: Run
+    record: dict[str, Any]
+    """The contents of its `config.json`."""
     algorithm: str
     env: str
     seed: int
@@ -69,7 +71,7 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]
     """
     trained = [_read(run) for run in runs]
     labels = [_label(x, [y for y in trained if (y.algorithm, y.env) == (x.algorithm, x.env)]) for x in trained]
-    unequal = unequal_versions({str(run.path): read_record(run.path / "config.json") for run in runs})
+    unequal = unequal_versions({str(x.run.path): x.record for x in trained})
     groups: dict[str, list[tuple[str, _Trained]]] = {}
     for label, x in zip(labels, trained, strict=True):
         versions = {library: by.get(str(x.run.path), "unknown") for library, by in unequal.items()}
@@ -81,7 +83,6 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]
 def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callable[[str], None]) -> Results:
     """Runs with the same versions as the results of one suite."""
     labels, trained = zip(*labelled, strict=True)
-    runs = [x.run for x in trained]
     jobs: dict[Key, _Trained] = {}
     for label, x in zip(labels, trained, strict=True):
         first = jobs.setdefault((label, x.env, x.seed), x)
@@ -93,8 +94,7 @@ def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callabl
     evaluated = {outcome.key for outcome in outcomes}
     unfinished = [key for key in order if key in evaluated and not jobs[key].run.finished]
     episodes = [n for x in trained if isinstance(n := x.settings.get("eval_episodes"), int)]
-    records = [read_record(run.path / "config.json") for run in runs]
-    commits = {record.get("git_commit") for record in records}
+    commits = {x.record.get("git_commit") for x in trained}
     return Results(
         path=path,
         title=f"{trained[0].algorithm} on {envs[0]}" if len(names) == len(envs) == 1 else "Runs",
@@ -104,9 +104,9 @@ def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callabl
         environments={env: _environment([x for x in trained if x.env == env]) for env in envs},
         seeds=sorted({x.seed for x in trained}),
         eval_episodes=max(episodes),
-        final_episodes=max([int(run.evaluations()[-1]["episodes"]) for run in runs if run.finished], default=0),
+        final_episodes=max([int(x.run.evaluations()[-1]["episodes"]) for x in trained if x.run.finished], default=0),
         record={
-            "versions": {name: x for record in records for name, x in (record.get("versions") or {}).items()},
+            "versions": {name: v for x in trained for name, v in (x.record.get("versions") or {}).items()},
             "git_commit": commits.pop() if len(commits) == 1 else None,
         },
         outcomes=outcomes,
@@ -144,7 +144,7 @@ def _read(run: Run) -> _Trained:
     for name, x in integers.items():
         if type(x) is not int:
             raise RunError(f"{file} cannot be used: {name} must be an integer, got {repr(x)[:80]}")
-    return _Trained(run, str(settings["algorithm"]), str(settings["env"]), seed, settings)
+    return _Trained(run, read_record(file), str(settings["algorithm"]), str(settings["env"]), seed, settings)
 
 
 def _label(x: _Trained, rivals: Sequence[_Trained]) -> str:

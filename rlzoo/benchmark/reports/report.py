@@ -17,12 +17,13 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
+from rlzoo.benchmark.job import Key
 from rlzoo.benchmark.reports import figures, interactive, tables
 from rlzoo.benchmark.reports.data import numbers
 from rlzoo.benchmark.reports.statistics import iqm_interval, is_better, performance_profile
 from rlzoo.benchmark.reports.study import Algorithm, Study
 from rlzoo.benchmark.reports.tables import estimate, number, one_line
-from rlzoo.benchmark.results import Key, Results
+from rlzoo.benchmark.results import Results
 from rlzoo.runs.configuration.record import unequal_versions
 from rlzoo.runs.files import write_atomically
 from rlzoo.runs.publish.markup import template
@@ -58,31 +59,31 @@ def draw(study: Study) -> dict[str, str]:
         return {"against": _against(study, study.against)}
     styles = figures.styles(study.algorithms.values())
     images = {}
-    curves: list[Callable[[Axes], None]] = []
-    for env, environment in study.environments.items():
-        series = {name: group.curve for name, group in study.within(env).items()}
-        if series:
-            curves.append(partial(
-                figures.curves, series=series, styles=styles, level=environment.threshold, title=env.rpartition(":")[2],
-                xlabel="steps", ylabel="return", formatter=EngFormatter(sep=""),
-            ))  # fmt: skip
+    curves = [partial(_curves, study, env, styles) for env in study.environments if study.within(env)]
     if curves:
         level = "threshold" if any(x.threshold is not None for x in study.environments.values()) else ""
         images["overview"] = figures.grid([*curves, partial(figures.legend, styles=styles, level=level)])
     if study.overall[1]:
         images["overall"] = _overall(study, styles)
-    panels: list[Callable[[Axes], None]] = []
-    for ours, theirs in study.pairs:
-        shared = study.shared(ours, theirs)
-        subsets = [([env], env) for env in shared] + [(shared, "all")] * (len(shared) > 1)
-        rows = [(label, study.better(ours, theirs, envs), styles[ours]["color"]) for envs, label in subsets]
-        panels.append(partial(
-            figures.intervals, rows=rows, title=f"{ours} and {theirs}", xlabel="P(first is better)",
-            level=0.5, limits=(0, 1),
-        ))  # fmt: skip
-    if panels:
-        images["pairs"] = figures.grid(panels)
+    if study.pairs:
+        images["pairs"] = figures.grid([partial(_pair, study, *pair, styles) for pair in study.pairs])
     return images
+
+
+def _curves(study: Study, env: str, styles: figures.Styles, axes: Axes) -> None:
+    """The learning curves of an environment."""
+    series = {name: group.curve for name, group in study.within(env).items()}
+    title, level, steps = env.rpartition(":")[2], study.environments[env].threshold, EngFormatter(sep="")
+    figures.curves(axes, series, styles, title=title, level=level, formatter=steps, xlabel="steps", ylabel="return")
+
+
+def _pair(study: Study, ours: str, theirs: str, styles: figures.Styles, axes: Axes) -> None:
+    """The probability of improvement of one algorithm on another, in each environment that they share and in all."""
+    shared = study.shared(ours, theirs)
+    subsets = [([env], env) for env in shared] + [(shared, "all")] * (len(shared) > 1)
+    rows = [(label, study.better(ours, theirs, envs), styles[ours]["color"]) for envs, label in subsets]
+    title = f"{ours} and {theirs}"
+    figures.intervals(axes, rows, title=title, xlabel="P(first is better)", level=0.5, limits=(0, 1))
 
 
 def _against(study: Study, metric: str) -> str:
@@ -156,22 +157,19 @@ def to_html(
 def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
     """Runs that failed, are missing or diverged: a line for each state of a pair, and for how many runs."""
     seeds: dict[tuple[str, str, str], list[int]] = {}
-
-    def add(kind: str, key: Key, state: str) -> None:
-        label, env, seed = key
-        seeds.setdefault((kind, f"{label} on {env}", f"{where}: {state}"), []).append(seed)
-
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
-        for failure in folder.failures:
-            add("failed", failure.key, f"failed: {one_line(failure.error)}")
-        for key in folder.missing:
-            add("missing", key, "missing")
-        for key, step in folder.unfinished.items():
-            add("unfinished", key, f"at step {step:,} of {folder.environments[key[1]].total_steps:,}")
-        for run in folder.outcomes:
-            if not np.isfinite(np.array([run.final_stochastic, *run.stochastic], float)).all():
-                add("diverged", run.key, "diverged")
+        steps = {env: f"{x.total_steps:,}" for env, x in folder.environments.items()}
+        scores = {run.key: np.array([run.final_stochastic, *run.stochastic], float) for run in folder.outcomes}
+        states: dict[str, dict[Key, str]] = {
+            "failed": {x.key: f"failed: {one_line(x.error)}" for x in folder.failures},
+            "missing": dict.fromkeys(folder.missing, "missing"),
+            "unfinished": {key: f"at step {n:,} of {steps[key[1]]}" for key, n in folder.unfinished.items()},
+            "diverged": {key: "diverged" for key, x in scores.items() if not np.isfinite(x).all()},
+        }
+        for kind, by_key in states.items():
+            for (label, env, seed), state in by_key.items():
+                seeds.setdefault((kind, f"{label} on {env}", f"{where}: {state}"), []).append(seed)
     lines: dict[str, list[tuple[str, int]]] = {}
     for (kind, pair, state), of_pair in seeds.items():
         named = f"seed{'s' * (len(of_pair) > 1)} {', '.join(map(str, of_pair))}"

@@ -304,7 +304,6 @@ def _unique_names(paths: Sequence[Path]) -> list[str]:
 
 def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
     labels = [label for folder in folders.values() for label in folder.labels]
-
     apart = bool(unequal_versions({name: folder.record for name, folder in folders.items()}))
 
     def name(label: str, folder: str) -> str:

@@ -73,9 +73,9 @@ class ClassicControl(VectorEnv):
     def _dynamics(self, action: Array) -> tuple[Array | float, Bools]:
         """Advances `self._state` by one step in every copy and returns `reward` and `terminated`."""
 
-    @abc.abstractmethod
     def _observe(self, rows: Array) -> None:
-        """Writes the observations of `self._state` into `rows` (D, N)."""
+        """Writes the observations of `self._state` into `rows` (D, N): by default the state itself."""
+        rows[...] = self._state
 
     def reset(self) -> tuple[Array, Bools]:
         self._state[...] = self._initial(self.num_envs)
@@ -185,9 +185,6 @@ class CartPole(ClassicControl):
 
         terminated = (abs(x) > self.MAX_POSITION) | (abs(theta) > self.MAX_ANGLE)
         return -terminated.astype(np.float64) if self._sutton_barto_reward else 1.0, terminated
-
-    def _observe(self, rows: Array) -> None:
-        rows[...] = self._state
 
 
 @final
@@ -302,9 +299,6 @@ class _Car(ClassicControl):
         v[x <= self.MIN_POSITION] = 0.0
         x[...] = _clip(x, self.MIN_POSITION, self.MAX_POSITION)
         return x, v
-
-    def _observe(self, rows: Array) -> None:
-        rows[...] = self._state
 
 
 @final

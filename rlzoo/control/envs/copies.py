@@ -247,9 +247,8 @@ def _make_copy(
 
 def _check_same(name: str, copies: Sequence[_Copy]) -> None:
     """Raises `EnvError` if two copies have different spaces."""
-    for kind in ("raw_space", "action_space"):
-        first, *others = (getattr(copy, kind) for copy in copies)
+    for kind, attribute in (("observation", "raw_space"), ("action", "action_space")):
+        first, *others = (getattr(copy, attribute) for copy in copies)
         for index, other in enumerate(others, 1):
             if other != first:
-                what = "observation" if kind == "raw_space" else "action"
-                raise EnvError(f"environment {name!r}: copy {index} has the {what} space {other}, copy 0 has {first}")
+                raise EnvError(f"environment {name!r}: copy {index} has the {kind} space {other}, copy 0 has {first}")

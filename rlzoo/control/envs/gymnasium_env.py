@@ -78,7 +78,6 @@ class GymnasiumEnv(VectorEnv):
         self._reward = np.zeros(self.num_envs, np.float32)
         self.success: Array = np.full(self.num_envs, np.nan)
         self.attributes: dict[str, Any] = {}
-        """Attributes of the copies that `set_attr` has set."""
         self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
         self._attributes: list[list[tuple[int, dict[str, Any]]]] = self._from_now_on()
         """Of each copy's episode: the attributes before its reset, then changes after a number of its actions."""
@@ -175,25 +174,22 @@ class GymnasiumEnv(VectorEnv):
 
     def state_dict(self) -> dict[str, Any] | None:
         """What repeats the episode of each copy, None before the first; or None if they cannot be repeated."""
-        starts, rngs = (() if self._is_users else self._vector.get_attr(name) for name in ("start", "rng"))
-        endless = max(map(len, self._actions)) > ENDLESS
-        if self._is_users or any(self._vector.get_attr("outlasts_reset")) or None in rngs or endless:
+        if self._is_users or any(self._vector.get_attr("outlasts_reset")) or max(map(len, self._actions)) > ENDLESS:
+            return None
+        starts, rngs = map(self._vector.get_attr, ("start", "rng"))
+        if None in rngs:
             return None
         if self._first is not None or None in starts:
             return {"copies": [None] * self.num_envs}
-        copies = zip(starts, self._actions, self._attributes, self._ended.tolist(), self._obs, rngs, strict=True)
-        episodes = [
-            {
-                "start": start,
-                "actions": np.array(actions),
-                "attributes": [*attributes],
-                "ended": ended,
-                "obs": obs.copy(),
-                "rng": rng,
-            }
-            for start, actions, attributes, ended, obs, rng in copies
-        ]
-        return {"copies": episodes}
+        of_all = {
+            "start": starts,
+            "actions": map(np.array, self._actions),
+            "attributes": map(list, self._attributes),
+            "ended": self._ended.tolist(),
+            "obs": map(np.copy, self._obs),
+            "rng": rngs,
+        }
+        return {"copies": [dict(zip(of_all, x, strict=True)) for x in zip(*of_all.values(), strict=True)]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Repeats the episodes of a new environment up to a state.
@@ -213,8 +209,7 @@ class GymnasiumEnv(VectorEnv):
         self._attributes = [[(t, values) for t, values in changes] for changes in attributes]
         self.attributes = {name: x for _, values in self._attributes[0] for name, x in values.items()}
         self._call(self._vector.reset)  # no copy is about to reset itself
-        both = zip(copies, attributes, strict=True)
-        episodes = [(x["start"], self._native(x["actions"]), changes) for x, changes in both]
+        episodes = [(x["start"], self._native(x["actions"]), y) for x, y in zip(copies, attributes, strict=True)]
         results = self._vector.call("replay", episodes)
         with np.errstate(over="ignore"):
             same = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 
-from rlzoo.core.system.errors import ConfigError, EnvError, described
+from rlzoo.core.system.errors import ConfigError, EnvError, described, require
 from rlzoo.core.system.functions import import_source
 
 Env = gymnasium.Env[Any, Any]
@@ -34,8 +34,7 @@ def load_wrapper(wrapper: Any) -> Callable[[Env], Env]:
         wrap_env = getattr(import_source(module), name)
     except (Exception, SystemExit) as error:  # of any kind, from importing any code
         raise ConfigError(f"wrapper {wrapper!r} cannot be loaded: {error}") from error
-    if not callable(wrap_env):
-        raise ConfigError(f"wrapper {wrapper!r}: {name} is neither a class nor a function")
+    require(callable(wrap_env), f"wrapper {wrapper!r}: {name} is neither a class nor a function")
     return partial(wrap_env, **_keywords(wrapper, arguments)) if arguments else wrap_env
 
 

@@ -118,9 +118,7 @@ def _fault(x: Any, hint: Any) -> str | None:
 def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
     """Describes the schedule that `x` must be; None if `x` is valid. Functions are checked at eight points."""
     wanted = f"{bounds}, or a schedule such as linear:1e-3:0"
-    if isinstance(x, bool):
-        return wanted
-    if isinstance(x, (int, float)):
+    if isinstance(x, (int, float)) and not isinstance(x, bool):
         return None if x in bounds else wanted
     closed = Range(bounds.low, bounds.high)
     if isinstance(x, str) and x.startswith("linear:"):

@@ -54,9 +54,9 @@ running: list[Operation] = []
 
 
 @contextlib.contextmanager
-def operation(name: str, total: int | None = None, unit: str = "") -> Iterator[Operation]:
+def operation(name: str, total: int | None = None) -> Iterator[Operation]:
     """Context in which an operation is running. It also decorates functions."""
-    own = Operation(name, total, unit)
+    own = Operation(name, total)
     running.append(own)
     try:
         yield own
