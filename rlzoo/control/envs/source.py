@@ -57,8 +57,7 @@ class Source:
         """The built-in NumPy version, if it is used."""
         named = isinstance(self.env, str) and self.vectorized and not self.wrappers
         make = _BUILTIN.get(self.env) if named else None
-        accepted = make is not None and self.kwargs.keys() <= inspect.signature(make).parameters.keys()
-        return make if accepted else None
+        return make if make is not None and self.kwargs.keys() <= _options(make).keys() else None
 
     def check(self, num_envs: int) -> None:
         """Raises `ConfigError` if the parts do not fit together, or one is of the wrong kind."""
@@ -206,11 +205,17 @@ def _check_vector_env(source: Source, env: gymnasium.vector.VectorEnv[Any, Any, 
     )
 
 
+def _options(builtin: Callable[..., VectorEnv]) -> dict[str, Any]:
+    """The options of a built-in environment, with their defaults."""
+    parameters = inspect.signature(builtin).parameters.values()
+    return {x.name: x.default for x in parameters if x.default is not x.empty}
+
+
 def _check_options(builtin: Callable[..., VectorEnv], options: Mapping[str, Any]) -> None:
     """Raises `ConfigError` if an option does not have the type of its default."""
-    parameters = inspect.signature(builtin).parameters
+    defaults = _options(builtin)
     for name, x in options.items():
-        kind = type(parameters[name].default)
+        kind = type(defaults[name])
         accepted, wanted = {
             bool: (isinstance(x, bool), "true or false"),
             int: (isinstance(x, int) and not isinstance(x, bool), "an integer"),

@@ -317,3 +317,9 @@ def test_reseeded_is_as_new(env_id):
     roll(used)
     assert used.reseed(7)
     np.testing.assert_array_equal(roll(used), roll(new))
+
+
+@pytest.mark.parametrize("name", ["seed", "num_envs"])
+def test_arguments_of_the_built_in_version_alone_are_no_options(name):
+    with pytest.raises(EnvError, match=f"unexpected keyword argument '{name}'"):
+        envs.Source("CartPole-v1", {name: 3}).make(2, 0)
