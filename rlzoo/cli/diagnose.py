@@ -10,7 +10,6 @@ from pathlib import Path
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.system.screen import show
-from rlzoo.core.system.threads import Threads
 
 _ROOT = Path(__file__).parents[2]
 """Of a clone. A wheel has no pages."""
@@ -27,7 +26,7 @@ class _Diagnose:
 def diagnose_command(arguments: list[str]) -> int:
     description = "Read the metrics of a run and name what looks wrong, with what to turn."
     options = parse(_Diagnose, arguments, "rlzoo diagnose", description)
-    with importing(Threads(1)):
+    with importing():
         from rlzoo.runs.diagnose import PAGE, diagnose
         from rlzoo.runs.run import Run
 

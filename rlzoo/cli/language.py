@@ -140,8 +140,11 @@ def chat_command(arguments: list[str]) -> int:
     require(options.beside is None or bool(record), f"--beside start is for runs; {run} is none")
     require(options.beside is None or start.is_dir(), f"{run} has no {start}: only language runs keep it")
     with make_display(sys.stderr):
-        if record and not (run / "actor").is_dir():
-            speakers = {"checkpoint": _speaker_of_checkpoint(options.model, how)}
+        if record and not (run / "actor").is_dir():  # the run has not ended
+            from rlzoo.runs.evaluate import load_task
+
+            with contextlib.closing(load_task(options.model)) as task:
+                speakers = {"checkpoint": Speaker.of(task, *how)}
         else:
             speakers = {"actor": Speaker.load(options.model, *how)}
         if options.beside is not None:
@@ -156,15 +159,6 @@ def chat_command(arguments: list[str]) -> int:
     for message in _messages(interactive):
         _answer(message, speakers, interactive)
     return 0
-
-
-def _speaker_of_checkpoint(run: str, how: tuple[Any, ...]) -> Speaker:
-    """A speaker with the last checkpoint of a run that has not ended."""
-    from rlzoo.lm.tasks.conversation import Speaker
-    from rlzoo.runs.evaluate import load_task
-
-    with contextlib.closing(load_task(run)) as task:
-        return Speaker.of(task, *how)
 
 
 def _messages(interactive: bool) -> Iterator[str]:

@@ -14,7 +14,6 @@ import tyro
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Seeds, Switch, parse
 from rlzoo.core.system.screen import show
-from rlzoo.core.system.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class _Search:
 def search_command(arguments: list[str]) -> int:
     description = "Search settings with Optuna, and write the best ones as a preset file for rlzoo train --preset."
     options = parse(_Search, arguments, "rlzoo search", description)
-    with importing(Threads(1)):
+    with importing():
         from joblib import cpu_count
 
         from rlzoo.benchmark.search import search

@@ -344,7 +344,8 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            files = {name: read_bytes(folder / name, _most(name)) for name in FILES}
+            limits = {name: most_in_memory() if name.endswith(".safetensors") else LARGE for name in FILES}
+            files = {name: read_bytes(folder / name, most) for name, most in limits.items()}
             return unpack(files, step, self.identity())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
@@ -395,16 +396,10 @@ class Run:
         self._prune()
 
 
-def _most(name: str) -> int:
-    """Largest size of a checkpoint's file."""
-    return most_in_memory() if name.endswith(".safetensors") else LARGE
-
-
-def _is_record(record: Any, kinds: Mapping[str, Any]) -> bool:
-    """Whether a JSON value is a record of a step, with values of these kinds, and without integers beyond a float."""
+def _is_record(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> bool:
+    """Whether a JSON object is a record of a step, with values of these kinds, and without integers beyond a float."""
     return (
-        isinstance(record, dict)
-        and type(record.get("step")) is int
+        type(record.get("step")) is int
         and record["step"] >= 0
         and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
         and not any(isinstance(x, int) and x.bit_length() > 1000 for x in record.values())
