@@ -92,7 +92,7 @@ def _run(arguments: list[str]) -> int:
     else:
         if command not in _TOGETHER:
             check_alone(command)
-        return _COMMANDS[command](rest)
+        return _COMMANDS[command](rest) or 0
     return 0 if arguments else 2
 
 
@@ -128,7 +128,7 @@ rlzoo COMMAND --help shows the options of a command.
 rlzoo train ALGORITHM ENV --help shows all settings of the pair, with their defaults."""
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+_COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "train": runs.train_command,
     "resume": runs.resume_command,
     "eval": runs.eval_command,
@@ -144,3 +144,4 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "chat": language.chat_command,
     "list": runs.list_command,
 }
+"""Commands by name. They return their exit code; None is 0."""

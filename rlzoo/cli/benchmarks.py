@@ -65,7 +65,7 @@ def benchmark_command(arguments: list[str]) -> int:
     return 1 if results.failures else 0
 
 
-def report_command(arguments: list[str]) -> int:
+def report_command(arguments: list[str]) -> None:
     description = "Write tables and figures of runs and of the results of suites."
     options = parse(_Report, arguments, "rlzoo report", description)
     require(len(options.paths) > 0, "runs or folders of results are missing: rlzoo report PATH [PATH ...]")
@@ -80,4 +80,3 @@ def report_command(arguments: list[str]) -> int:
     if not is_available():
         complain("report.html has still figures; for interactive ones: pip install 'rlzoo[report]'")
     show(json.dumps({"pages": pages}) if options.json else "\n".join(pages))
-    return 0

@@ -70,22 +70,22 @@ class _Chat(Threads):
     """Seed of the samples."""
 
 
-def sft_command(arguments: list[str]) -> int:
+def sft_command(arguments: list[str]) -> None:
     with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.sft import SFTSettings
         from rlzoo.runs.finetune import sft
 
-    return _fit("sft", "Fine-tune a language model on texts.", _SFT, "texts", SFTSettings(), sft, arguments)
+    _fit("sft", "Fine-tune a language model on texts.", _SFT, "texts", SFTSettings(), sft, arguments)
 
 
-def reward_model_command(arguments: list[str]) -> int:
+def reward_model_command(arguments: list[str]) -> None:
     with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.reward_model import RewardModelSettings
         from rlzoo.runs.finetune import train_reward_model
 
     description = "Train a reward model on pairs of responses with a preference."
     settings = RewardModelSettings()
-    return _fit("reward-model", description, _RewardModel, "pairs", settings, train_reward_model, arguments)
+    _fit("reward-model", description, _RewardModel, "pairs", settings, train_reward_model, arguments)
 
 
 def _fit(
@@ -96,7 +96,7 @@ def _fit(
     settings: FitSettings,
     train: Callable[..., dict[str, float]],
     arguments: list[str],
-) -> int:
+) -> None:
     """Trains a model, and prints the metrics of the last epoch if nothing else was printed.
 
     Args:
@@ -113,10 +113,9 @@ def _fit(
         from rlzoo.lm.finetune.sft import describe
 
         show(describe(metrics, settings.epochs))
-    return 0
 
 
-def chat_command(arguments: list[str]) -> int:
+def chat_command(arguments: list[str]) -> None:
     description = "Talk to a language model. /new begins a new conversation, /quit ends. Ctrl-C ends an answer."
     options = parse(_Chat, arguments, "rlzoo chat", description)
     record: dict[str, Any] = {}
@@ -158,7 +157,6 @@ def chat_command(arguments: list[str]) -> int:
         show(f"{run}: {size:,} parameters. /new begins a new conversation, /quit ends; Ctrl-C ends an answer.")
     for message in _messages(interactive):
         _answer(message, speakers, interactive)
-    return 0
 
 
 def _messages(interactive: bool) -> Iterator[str]:

@@ -34,21 +34,19 @@ class _Push(_Saved):
     """Make a new repository private."""
 
 
-def export_command(arguments: list[str]) -> int:
+def export_command(arguments: list[str]) -> None:
     description = "Write the deterministic policy to a file for other programs, with the normaliser inside."
     options = parse(_Export, arguments, "rlzoo export", description)
     with importing():
         from rlzoo.runs.publish.policies import export
 
     show(str(export(options.run, options.format, options.out, checkpoint=options.checkpoint)))
-    return 0
 
 
-def push_command(arguments: list[str]) -> int:
+def push_command(arguments: list[str]) -> None:
     description = "Upload the policy to the Hugging Face hub with a model card, or write the same files to a folder."
     options = parse(_Push, arguments, "rlzoo push", description)
     with importing():
         from rlzoo.runs.publish.policies import push
 
     show(push(options.run, options.repo, private=options.private, checkpoint=options.checkpoint))
-    return 0
