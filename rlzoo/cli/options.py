@@ -204,10 +204,9 @@ def _number(texts: list[str]) -> float:
 
 def _schedule(texts: list[str]) -> float | str:
     """A number, or a text that the configuration checks."""
-    try:
+    with contextlib.suppress(ValueError):
         return float(texts[0])
-    except ValueError:
-        return texts[0]
+    return texts[0]
 
 
 def _seeds(texts: list[str]) -> Seeds:
@@ -245,8 +244,7 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"{text!r} is not of the form key=value")
-        try:
+        pairs[key] = value
+        with contextlib.suppress(ValueError):
             pairs[key] = json.loads(value)
-        except ValueError:
-            pairs[key] = value
     return pairs

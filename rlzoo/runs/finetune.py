@@ -140,9 +140,8 @@ def train_reward_model(
 def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
     """The settings, with changes by name."""
     names = [f.name for f in dataclasses.fields(cls)]
-    unknown = changes.keys() - {*names}
-    if unknown:
-        raise ConfigError(unknown_name("setting", min(unknown), names))
+    for name in sorted(changes.keys() - {*names}):
+        raise ConfigError(unknown_name("setting", name, names))
     require(settings is None or isinstance(settings, cls), f"settings must be {cls.__name__}, got {settings!r}")
     settings = dataclasses.replace(settings or cls(), **changes)
     check_device(settings.device)
