@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _TAIL = 16_384
 """Bytes at the end of a file that hold at least one line."""
 
-_MODELS = ("start", "actor", "adapter")
-"""Directories that a task may write its models in."""
+_FOLDERS = ("checkpoints", "start", "actor", "adapter")
+"""Directories in it: the checkpoints, and those that a task may write its models in."""
 
 _READ_BACK = ("prompts.jsonl", "eval_prompts.jsonl", f"start/{MANIFEST}")
 _FREE = ("total_steps", "device", "fast", "compile", "micro_batch_tokens", "gradient_checkpointing")
@@ -141,7 +141,7 @@ class Run:
         Raises:
             RunError: another process uses it, or a directory in it is a link, through which a run does not write.
         """
-        for folder in (self.checkpoints, *(self.path / name for name in _MODELS)):
+        for folder in map(self.path.joinpath, _FOLDERS):
             if folder.is_symlink():
                 raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
         with lock(self.path):
@@ -162,8 +162,7 @@ class Run:
     def _clear(self) -> None:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""
         for path in (
-            self.checkpoints,
-            *(self.path / folder for folder in _MODELS),
+            *map(self.path.joinpath, _FOLDERS),
             *self.path.glob("events.out.tfevents.*"),
             *self.path.glob("*.jsonl"),
             self.path / "tracker.json",
@@ -212,8 +211,7 @@ class Run:
         objects = {name: x for name, x in objects.items() if x is not None}
         missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
         if missing:
-            origin = f"{self.path} was made from objects that config.json cannot hold"
-            raise RunError(f"{origin}: pass {', '.join(missing)}")
+            raise RunError(f"{self.path} was made from objects that config.json cannot hold: pass {', '.join(missing)}")
         objects.pop("model", None)
         for name, x in objects.items():
             if name not in settings:
@@ -251,9 +249,9 @@ class Run:
         """Raises `RunError` if a task has other spaces than the run was trained with (see `Task.described_spaces`)."""
         trained = self.record.get("spaces") or {}
         for kind, space in spaces.items():
-            if trained.get(kind, space) != space:
-                change = f"the {kind} space is now {space}, but the run was trained with {trained[kind]}"
-                raise RunError(f"{self.path}: {change}")
+            before = trained.get(kind, space)
+            if before != space:
+                raise RunError(f"{self.path}: the {kind} space is now {space}, but the run was trained with {before}")
 
     @property
     def extended_at(self) -> int | None:
@@ -385,7 +383,7 @@ class Run:
         for leftover in self.checkpoints.glob(".*.tmp"):
             remove(leftover)
         self._remove(s for s in self.steps() if s > step)
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
+        for name in _RECORDS:
             path = self.path / name
             if path.exists() or path.is_symlink():
                 lines = [line for line, record in self._read(name) if record["step"] <= step]
