@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlzoo.cli.common import Threads, display, importing, pair_of, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
@@ -118,22 +118,19 @@ def _fit(
 def chat_command(arguments: list[str]) -> None:
     description = "Talk to a language model. /new begins a new conversation, /quit ends. Ctrl-C ends an answer."
     options = parse(_Chat, arguments, "rlzoo chat", description)
-    record: dict[str, Any] = {}
-    if pair_of(options.model) is not None:
+    with importing(threads_for(options, options.model)):
+        from rlzoo.core.system.threads import fit_to
+        from rlzoo.lm.tasks.conversation import Speaker
+        from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
-        record = Run(options.model).record
+    record = {} if pair_of(options.model) is None else Run(options.model).record
     temperature = record.get("temperature", 1.0) if options.temperature is None else options.temperature
     most = record.get("max_new_tokens", _CHAT_TOKENS) if options.max_new_tokens is None else options.max_new_tokens
     fault = f"temperature must be at least 1e-06, got {temperature}; --greedy takes the most probable token"
     require(temperature >= 1e-6, fault)
     require(most >= 1, f"max_new_tokens must be at least 1, got {most}")
     require(options.seed >= 0, f"seed must be at least 0, got {options.seed}")
-    with importing(threads_for(options, options.model)):
-        from rlzoo.core.system.threads import fit_to
-        from rlzoo.lm.tasks.conversation import Speaker
-        from rlzoo.runs.logs.display import make_display
-
     run, how = Path(options.model), (temperature, most, options.greedy, options.seed)
     start = run / "start"
     require(options.beside is None or bool(record), f"--beside start is for runs; {run} is none")
