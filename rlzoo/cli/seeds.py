@@ -48,13 +48,13 @@ def resume_seeds_command(options: Any) -> int:
     return _train(Path(options.run), runs, options.total_steps, options, shown)
 
 
-def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, options: Output, shown: Display) -> int:
+def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, options: Any, shown: Display) -> int:
     from joblib import cpu_count
 
     from rlzoo.benchmark.seeds import train_seeds
 
     threads = options.threads or 1
-    jobs = getattr(options, "jobs", None) or max(1, cpu_count() // threads)
+    jobs = options.jobs or max(1, cpu_count() // threads)
     failed = train_seeds(runs, total_steps=total_steps, jobs=jobs, threads=threads, display=shown)
     done = {seed: run for seed, run in runs.items() if seed not in failed}
     _print_scores(folder, done, options)
