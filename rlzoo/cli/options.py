@@ -196,10 +196,9 @@ def _integer(texts: list[str]) -> int:
 
 
 def _number(texts: list[str]) -> float:
-    try:
+    with contextlib.suppress(ValueError):
         return float(texts[0])
-    except ValueError:
-        raise ValueError(f"{texts[0]!r} is not a number") from None
+    raise ValueError(f"{texts[0]!r} is not a number")
 
 
 def _schedule(texts: list[str]) -> float | str:
