@@ -62,13 +62,14 @@ def deferred_interrupts() -> Iterator[None]:
 
     An import that is interrupted leaves half a module behind, and often raises another error than `KeyboardInterrupt`.
     """
-    handler, received = signal.getsignal(signal.SIGINT), threading.Event()
+    handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         yield
         return
-    with _handling(signal.SIGINT, lambda *_: received.set()):
+    received: list[int] = []
+    with _handling(signal.SIGINT, lambda number, _: received.append(number)):
         yield
-    if received.is_set():
+    if received:
         handler(signal.SIGINT, None)
 
 
