@@ -290,8 +290,8 @@ class Run:
     def finished(self) -> bool:
         """Whether both final evaluations were made, and the number of steps was not raised since."""
         final = [e["step"] for e in self.evaluations() if e["final"] and e["deterministic"]]
-        last = self.steps()[-1:]
-        return {*last} <= {*final} and bool(last) and self.extended_at != last[0]
+        last = max(self.steps(), default=None)
+        return last in final and last != self.extended_at
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints, oldest first."""
