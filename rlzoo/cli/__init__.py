@@ -92,32 +92,41 @@ def _run(arguments: list[str]) -> int:
     else:
         if command not in _TOGETHER:
             check_alone(command)
-        return _COMMANDS[command](rest)
+        return _COMMANDS[command][-1](rest) or 0
     return 0 if arguments else 2
 
 
 _TOGETHER = ("train", "resume")
 """Commands that several processes can run together."""
-_HELP = """\
+_COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int | None]]] = {
+    "train": ("ALGORITHM ENV", "train a policy in a new run directory", runs.train_command),
+    "resume": ("RUN", "continue a run from its last checkpoint", runs.resume_command),
+    "eval": ("RUN", "play episodes and print their mean return", runs.eval_command),
+    "play": ("RUN", "watch episodes or record a video; for a language model, read responses", runs.play_command),
+    "export": ("RUN", "write the policy to a file: ONNX or a C header", policies.export_command),
+    "push": ("RUN REPO", "upload the policy to the Hugging Face hub, with a model card", policies.push_command),
+    "benchmark": ("SUITE", "run a suite of algorithms, environments and seeds", benchmarks.benchmark_command),
+    "report": ("PATH ...", "write tables and figures of runs and of the results of suites", benchmarks.report_command),
+    "diagnose": ("RUN", "name what looks wrong in the metrics of a run", diagnose.diagnose_command),
+    "search": ("ALGORITHM ENV", "search settings, and write the best ones as a preset file", search.search_command),
+    "sft": ("TEXTS", "fine-tune a language model on texts", language.sft_command),
+    "reward-model": (
+        "PAIRS",
+        "train a reward model on pairs of responses with a preference",
+        language.reward_model_command,
+    ),
+    "chat": ("RUN_OR_MODEL", "talk to a language model in the terminal", language.chat_command),
+    "list": ("", "list algorithms, environments, language tasks, recipes and suites", runs.list_command),
+}
+"""Commands by name: arguments, what the command does, and its function, which returns the exit code; None is 0."""
+_LINES = "\n".join(f"  {f'{name} {arguments}':22}{text}" for name, (arguments, text, _) in _COMMANDS.items())
+_HELP = f"""\
 usage: rlzoo COMMAND ...
 
 On-policy policy gradients, from REINFORCE to PPO.
 
 commands:
-  train ALGORITHM ENV   train a policy in a new run directory
-  resume RUN            continue a run from its last checkpoint
-  eval RUN              play episodes and print their mean return
-  play RUN              watch episodes or record a video; for a language model, read responses
-  export RUN            write the policy to a file: ONNX or a C header
-  push RUN REPO         upload the policy to the Hugging Face hub, with a model card
-  benchmark SUITE       run a suite of algorithms, environments and seeds
-  report PATH ...       write tables and figures of runs and of the results of suites
-  diagnose RUN          name what looks wrong in the metrics of a run
-  search ALGORITHM ENV  search settings, and write the best ones as a preset file
-  sft TEXTS             fine-tune a language model on texts
-  reward-model PAIRS    train a reward model on pairs of responses with a preference
-  chat RUN_OR_MODEL     talk to a language model in the terminal
-  list                  list algorithms, environments, language tasks, recipes and suites
+{_LINES}
 
 options:
   -h, --help            show this help and exit
@@ -126,21 +135,3 @@ options:
 
 rlzoo COMMAND --help shows the options of a command.
 rlzoo train ALGORITHM ENV --help shows all settings of the pair, with their defaults."""
-
-
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "train": runs.train_command,
-    "resume": runs.resume_command,
-    "eval": runs.eval_command,
-    "play": runs.play_command,
-    "export": policies.export_command,
-    "push": policies.push_command,
-    "benchmark": benchmarks.benchmark_command,
-    "report": benchmarks.report_command,
-    "diagnose": diagnose.diagnose_command,
-    "search": search.search_command,
-    "sft": language.sft_command,
-    "reward-model": language.reward_model_command,
-    "chat": language.chat_command,
-    "list": runs.list_command,
-}

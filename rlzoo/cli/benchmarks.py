@@ -11,7 +11,6 @@ from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.screen import complain, show
-from rlzoo.core.system.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class _Report:
 
 def benchmark_command(arguments: list[str]) -> int:
     options = parse(_Benchmark, arguments, "rlzoo benchmark", "Run a suite of algorithms, environments and seeds.")
-    with importing(Threads(1)):
+    with importing():
         from rlzoo.benchmark.runner import run_suite
         from rlzoo.benchmark.suite import load_suite
         from rlzoo.runs.logs.display import Display, make_display
@@ -66,11 +65,11 @@ def benchmark_command(arguments: list[str]) -> int:
     return 1 if results.failures else 0
 
 
-def report_command(arguments: list[str]) -> int:
+def report_command(arguments: list[str]) -> None:
     description = "Write tables and figures of runs and of the results of suites."
     options = parse(_Report, arguments, "rlzoo report", description)
     require(len(options.paths) > 0, "runs or folders of results are missing: rlzoo report PATH [PATH ...]")
-    with importing(Threads(1)):
+    with importing():
         from rlzoo.benchmark.reports.from_runs import find_results
         from rlzoo.benchmark.reports.interactive import is_available
         from rlzoo.benchmark.reports.report import write_report
@@ -81,4 +80,3 @@ def report_command(arguments: list[str]) -> int:
     if not is_available():
         complain("report.html has still figures; for interactive ones: pip install 'rlzoo[report]'")
     show(json.dumps({"pages": pages}) if options.json else "\n".join(pages))
-    return 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlzoo.runs.logs.display import Display
 
 _MOST_THREADS = 1024
+_ONE = chosen.Threads(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Output(Threads):
 
 
 @contextlib.contextmanager
-def importing(threads: chosen.Threads) -> Iterator[None]:
+def importing(threads: chosen.Threads = _ONE) -> Iterator[None]:
     """Context for the import of PyTorch and modules that need it, with a number of threads.
 
     Garbage collection is off because it finds nothing among the modules of PyTorch and takes 0.2 s.

@@ -10,7 +10,6 @@ from pathlib import Path
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.system.screen import show
-from rlzoo.core.system.threads import Threads
 
 _ROOT = Path(__file__).parents[2]
 """Of a clone. A wheel has no pages."""
@@ -24,10 +23,10 @@ class _Diagnose:
     """Print one JSON object."""
 
 
-def diagnose_command(arguments: list[str]) -> int:
+def diagnose_command(arguments: list[str]) -> None:
     description = "Read the metrics of a run and name what looks wrong, with what to turn."
     options = parse(_Diagnose, arguments, "rlzoo diagnose", description)
-    with importing(Threads(1)):
+    with importing():
         from rlzoo.runs.diagnose import PAGE, diagnose
         from rlzoo.runs.run import Run
 
@@ -37,12 +36,11 @@ def diagnose_command(arguments: list[str]) -> int:
     if options.json:
         records = [dataclasses.asdict(x) for x in findings]
         show(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": records}))
-        return 0
+        return
     show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(findings))}")
     for x in findings:
         page = f"\n  page: {x.page}" if (_ROOT / PAGE).is_file() else ""
         show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}{page}")
-    return 0
 
 
 def _count(findings: int) -> str:

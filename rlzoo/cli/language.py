@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from rlzoo.cli.common import Threads, display, importing, pair_of, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
@@ -70,22 +70,22 @@ class _Chat(Threads):
     """Seed of the samples."""
 
 
-def sft_command(arguments: list[str]) -> int:
+def sft_command(arguments: list[str]) -> None:
     with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.sft import SFTSettings
         from rlzoo.runs.finetune import sft
 
-    return _fit("sft", "Fine-tune a language model on texts.", _SFT, "texts", SFTSettings(), sft, arguments)
+    _fit("sft", "Fine-tune a language model on texts.", _SFT, "texts", SFTSettings(), sft, arguments)
 
 
-def reward_model_command(arguments: list[str]) -> int:
+def reward_model_command(arguments: list[str]) -> None:
     with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.reward_model import RewardModelSettings
         from rlzoo.runs.finetune import train_reward_model
 
     description = "Train a reward model on pairs of responses with a preference."
     settings = RewardModelSettings()
-    return _fit("reward-model", description, _RewardModel, "pairs", settings, train_reward_model, arguments)
+    _fit("reward-model", description, _RewardModel, "pairs", settings, train_reward_model, arguments)
 
 
 def _fit(
@@ -96,7 +96,7 @@ def _fit(
     settings: FitSettings,
     train: Callable[..., dict[str, float]],
     arguments: list[str],
-) -> int:
+) -> None:
     """Trains a model, and prints the metrics of the last epoch if nothing else was printed.
 
     Args:
@@ -113,35 +113,34 @@ def _fit(
         from rlzoo.lm.finetune.sft import describe
 
         show(describe(metrics, settings.epochs))
-    return 0
 
 
-def chat_command(arguments: list[str]) -> int:
+def chat_command(arguments: list[str]) -> None:
     description = "Talk to a language model. /new begins a new conversation, /quit ends. Ctrl-C ends an answer."
     options = parse(_Chat, arguments, "rlzoo chat", description)
-    record: dict[str, Any] = {}
-    if pair_of(options.model) is not None:
+    with importing(threads_for(options, options.model)):
+        from rlzoo.core.system.threads import fit_to
+        from rlzoo.lm.tasks.conversation import Speaker
+        from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
-        record = Run(options.model).record
+    record = {} if pair_of(options.model) is None else Run(options.model).record
     temperature = record.get("temperature", 1.0) if options.temperature is None else options.temperature
     most = record.get("max_new_tokens", _CHAT_TOKENS) if options.max_new_tokens is None else options.max_new_tokens
     fault = f"temperature must be at least 1e-06, got {temperature}; --greedy takes the most probable token"
     require(temperature >= 1e-6, fault)
     require(most >= 1, f"max_new_tokens must be at least 1, got {most}")
     require(options.seed >= 0, f"seed must be at least 0, got {options.seed}")
-    with importing(threads_for(options, options.model)):
-        from rlzoo.core.system.threads import fit_to
-        from rlzoo.lm.tasks.conversation import Speaker
-        from rlzoo.runs.logs.display import make_display
-
     run, how = Path(options.model), (temperature, most, options.greedy, options.seed)
     start = run / "start"
     require(options.beside is None or bool(record), f"--beside start is for runs; {run} is none")
     require(options.beside is None or start.is_dir(), f"{run} has no {start}: only language runs keep it")
     with make_display(sys.stderr):
-        if record and not (run / "actor").is_dir():
-            speakers = {"checkpoint": _speaker_of_checkpoint(options.model, how)}
+        if record and not (run / "actor").is_dir():  # the run has not ended
+            from rlzoo.runs.evaluate import load_task
+
+            with contextlib.closing(load_task(options.model)) as task:
+                speakers = {"checkpoint": Speaker.of(task, *how)}
         else:
             speakers = {"actor": Speaker.load(options.model, *how)}
         if options.beside is not None:
@@ -155,16 +154,6 @@ def chat_command(arguments: list[str]) -> int:
         show(f"{run}: {size:,} parameters. /new begins a new conversation, /quit ends; Ctrl-C ends an answer.")
     for message in _messages(interactive):
         _answer(message, speakers, interactive)
-    return 0
-
-
-def _speaker_of_checkpoint(run: str, how: tuple[Any, ...]) -> Speaker:
-    """A speaker with the last checkpoint of a run that has not ended."""
-    from rlzoo.lm.tasks.conversation import Speaker
-    from rlzoo.runs.evaluate import load_task
-
-    with contextlib.closing(load_task(run)) as task:
-        return Speaker.of(task, *how)
 
 
 def _messages(interactive: bool) -> Iterator[str]:

@@ -111,7 +111,7 @@ def parse_settings(
         groups[title] = groups.pop(title, [])
     for setting in settings.values():
         shown = everything or not setting.advanced
-        field = dataclasses.field(default_factory=partial(_identity, setting.value))
+        field = dataclasses.field(default_factory=partial(getattr, setting, "value"))
         default = "(default: empty)" if setting.value == () else None
         hint: Any = Annotated[setting.hint, tyro.conf.arg(help=setting.help, help_behavior_hint=default)]
         groups[setting.group].append((setting.name, hint if shown else Annotated[hint, tyro.conf.Suppress], field))
@@ -127,10 +127,6 @@ def parse_settings(
     own = options.pop("command")
     values: dict[str, Any] = {name: x for part in options.values() for name, x in vars(part).items()}
     return own, {name: x for name, x in values.items() if x != settings[name].value}
-
-
-def _identity(value: T) -> T:
-    return value
 
 
 def _reason(cause: BaseException | None, box: str) -> str:
@@ -193,28 +189,23 @@ def _is(cls: type | tuple[type, ...]) -> Callable[[Any], bool]:
 def _integer(texts: list[str]) -> int:
     with contextlib.suppress(ValueError):
         return int(texts[0])
-    try:
-        x = float(texts[0])
-    except ValueError:
-        x = 0.5
-    if not x.is_integer():
-        raise ValueError(f"{texts[0]!r} is not an integer")
-    return int(x)
+    with contextlib.suppress(ValueError):
+        if float(texts[0]).is_integer():
+            return int(float(texts[0]))
+    raise ValueError(f"{texts[0]!r} is not an integer")
 
 
 def _number(texts: list[str]) -> float:
-    try:
+    with contextlib.suppress(ValueError):
         return float(texts[0])
-    except ValueError:
-        raise ValueError(f"{texts[0]!r} is not a number") from None
+    raise ValueError(f"{texts[0]!r} is not a number")
 
 
 def _schedule(texts: list[str]) -> float | str:
     """A number, or a text that the configuration checks."""
-    try:
+    with contextlib.suppress(ValueError):
         return float(texts[0])
-    except ValueError:
-        return texts[0]
+    return texts[0]
 
 
 def _seeds(texts: list[str]) -> Seeds:
@@ -252,8 +243,7 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ValueError(f"{text!r} is not of the form key=value")
-        try:
+        pairs[key] = value
+        with contextlib.suppress(ValueError):
             pairs[key] = json.loads(value)
-        except ValueError:
-            pairs[key] = value
     return pairs

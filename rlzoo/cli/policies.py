@@ -8,7 +8,6 @@ from typing import Literal
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.system.screen import show
-from rlzoo.core.system.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +34,19 @@ class _Push(_Saved):
     """Make a new repository private."""
 
 
-def export_command(arguments: list[str]) -> int:
+def export_command(arguments: list[str]) -> None:
     description = "Write the deterministic policy to a file for other programs, with the normaliser inside."
     options = parse(_Export, arguments, "rlzoo export", description)
-    with importing(Threads(1)):
+    with importing():
         from rlzoo.runs.publish.policies import export
 
     show(str(export(options.run, options.format, options.out, checkpoint=options.checkpoint)))
-    return 0
 
 
-def push_command(arguments: list[str]) -> int:
+def push_command(arguments: list[str]) -> None:
     description = "Upload the policy to the Hugging Face hub with a model card, or write the same files to a folder."
     options = parse(_Push, arguments, "rlzoo push", description)
-    with importing(Threads(1)):
+    with importing():
         from rlzoo.runs.publish.policies import push
 
     show(push(options.run, options.repo, private=options.private, checkpoint=options.checkpoint))
-    return 0

@@ -236,7 +236,7 @@ def resume_command(arguments: list[str]) -> int:
         return _report(run, options) if processes.rank() == 0 else 0
 
 
-def eval_command(arguments: list[str]) -> int:
+def eval_command(arguments: list[str]) -> None:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
     with importing(threads_for(options, options.run)):
         from rlzoo.runs.evaluate import describe, evaluate
@@ -260,10 +260,9 @@ def eval_command(arguments: list[str]) -> int:
     line = describe(step, summary) + (f"; in a changed environment{changed}" if changed else "")
     record = {"run": str(run.path), "step": step, **summary}
     show(json.dumps(record | ({"env_kwargs": options.env_kwargs} if changed else {})) if options.json else line)
-    return 0
 
 
-def play_command(arguments: list[str]) -> int:
+def play_command(arguments: list[str]) -> None:
     description = "Watch episodes in a window or record a video. For a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
     with importing(threads_for(options, options.run)):
@@ -278,14 +277,13 @@ def play_command(arguments: list[str]) -> int:
         result = played(task, episodes, options.video, options.deterministic, options.seed, options.prompt)
     if options.json:
         show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
-        return 0
+        return
     show(result.transcript)
     if options.video is not None:
         show(options.video)
-    return 0
 
 
-def list_command(arguments: list[str]) -> int:
+def list_command(arguments: list[str]) -> None:
     options = parse(
         _List, arguments, "rlzoo list", "List algorithms, environments, language tasks, recipes and suites."
     )
@@ -310,7 +308,7 @@ def list_command(arguments: list[str]) -> int:
             "here": [part._asdict() for part in parts_here()],
         }
         show(json.dumps(lists))
-        return 0
+        return
     tasks = [
         f"{env:12} {entry.description}" + (f"\n{'':14} presets: {' '.join(presets[env])}" if env in presets else "")
         for env, entry in TASKS.items()
@@ -330,7 +328,6 @@ def list_command(arguments: list[str]) -> int:
     show(f"algorithms\n{_algorithms()}")
     for title, lines in sections.items():
         show("\n" + "\n  ".join([title, *lines]))
-    return 0
 
 
 def _report(run: Run, options: Output) -> int:

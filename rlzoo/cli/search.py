@@ -14,7 +14,6 @@ import tyro
 from rlzoo.cli.common import importing
 from rlzoo.cli.options import Positional, Seeds, Switch, parse
 from rlzoo.core.system.screen import show
-from rlzoo.core.system.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +44,10 @@ class _Search:
     """Print the result as one JSON object."""
 
 
-def search_command(arguments: list[str]) -> int:
+def search_command(arguments: list[str]) -> None:
     description = "Search settings with Optuna, and write the best ones as a preset file for rlzoo train --preset."
     options = parse(_Search, arguments, "rlzoo search", description)
-    with importing(Threads(1)):
+    with importing():
         from joblib import cpu_count
 
         from rlzoo.benchmark.search import search
@@ -72,8 +71,7 @@ def search_command(arguments: list[str]) -> int:
         validation = {n: {"iqm": x.estimate, "interval": [x.low, x.high]} for n, x in result.validation.items()}
         summary = {"preset": str(result.preset), "trial": result.best, "score": result.score, "validation": validation}
         show(json.dumps(summary))
-        return 0
+        return
     for line in result.lines:
         show(line)
     show(f"rlzoo train {options.algorithm} {options.env} --preset {result.preset}")
-    return 0

@@ -48,13 +48,13 @@ def resume_seeds_command(options: Any) -> int:
     return _train(Path(options.run), runs, options.total_steps, options, shown)
 
 
-def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, options: Output, shown: Display) -> int:
+def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, options: Any, shown: Display) -> int:
     from joblib import cpu_count
 
     from rlzoo.benchmark.seeds import train_seeds
 
     threads = options.threads or 1
-    jobs = getattr(options, "jobs", None) or max(1, cpu_count() // threads)
+    jobs = options.jobs or max(1, cpu_count() // threads)
     failed = train_seeds(runs, total_steps=total_steps, jobs=jobs, threads=threads, display=shown)
     done = {seed: run for seed, run in runs.items() if seed not in failed}
     _print_scores(folder, done, options)
@@ -73,19 +73,18 @@ def _print_scores(folder: Path, runs: Mapping[int, Run], options: Output) -> Non
     from rlzoo.benchmark.reports.tables import fixed, mean
     from rlzoo.benchmark.seeds import final_scores
 
-    finals = {seed: final_scores(run)[1:] for seed, run in runs.items()}
-    modes = dict(enumerate(("stochastic", "deterministic")))
-    scores = {mode: [pair[i]["mean_return"] for pair in finals.values()] for i, mode in modes.items()}
+    modes = ("stochastic", "deterministic")
+    finals = {seed: dict(zip(modes, final_scores(run)[1:], strict=True)) for seed, run in runs.items()}
+    scores = {mode: [pair[mode]["mean_return"] for pair in finals.values()] for mode in modes}
     intervals = {mode: iqm_interval([x]) for mode, x in scores.items() if x}
     if options.json:
         summary = {mode: {"iqm": x.estimate, "interval": [x.low, x.high]} for mode, x in intervals.items()}
-        seeds = {seed: {mode: pair[i] for i, mode in modes.items()} for seed, pair in finals.items()}
-        show(json.dumps({"run": str(folder), "seeds": seeds, **summary}))
+        show(json.dumps({"run": str(folder), "seeds": finals, **summary}))
         return
     if not finals:
         return
-    rows = [["seed", *modes.values()]]
-    rows += [[str(seed), *(fixed(x["mean_return"], 2) for x in pair)] for seed, pair in finals.items()]
+    rows = [["seed", *modes]]
+    rows += [[str(seed), *(fixed(x["mean_return"], 2) for x in pair.values())] for seed, pair in finals.items()]
     rows.append(["IQM", *(mean(x, 2) for x in scores.values())])
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     for row in rows:

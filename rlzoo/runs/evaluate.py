@@ -158,10 +158,10 @@ def load_task(
         task.model.load_state_dict(weights)
         if config.fast and not plain:
             accelerate(task)
-    except RunError:
-        task.close()
-        raise
     except RuntimeError as error:
+        task.close()
+        if isinstance(error, RunError):
+            raise
         raise RunError(f"{run.path}: the weights do not fit the model: {' '.join(str(error).split())}") from error
     return task
 

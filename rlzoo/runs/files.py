@@ -94,12 +94,9 @@ def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
     """
     path = file or folder / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = FileLock(path, timeout=0)
     try:
-        held.acquire()
+        held = FileLock(path, timeout=0).acquire()
     except Timeout as error:
         raise RunError(f"{folder} is in use by another process") from error
-    try:
+    with held:
         yield
-    finally:
-        held.release()

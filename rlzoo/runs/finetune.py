@@ -73,8 +73,7 @@ def sft(
     check_alone("sft")
     settings = _settings(SFTSettings, settings, changes)
     start = time.perf_counter()
-    with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
-        model = _located(model, display)
+    with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
         examples = read_examples(texts)
         bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
         if bare and not (tokenizer or settings.tokenizer or (Path(str(model)) / "tokenizer.json").exists()):
@@ -125,8 +124,7 @@ def train_reward_model(
     check_alone("train_reward_model")
     settings = _settings(RewardModelSettings, settings, changes)
     start = time.perf_counter()
-    with _session(settings, model, out, overwrite, progress, on_epoch) as (display, report):
-        model = _located(model, display)
+    with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
         scorer = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
         preferences = read_pairs(pairs, scorer.tokenizer)
         _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)
@@ -140,9 +138,8 @@ def train_reward_model(
 def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
     """The settings, with changes by name."""
     names = [f.name for f in dataclasses.fields(cls)]
-    unknown = changes.keys() - {*names}
-    if unknown:
-        raise ConfigError(unknown_name("setting", min(unknown), names))
+    for name in sorted(changes.keys() - {*names}):
+        raise ConfigError(unknown_name("setting", name, names))
     require(settings is None or isinstance(settings, cls), f"settings must be {cls.__name__}, got {settings!r}")
     settings = dataclasses.replace(settings or cls(), **changes)
     check_device(settings.device)
@@ -152,16 +149,17 @@ def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
 @contextlib.contextmanager
 def _session(
     settings: FitSettings,
-    model: object,
+    model: M,
     out: Path | str | None,
     overwrite: bool,
     progress: bool | Display,
     then: OnEpoch,
-) -> Iterator[tuple[Display, OnEpoch]]:
+) -> Iterator[tuple[M | str, Display, OnEpoch]]:
     """Checks `model` and `out`, and locks the latter against other processes by a file beside it.
 
     Yields:
-        The display, and a callback that shows the metrics of an epoch and then calls `then`.
+        The loaded model, or the directory or Hub name of one that is named; the display; and a callback that shows the
+        metrics of an epoch and then calls `then`.
     """
     named, kind = isinstance(model, (Path, str)), type(model).__name__
     fault = f'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got {kind}'
@@ -178,7 +176,7 @@ def _session(
             display.say(describe(metrics, settings.epochs))
             then(metrics)
 
-        yield display, report
+        yield pretrained.located(str(model), display) if named else model, display, report
 
 
 def _begin(
@@ -190,11 +188,6 @@ def _begin(
     size = sum(p.numel() for p in model.parameters())
     display.say(f"{data}; {type(model).__name__} of {size:,} parameters, {len(tokenizer):,} tokens")
     fit_to(size, display.say)
-
-
-def _located(model: M, display: Display) -> M | str:
-    """A loaded model, or the directory or Hub name of one that is named."""
-    return pretrained.located(str(model), display) if isinstance(model, (Path, str)) else model
 
 
 def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizerBase:

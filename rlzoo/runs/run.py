@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 _TAIL = 16_384
 """Bytes at the end of a file that hold at least one line."""
 
-_MODELS = ("start", "actor", "adapter")
-"""Directories that a task may write its models in."""
+_FOLDERS = ("checkpoints", "start", "actor", "adapter")
+"""Directories in it: the checkpoints, and those that a task may write its models in."""
 
 _READ_BACK = ("prompts.jsonl", "eval_prompts.jsonl", f"start/{MANIFEST}")
 _FREE = ("total_steps", "device", "fast", "compile", "micro_batch_tokens", "gradient_checkpointing")
@@ -141,7 +141,7 @@ class Run:
         Raises:
             RunError: another process uses it, or a directory in it is a link, through which a run does not write.
         """
-        for folder in (self.checkpoints, *(self.path / name for name in _MODELS)):
+        for folder in map(self.path.joinpath, _FOLDERS):
             if folder.is_symlink():
                 raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
         with lock(self.path):
@@ -162,8 +162,7 @@ class Run:
     def _clear(self) -> None:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""
         for path in (
-            self.checkpoints,
-            *(self.path / folder for folder in _MODELS),
+            *map(self.path.joinpath, _FOLDERS),
             *self.path.glob("events.out.tfevents.*"),
             *self.path.glob("*.jsonl"),
             self.path / "tracker.json",
@@ -212,8 +211,7 @@ class Run:
         objects = {name: x for name, x in objects.items() if x is not None}
         missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
         if missing:
-            origin = f"{self.path} was made from objects that config.json cannot hold"
-            raise RunError(f"{origin}: pass {', '.join(missing)}")
+            raise RunError(f"{self.path} was made from objects that config.json cannot hold: pass {', '.join(missing)}")
         objects.pop("model", None)
         for name, x in objects.items():
             if name not in settings:
@@ -251,9 +249,9 @@ class Run:
         """Raises `RunError` if a task has other spaces than the run was trained with (see `Task.described_spaces`)."""
         trained = self.record.get("spaces") or {}
         for kind, space in spaces.items():
-            if trained.get(kind, space) != space:
-                change = f"the {kind} space is now {space}, but the run was trained with {trained[kind]}"
-                raise RunError(f"{self.path}: {change}")
+            before = trained.get(kind, space)
+            if before != space:
+                raise RunError(f"{self.path}: the {kind} space is now {space}, but the run was trained with {before}")
 
     @property
     def extended_at(self) -> int | None:
@@ -292,8 +290,8 @@ class Run:
     def finished(self) -> bool:
         """Whether both final evaluations were made, and the number of steps was not raised since."""
         final = [e["step"] for e in self.evaluations() if e["final"] and e["deterministic"]]
-        last = self.steps()[-1:]
-        return {*last} <= {*final} and bool(last) and self.extended_at != last[0]
+        last = max(self.steps(), default=None)
+        return last in final and last != self.extended_at
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints, oldest first."""
@@ -344,7 +342,8 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            files = {name: read_bytes(folder / name, _most(name)) for name in FILES}
+            limits = {name: most_in_memory() if name.endswith(".safetensors") else LARGE for name in FILES}
+            files = {name: read_bytes(folder / name, most) for name, most in limits.items()}
             return unpack(files, step, self.identity())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
@@ -384,7 +383,7 @@ class Run:
         for leftover in self.checkpoints.glob(".*.tmp"):
             remove(leftover)
         self._remove(s for s in self.steps() if s > step)
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
+        for name in _RECORDS:
             path = self.path / name
             if path.exists() or path.is_symlink():
                 lines = [line for line, record in self._read(name) if record["step"] <= step]
@@ -395,16 +394,10 @@ class Run:
         self._prune()
 
 
-def _most(name: str) -> int:
-    """Largest size of a checkpoint's file."""
-    return most_in_memory() if name.endswith(".safetensors") else LARGE
-
-
-def _is_record(record: Any, kinds: Mapping[str, Any]) -> bool:
-    """Whether a JSON value is a record of a step, with values of these kinds, and without integers beyond a float."""
+def _is_record(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> bool:
+    """Whether a JSON object is a record of a step, with values of these kinds, and without integers beyond a float."""
     return (
-        isinstance(record, dict)
-        and type(record.get("step")) is int
+        type(record.get("step")) is int
         and record["step"] >= 0
         and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
         and not any(isinstance(x, int) and x.bit_length() > 1000 for x in record.values())

@@ -156,8 +156,7 @@ class Session:
     def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> dict[str, Any]:
         step, start = self.trainer.step, time.perf_counter()
         seed = number(stream(self.config.seed, "evaluation", step, final))
-        name = "final evaluation" if final else "evaluation"
-        name = f"{name}, deterministic" if deterministic else name
+        name = ("final evaluation" if final else "evaluation") + (", deterministic" if deterministic else "")
 
         def on_step(done: int) -> None:
             evaluating.done = done
@@ -222,9 +221,8 @@ class Session:
                 raise
             cause = " ".join(str(error).split())
             if out_of_memory(error):
-                names = self.config.task.memory
-                values = (f"{name} = {getattr(self.config.task, name)}" for name in names)
-                cause = f"there is not enough memory: lower {', '.join(values)} ({cause})"
+                values = ", ".join(f"{name} = {getattr(self.config.task, name)}" for name in self.config.task.memory)
+                cause = f"there is not enough memory: lower {values} ({cause})"
             if isinstance(error, OSError) and error.filename is not None:
                 cause = f"cannot write {error.filename}: {error.strerror}"
             with contextlib.suppress(OSError):

@@ -49,15 +49,11 @@ def interruptible(stopped: Callable[[], str]) -> Iterator[None]:
         number = received
         raise KeyboardInterrupt
 
-    main = threading.current_thread() is threading.main_thread()
-    handler: Any = signal.signal(signal.SIGTERM, interrupt) if main else None
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Interrupted(stopped(), number) from error
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, handler)
+    with _handling(signal.SIGTERM, interrupt):
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            raise Interrupted(stopped(), number) from error
 
 
 @contextlib.contextmanager
@@ -67,22 +63,26 @@ def deferred_interrupts() -> Iterator[None]:
     An import that is interrupted leaves half a module behind, and often raises another error than `KeyboardInterrupt`.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if not callable(handler):
         yield
         return
-    received = False
+    received: list[int] = []
+    with _handling(signal.SIGINT, lambda number, _: received.append(number)):
+        yield
+    if received:
+        handler(signal.SIGINT, None)
 
-    def record(number: int, _: FrameType | None) -> None:
-        nonlocal received
-        received = True
 
-    signal.signal(signal.SIGINT, record)
+@contextlib.contextmanager
+def _handling(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Context in which a signal has another handler. Python has handlers in the main thread only."""
+    main = threading.current_thread() is threading.main_thread()
+    before: Any = signal.signal(number, handler) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-    if received:
-        handler(signal.SIGINT, None)
+        if main:
+            signal.signal(number, before)
 
 
 def interrupt_once() -> None:

@@ -80,12 +80,10 @@ def train(
         settings["model"], model = str(model) if isinstance(model, Path) else model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
     hooks = Hooks.of(hooks, on_iteration)
-    check_device(config.device)
     if track is not None:
         check_tracker(track)
     display = _display(progress)
-    with display, _memory_checked(config):
-        trainer = Trainer(config, model, progress=display)
+    trainer = _trainer(config, model, None, display)
     _warm_start(trainer)
     spaces = trainer.task.described_spaces()
     path = processes.ready(Path(out or default_directory(config)))
@@ -143,9 +141,7 @@ def resume(
         if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
-        check_device(config.device)
-        with display, _memory_checked(config):
-            trainer = Trainer(config, model, run.path, display)
+        trainer = _trainer(config, model, run.path, display)
         run.check_spaces(trainer.task.described_spaces())
         flat = config.to_dict()
         if saved is None:
@@ -180,6 +176,21 @@ def resume(
 def _display(progress: bool | Display) -> Display:
     """A display, which shows nothing in processes that are not the first."""
     return display_for(progress) if processes.rank() == 0 else Display()
+
+
+def _trainer(config: Config, model: ActorCritic | None, folder: Path | None, display: Display) -> Trainer:
+    """The trainer of a run. If there is not enough memory for it, the error names the largest setting."""
+    check_device(config.device)
+    try:
+        with display:
+            return Trainer(config, model, folder, display)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        values = {name: x.value for name, x in config.table.items() if name not in ANY_INTEGER}
+        items = ((x, name) for name, y in values.items() for x in (y if isinstance(y, tuple) else (y,)))
+        size, name = max(item for item in items if type(item[0]) is int)
+        raise ConfigError(f"there is not enough memory; the largest setting is {name} = {size}") from error
 
 
 def _follow(trainer: Trainer) -> None:
@@ -237,20 +248,6 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError, TypeError) as error:
         raise ConfigError(f"device {device!r} is not available: {str(error).splitlines()[0]}") from error
     processes.check_gpu(place)
-
-
-@contextlib.contextmanager
-def _memory_checked(config: Config) -> Iterator[None]:
-    """Turns a failed allocation into a `ConfigError` that names the largest setting."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        values = {name: x.value for name, x in config.table.items() if name not in ANY_INTEGER}
-        items = ((x, name) for name, y in values.items() for x in (y if isinstance(y, tuple) else (y,)))
-        size, name = max(item for item in items if type(item[0]) is int)
-        raise ConfigError(f"there is not enough memory; the largest setting is {name} = {size}") from error
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.core.system.schedules import linear_ends, load_function
 from rlzoo.core.system.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
-from rlzoo.runs.configuration.objects import describe, first_description, holds_object, import_name, saved, written
+from rlzoo.runs.configuration.objects import describe, first_description, import_name, saved, written
 from rlzoo.runs.configuration.settings import Setting, is_part, of_others, settings_of, unknown_name
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, check_neighbour, task_class
 
@@ -108,9 +108,8 @@ class Config:
     @property
     def objects(self) -> dict[str, str]:
         """The settings that `to_dict` can only describe and that a loaded run needs again, with their descriptions."""
-        flat = self.to_dict()
-        kept = self.task.kept
-        return {name: first_description(x) for name, x in flat.items() if holds_object(x) and name not in kept}
+        texts = {name: first_description(x) for name, x in self.to_dict().items() if name not in self.task.kept}
+        return {name: text for name, text in texts.items() if text is not None}
 
     def setup(self, folder: Path | None = None, progress: Progress = SILENT) -> Setup:
         """What the task needs to know about the run."""

@@ -12,7 +12,7 @@ from rlzoo.core.env import env_name
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.runs.acceleration import gains_by_compiling
 from rlzoo.runs.configuration.config import Config, Source, fill, merge, present_names
-from rlzoo.runs.configuration.objects import first_description, holds_object
+from rlzoo.runs.configuration.objects import first_description
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, preset_of_kind, read_preset
 from rlzoo.runs.configuration.record import config_file, read_settings
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
@@ -111,9 +111,8 @@ def from_config(
     require({"algorithm", "env"} <= base.keys(), f"{file} names no algorithm or no env")
     arguments = {name: x for name, x in {**settings, "algorithm": algorithm, "env": env}.items() if x is not None}
     for name, x in base.items():
-        if holds_object(x):
-            missing = f"{file} was made from an object: pass {name}=... ({first_description(x)})"
-            require(name in arguments, missing)
+        if (text := first_description(x)) is not None:
+            require(name in arguments, f"{file} was made from an object: pass {name}=... ({text})")
             base[name] = arguments[name]
     for name in ("algorithm", "env"):
         x = arguments.get(name, base[name])

@@ -52,9 +52,15 @@ def describe(x: Any) -> str:
 
 def holds_object(record: Any) -> bool:
     """Whether a value of `config.json` stands for an object, or holds one that does."""
-    if isinstance(record, dict):
-        return set(record) == {"object"} or any(map(holds_object, record.values()))
-    return isinstance(record, list) and any(map(holds_object, record))
+    return first_description(record) is not None
+
+
+def first_description(record: Any) -> str | None:
+    """The description of the first object in a value of `config.json`; None if it holds no object."""
+    if isinstance(record, dict) and set(record) == {"object"}:
+        return str(record["object"])
+    items = record.values() if isinstance(record, dict) else record if isinstance(record, list) else ()
+    return next((text for text in map(first_description, items) if text is not None), None)
 
 
 def names_code(record: Any) -> bool:
@@ -62,11 +68,3 @@ def names_code(record: Any) -> bool:
     if isinstance(record, list):
         return any(map(names_code, record))
     return isinstance(record, str) and re.fullmatch(r"(.+\.py|[\w.]+):\w+(\(.*\))?", record) is not None
-
-
-def first_description(record: Any) -> str:
-    """The description of the first object in a value that `holds_object`."""
-    if isinstance(record, dict) and set(record) == {"object"}:
-        return str(record["object"])
-    items = record.values() if isinstance(record, dict) else record
-    return first_description(next(filter(holds_object, items)))

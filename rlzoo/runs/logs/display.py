@@ -86,8 +86,8 @@ class _Watching(Display):
             self._watcher = None
 
     def start(self, step: int, total_steps: int) -> None:
-        self._clock = _Clock(step, total_steps)
-        self._iterated = self._new = time.monotonic()
+        self._first, self._total = step, total_steps
+        self._start = self._iterated = self._new = time.monotonic()
 
     def look(self) -> None:
         """Shows what runs, if nothing new was shown for long."""
@@ -104,10 +104,15 @@ class _Watching(Display):
         with self._lock:
             self._new = time.monotonic()
             if self.deserves_line(record["step"]) or self._new - self._iterated >= _SILENCE:
-                step, total = record["step"], self._clock.total
-                width = len(f"{total:,}")
-                self.say(f"{step:{width},}/{total:,} steps  {_summary(record)}  {self._clock.pace(step)}")
+                step, total = record["step"], f"{self._total:,}"
+                self.say(f"{step:{len(total)},}/{total} steps  {_summary(record)}  {self.pace(step)}")
                 self._iterated = self._new
+
+    def pace(self, step: int) -> str:
+        """Steps a second, and the remaining time, such as "  0:12 left"; not at the end or before anything is done."""
+        seconds, done, left = time.monotonic() - self._start, step - self._first, self._total - step
+        text = f"{max(done, 1) / max(seconds, 1e-9):>7,.0f} steps/s"
+        return f"{text}  {duration(seconds / done * left)} left" if done > 0 and left > 0 else text
 
     def deserves_line(self, step: int) -> bool:
         """Whether the iteration that ends at `step` has a line however short it was."""
@@ -127,7 +132,7 @@ class LineDisplay(_Watching):
         self._tenths = 10 * step // total_steps
 
     def deserves_line(self, step: int) -> bool:
-        before, self._tenths = self._tenths, 10 * step // self._clock.total
+        before, self._tenths = self._tenths, 10 * step // self._total
         return self._tenths > before
 
     def show(self, operations: Sequence[Operation]) -> None:
@@ -174,10 +179,10 @@ class LiveDisplay(_Watching):
     def update(self, record: Mapping[str, Any]) -> None:
         with self._lock:
             super().update(record)
-            done = record["step"] >= self._clock.total
+            done = record["step"] >= self._total
             if self._bar is not None and (done or self._new - self._drawn > 0.25):
                 self._drawn = self._new
-                summary = f"{_summary(record)}  {self._clock.pace(record['step'])}"
+                summary = f"{_summary(record)}  {self.pace(record['step'])}"
                 self._bar.update(self._task, completed=record["step"], summary=summary, refresh=True)
 
     def show(self, operations: Sequence[Operation]) -> None:
@@ -200,20 +205,6 @@ class LiveDisplay(_Watching):
         if self._bar is not None:
             self._bar.stop()
             self._bar, self._is_run = None, False
-
-
-class _Clock:
-    """Speed and remaining time, measured since its start."""
-
-    def __init__(self, first: int, total: int) -> None:
-        self.total = total
-        self._first, self._start = first, time.monotonic()
-
-    def pace(self, step: int) -> str:
-        """Steps a second, and the remaining time, such as "  0:12 left"; not at the end or before anything is done."""
-        seconds, done, left = time.monotonic() - self._start, step - self._first, self.total - step
-        text = f"{max(done, 1) / max(seconds, 1e-9):>7,.0f} steps/s"
-        return f"{text}  {duration(seconds / done * left)} left" if done > 0 and left > 0 else text
 
 
 def _timed(operations: Sequence[Operation]) -> Operation | None:

@@ -31,7 +31,6 @@ class TensorBoard(Sink):
 
     def __init__(self, folder: Path, resumed_at: int | None) -> None:
         self._folder = folder
-        self._resumed = resumed_at is not None
         self._writer: Any = None
         self._pending: list[dict[str, Any]] = []
         if resumed_at is not None:  # TensorBoard then drops later steps of earlier files
@@ -65,7 +64,7 @@ class TensorBoard(Sink):
 
     def _wait_for_a_later_name(self) -> None:
         """TensorBoard reads the files of a folder in the order of their names, which begin with the second."""
-        names = [path.name for path in self._folder.glob("events.out.tfevents.*")] if self._resumed else []
+        names = [path.name for path in self._folder.glob("events.out.tfevents.*")]
         while names and max(names) > f"events.out.tfevents.{time.time():.0f}":
             time.sleep(0.02)
 

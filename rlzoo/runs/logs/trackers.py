@@ -26,21 +26,20 @@ class WandB(Sink):
     """A run of Weights & Biases. The project is WANDB_PROJECT, or rlzoo.
 
     Args:
-        name: the name of the run.
+        folder: the run directory, whose name is that of the run.
         settings: the settings to show.
-        folder: for the files of the tracker.
         id: the tracker's id of the run, if it was tracked before.
 
     Raises:
         ConfigError: the tracker cannot be reached.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, id: str | None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], id: str | None = None) -> None:
         wandb = _package("wandb", "wandb")
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", _PROJECT),
-                name=name,
+                name=folder.name,
                 id=id,
                 resume="allow",
                 config=dict(settings),
@@ -73,13 +72,13 @@ class MLflow(Sink):
     The arguments and errors are those of `WandB`.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any], folder: Path, id: str | None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, Any], id: str | None = None) -> None:
         mlflow = _package("mlflow", "mlflow-skinny")
         self._pending: list[Any] = []
         try:
             self._client = mlflow.MlflowClient()
             self._metric = mlflow.entities.Metric
-            self.id = id or self._create(name)
+            self.id = id or self._create(folder.name)
             for setting, x in settings.items():
                 with contextlib.suppress(mlflow.MlflowException):  # a changed parameter, such as total_steps
                     self._client.log_param(self.id, setting, x)
@@ -123,7 +122,7 @@ def check_tracker(name: str) -> None:
 
 def start_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
     """A new run of a tracker for a run directory, which records its id."""
-    tracker = TRACKERS[name](folder.name, settings, folder, None)
+    tracker = TRACKERS[name](folder, settings)
     write_atomically(folder / _FILE, json.dumps({"tracker": name, "id": tracker.id}).encode())
     return [tracker]
 
@@ -136,7 +135,7 @@ def continue_tracker(folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
     except (OSError, ValueError, KeyError, TypeError):
         return []
     check_tracker(name)
-    return [TRACKERS[name](folder.name, settings, folder, id)]
+    return [TRACKERS[name](folder, settings, id)]
 
 
 def _package(name: str, distribution: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -92,20 +91,16 @@ def _figure(value: Any) -> str:
 
 def curve(run: Run, step: int) -> bytes | None:
     """The mean return in training up to `step`, as a PNG; None if there are fewer than two points."""
-    from matplotlib.figure import Figure
+    from rlzoo.runs.publish.notebook import Plot, points  # imports Matplotlib
 
-    points = [
-        (m["step"], m["mean_return"]) for m in run.metrics() if m["step"] <= step and m.get("mean_return") is not None
-    ]
-    if len(points) < 2:
+    line = points([m for m in run.metrics() if m["step"] <= step], "mean_return")
+    if len(line) < 2:
         return None
-    figure = Figure(figsize=(7, 3), layout="constrained")
+    figure = Plot(figsize=(7, 3), layout="constrained")
     axes = figure.add_subplot(xlabel="environment steps", ylabel="mean return of the last 100 episodes")
-    axes.plot(*zip(*points, strict=True))
+    axes.plot(*zip(*line, strict=True))
     axes.grid(alpha=0.3)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    return file.getvalue()
+    return figure.png(dpi=120)
 
 
 def _metadata(record: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:

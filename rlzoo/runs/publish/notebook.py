@@ -18,10 +18,12 @@ Records = Sequence[Mapping[str, Any]]
 class Plot(Figure):
     """A figure that a notebook displays, whether or not `matplotlib.pyplot` was imported."""
 
-    def _repr_png_(self) -> bytes:
+    def png(self, dpi: int = 100) -> bytes:
         file = io.BytesIO()
-        self.savefig(file, format="png", dpi=100)
+        self.savefig(file, format="png", dpi=dpi)
         return file.getvalue()
+
+    _repr_png_ = png
 
 
 def plot(metrics: Records, evaluations: Records) -> Plot:
@@ -56,7 +58,7 @@ def points(records: Records, name: str) -> list[tuple[int, float]]:
 
 def page(config: Mapping[str, Any], path: str, metrics: Records, evaluations: Records) -> str:
     """HTML with the run's pair, how far it is, its last evaluations, and the figure."""
-    png = base64.b64encode(plot(metrics, evaluations)._repr_png_()).decode()
+    png = base64.b64encode(plot(metrics, evaluations).png()).decode()
     return template("rlzoo.runs.publish", "notebook.html.jinja").render(
         config=config,
         path=path,

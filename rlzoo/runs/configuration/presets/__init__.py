@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import tomllib
+from collections import defaultdict
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
-
-_RECIPES, _KINDS = "recipes.toml", "kinds.toml"
+from rlzoo.runs.registry import ALGORITHMS
 
 
 def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
     """Settings for `make_config`, or None if the pair has no preset."""
-    files = {file.name: file for file in resources.files(__name__).iterdir()}
-    file = files.get(f"{algorithm}.toml")
-    return None if file is None else _tables(file).get(env)
+    return _tables(algorithm).get(env) if algorithm in ALGORITHMS else None
 
 
 def preset_of_kind(algorithm: str, kind: str | None) -> dict[str, Any] | None:
     """Settings for a task that has no preset, by its kind (see `TaskSettings.kind`)."""
-    kinds = _tables(resources.files(__name__) / _KINDS)
-    table = kinds.get(kind or "")
+    table = _tables("kinds").get(kind or "")
     if table is None or algorithm not in table:
         return None
     base = preset_of_kind(algorithm, table["as"]) if "as" in table else {}
@@ -70,19 +66,19 @@ def read_preset(path: Path, algorithm: str, env: str) -> dict[str, Any]:
 
 def recipes() -> dict[str, dict[str, Any]]:
     """All recipes by name."""
-    return _tables(resources.files(__name__) / _RECIPES)
+    return _tables("recipes")
 
 
-def _tables(file: Traversable) -> dict[str, dict[str, Any]]:
-    """Settings by table. TOML cannot write None, so "none" stands for it where a setting can be None."""
-    return tomllib.loads(file.read_text())
+def _tables(name: str) -> dict[str, dict[str, Any]]:
+    """Settings by table; none without a file. TOML cannot write None: "none" stands for it."""
+    file = resources.files(__name__) / f"{name}.toml"
+    return tomllib.loads(file.read_text()) if file.is_file() else {}
 
 
 def environments() -> dict[str, list[str]]:
     """Environments and tasks that have presets, with the algorithms of these presets."""
-    presets: dict[str, list[str]] = {}
-    for file in sorted(resources.files(__name__).iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".toml") and file.name not in (_RECIPES, _KINDS):
-            for env in _tables(file):
-                presets.setdefault(env, []).append(file.name.removesuffix(".toml"))
+    presets = defaultdict(list)
+    for algorithm in sorted(ALGORITHMS):
+        for env in _tables(algorithm):
+            presets[env].append(algorithm)
     return dict(sorted(presets.items()))
