@@ -161,7 +161,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
             "rlzoo train ALGORITHM ENV --help shows those of another pair, with the values of its preset."
         )
     _, options = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
-    settings |= options | ({"compile": False} if "--no-compile" in rest else {})
+    settings |= options | ({"compile": False} if {"--no-compile", "--no_compile"} & {*rest} else {})
     if len(command.seed) > 1:
         config, lines = configured(algorithm, env, command.config, preset, settings)
         check(config)

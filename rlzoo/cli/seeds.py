@@ -40,6 +40,7 @@ def train_seeds_command(config: Config, lines: list[str], options: Any) -> int:
 def resume_seeds_command(options: Any) -> int:
     """`rlzoo resume` with a directory that holds the runs of several seeds."""
     require(options.checkpoint is None, "--checkpoint is for the run of one seed")
+    require(options.jobs is None or options.jobs >= 1, f"jobs must be at least 1, got {options.jobs}")
     with importing(threads_for(options)):
         from rlzoo.benchmark.seeds import seed_runs
 

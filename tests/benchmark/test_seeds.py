@@ -66,6 +66,8 @@ def test_command_trains_reports_and_extends(tmp_path, capsys):
     assert main(["resume", out, "--checkpoint", "100"]) == 2
     assert main(["resume", out + "/seed-1", "--jobs", "2"]) == 2
     assert "--jobs is for the runs of several seeds" in capsys.readouterr().err
+    assert main(["resume", out, "--jobs", "0"]) == 2
+    assert "jobs must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -320,7 +320,9 @@ def test_estimators_by_the_names_that_people_know(alias, name, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["estimator"] == name
 
 
-@pytest.mark.parametrize(("switches", "expected"), [([], None), (["--no-compile"], False), (["--compile"], True)])
+@pytest.mark.parametrize(
+    ("switches", "expected"), [([], None), (["--no-compile"], False), (["--no_compile"], False), (["--compile"], True)]
+)
 def test_compilation_is_switched_off_where_it_would_be_the_default(switches, expected, monkeypatch):
     given = {}
 
