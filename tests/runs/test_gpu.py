@@ -98,7 +98,7 @@ def test_a_learned_score_with_a_critic_like_it_and_allowed_tokens(data, tmp_path
 @pytest.mark.parametrize("name", ["ppo-clip", "bfloat16-npg"])
 def test_bfloat16(name, data, tmp_path, monkeypatch):
     """Its rounding is not that of the CPU, so only what does not depend on the tokens is compared."""
-    monkeypatch.setattr("rlzoo.lm.tasks.language.has_bfloat16", lambda device: True)
+    monkeypatch.setattr("rlzoo.lm.tasks.settings.has_bfloat16", lambda device: True)
     algorithm, more = short_language_runs.KINDS[name]
     settings = {**short_language_runs.settings(data, algorithm, **more), "total_steps": 50, "precision": "bfloat16"}
     expected = numbers(train(**settings, out=tmp_path / "cpu"))
