@@ -262,7 +262,7 @@ def _quicker_inductor() -> Iterator[None]:
     """Inductor that asks torch which vector instructions there are, and compiles two files at once.
 
     It would compile and load six small libraries to see whether instructions work that float32 does not use, and start
-    on its kernels when their caller is done: a third of its time.
+    on its kernels when their caller is done.
     """
     from torch._inductor import cpu_vec_isa
     from torch._inductor.cpp_builder import CppBuilder
