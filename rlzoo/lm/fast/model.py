@@ -50,22 +50,24 @@ class FastTrunk(Trunk):
             if unpadded.token.shape[1] <= _WORTH * len(token) * (last - first):
                 return self.unpadded_states(unpadded)
         cut, mask = tokens.columns(first, last), {"attention_mask": None} if attention[:, first:last].all() else {}
-        hidden = self.run(cut.token, cut.attention, use_cache=False, **mask).last_hidden_state
+        hidden = self.run(cut.token, cut.attention, **mask).last_hidden_state
         hidden = hidden.masked_fill(~cut.acts.unsqueeze(-1), 0)
         return nn.functional.pad(hidden, (0, 0, first, len(acting) - last))
 
     def unpadded_states(self, unpadded: Unpadded) -> Float[Tensor, "R T H"]:
         """The hidden states, from a pass over the tokens of an `Unpadded`."""
         whole = unpadded.token.new_ones(1, 1, 1, 1)  # of four dimensions, so that no other mask is made
-        more = {"position_ids": unpadded.position, "attention_mask": whole, "unpadded": unpadded}
-        out = self.run(unpadded.token, torch.ones_like(unpadded.token, dtype=torch.bool), use_cache=False, **more)
+        more: dict[str, Any] = {"position_ids": unpadded.position, "attention_mask": whole, "unpadded": unpadded}
+        out = self.run(unpadded.token, torch.ones_like(unpadded.token, dtype=torch.bool), **more)
         return unpadded.states(out.last_hidden_state)
 
-    def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
+    def run(
+        self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], cache: Cache | None = None, **more: Any
+    ) -> Any:
         """Without padding there is no mask. It is looked for on the host alone, which would wait for the device."""
         if attention.device.type == "cpu" and bool(attention.all()):
             more.setdefault("attention_mask", None)
-        return super().run(token, attention, **more)
+        return super().run(token, attention, cache, **more)
 
     def call(self, **inputs: Any) -> Any:
         casts = {} if self.casts is None else self.casts.weights()

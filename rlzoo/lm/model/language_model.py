@@ -40,7 +40,9 @@ class Trunk(nn.Module):
         if gradient_checkpointing:
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
-        self._takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+        parameters = inspect.signature(base.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
         rows, steps = tokens.token.shape
@@ -52,19 +54,24 @@ class Trunk(nn.Module):
 
     def states(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
         """The hidden states, from one forward pass."""
-        hidden = self.run(tokens.token, tokens.attention, use_cache=False).last_hidden_state
+        hidden = self.run(tokens.token, tokens.attention).last_hidden_state
         return hidden.masked_fill(~tokens.acts.unsqueeze(-1), 0)
 
-    def run(self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], **more: Any) -> Any:
-        """The transformer's output for the last T of C tokens. The others are in a cache."""
+    def run(
+        self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], cache: Cache | None = None, **more: Any
+    ) -> Any:
+        """The transformer's output for the last T of C tokens. The others are in the cache, which these join."""
         device = next(self.base.parameters()).device
         token, attention = token.to(device, non_blocking=True), attention.to(device, non_blocking=True)
         if self._takes_positions and "position_ids" not in more:
             more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
+        if cache is not None:
+            more[self._cache_name] = cache
         if self.gradient_checkpointing:  # works in training mode only, where Hugging Face turns the cache off
             self.base.train(torch.is_grad_enabled())
         with autocast(device, self.precision):
-            return self.call(**{"input_ids": token, "attention_mask": attention.long(), **more})
+            inputs = {"input_ids": token, "attention_mask": attention.long(), "use_cache": cache is not None}
+            return self.call(**{**inputs, **more})
 
     def call(self, **inputs: Any) -> Any:
         """The transformer's output."""
@@ -177,7 +184,7 @@ class LanguageModel(ActorCritic):
         seen = torch.ones_like(token)
         logits = lm(token, attention_mask=seen, use_cache=False).logits[0]
         plain, head = Trunk(self.trunk.base), self.policy.functional._replace(temperature=1.0, precision=None)
-        hidden = plain.run(token, seen.bool(), use_cache=False).last_hidden_state[0]
+        hidden = plain.run(token, seen.bool()).last_hidden_state[0]
         require(
             equal_but_for_rounding(head(hidden), at_least_single(logits)),
             f"{name} is not supported: its logits are more than an output embedding of its hidden states",
@@ -185,8 +192,8 @@ class LanguageModel(ActorCritic):
         fault, cache = f"{name} is not supported: it cannot continue from a key-value cache", plain.new_cache()
         try:
             for t in (1, 2):
-                step = plain.run(token[:, t - 1 : t], seen[:, :t].bool(), use_cache=True, past_key_values=cache)
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+                step = plain.run(token[:, t - 1 : t], seen[:, :t].bool(), cache)
+        except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
             raise ConfigError(fault) from error
         require(equal_but_for_rounding(step.last_hidden_state[0, -1], hidden[-1]), fault)
 
@@ -222,7 +229,7 @@ class LanguageModel(ActorCritic):
         """The last hidden state of each row, after T more tokens."""
         cache = self.trunk.new_cache() if memory is None else memory.cache
         attention = tokens.attention if memory is None else torch.cat([memory.attention, tokens.attention], 1)
-        out = self.trunk.run(tokens.token, attention, use_cache=True, past_key_values=cache)
+        out = self.trunk.run(tokens.token, attention, cache)
         return out.last_hidden_state[:, -1], Memory(cache, attention)
 
     @contextlib.contextmanager

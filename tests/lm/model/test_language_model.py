@@ -1,6 +1,7 @@
 """A language model as actor and critic: shift, padding, ratio, temperature, adapters, derivatives."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -240,10 +241,14 @@ def test_a_cache_that_gives_other_states_is_refused(monkeypatch):
     actor = scaled("llama", 30)
     forward = type(actor.model).forward
 
-    def forgetful(self, *args, past_key_values=None, **settings):
-        return forward(self, *args, past_key_values=type(past_key_values)() if past_key_values else None, **settings)
+    name = LanguageModel(actor).trunk._cache_name
 
-    monkeypatch.setattr(type(actor.model), "forward", forgetful)
+    def forgetful(self, *args, **settings):
+        if settings.get(name) is not None:
+            settings[name] = type(settings[name])()
+        return forward(self, *args, **settings)
+
+    monkeypatch.setattr(type(actor.model), "forward", functools.wraps(forward)(forgetful))
     with pytest.raises(ConfigError, match="it cannot continue from a key-value cache"):
         LanguageModel(actor)
 
