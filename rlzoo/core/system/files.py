@@ -15,6 +15,8 @@ SMALL = 64 * 2**20
 """Largest size of a file of settings, in bytes."""
 LARGE = 2**30
 """Largest size of a log or a tokenizer, in bytes."""
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Where a container of Linux (control groups, version 2) sees its own limit."""
 MANIFEST = "manifest.json"
 """File of a sealed directory with the SHA-256 of every other file."""
 
@@ -41,8 +43,11 @@ def check_regular(path: Path | str, most: int = SMALL) -> None:
 
 
 def memory() -> int:
-    """Size of the machine's memory, in bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**37
+    """Size of the memory that this process may use, in bytes: the machine's, or the container's limit."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 2**37
+    with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+        return min(whole, int(_CONTAINER_LIMIT.read_text()))
+    return whole
 
 
 def most_in_memory() -> int:

@@ -153,7 +153,8 @@ class LMEnv(VectorEnv):
         `Conversation.turns`).
         """
         responses = [[token for _, token in row] for row in spoken(rows)]
-        return self._with_turns(self.asked, self.said(rows)), decode(self.tokenizer, responses, self.stop)
+        turns = [] if self.generation.turns is None else self.said(rows)
+        return self._with_turns(self.asked, turns), decode(self.tokenizer, responses, self.stop)
 
     def said(self, rows: Buffer) -> list[list[str]]:
         """The turns of each row (see `Conversation.turns`)."""

@@ -274,6 +274,8 @@ def test_stop_tokens_by_text():
     assert stop_ids(tokenizer, ["."]) == {CHARACTERS.index(".")}
     with pytest.raises(ConfigError, match="no end-of-sequence token; set stop_tokens"):
         stop_ids(make_tokenizer(eos=None))
+    tokenizer.encode = lambda *_, **__: []  # as for tokens of a vocabulary that its rules never make
+    assert stop_ids(tokenizer, ["<pad>"]) == {PAD}
     assert LMEnv(make_model(), tokenizer, ["a"], one, Generation(4)).stop == {EOS}
 
 
