@@ -80,10 +80,6 @@ def attention(
     Raises:
         ValueError: plain products are needed, and there is an argument that they do not take into account.
     """
-    if key.dtype != query.dtype:  # keys of a `CachedLayer`
-        with torch.autocast(query.device.type, enabled=False):
-            out, _ = attention(module, query.to(key.dtype), key, value, attention_mask, fused=fused, **more)
-        return out.to(query.dtype), None
     others = [name for name, x in more.items() if name not in _PLAIN and x is not None]
     if others and (unpadded is not None or not fused):
         raise ValueError(f"attention with {', '.join(others)} is none by plain products")
@@ -91,7 +87,7 @@ def attention(
         of_rows = partial(attention, module, fused=fused, **more)
         return unpadded.attend(query, key, value, lambda *x: of_rows(*x)[0]), None
     plain = not others and not more.get("dropout")
-    short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(query.dtype, 0) and query.shape[2] > 1
+    short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(value.dtype, 0) and query.shape[2] > 1
     if fused and not (plain and short):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     causal, scaling = more.get("is_causal"), more.get("scaling")
@@ -118,7 +114,8 @@ def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ca
 class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of a layer in memory with room for more tokens, which Hugging Face's own copies for each token.
 
-    They are in float32 on a CPU, where attention of one token to many is several times as fast in it as in bfloat16.
+    They are in the precision of the values. Where matrix products are autocast, rotary embeddings give keys in float32,
+    which would be cast again for each token.
     """
 
     def update(
@@ -126,8 +123,8 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     ) -> tuple[Float[Tensor, "N g C d"], Float[Tensor, "N g C d"]]:
         """Adds T tokens and returns all."""
         if self.keys is None:
-            self.is_initialized, self.dtype, self.device = True, key_states.dtype, key_states.device
-            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+            self.is_initialized, self.dtype, self.device = True, value_states.dtype, value_states.device
+            self.keys, self.values = key_states[:, :, :0].to(self.dtype), value_states[:, :, :0]
             self._keys, self._values = self.keys, self.values
         start, new = self.keys.shape[2], key_states.shape[2]
         self._keys = self._with_room(self._keys, start, key_states)
@@ -147,8 +144,7 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         """`kept`, or a copy twice as long if it is full, with the `added` tokens from `start` on."""
         end = start + added.shape[2]
         if end > kept.shape[2]:
-            dtype = torch.float32 if kept.device.type == "cpu" and kept.dtype == torch.bfloat16 else kept.dtype
-            longer = kept.new_empty(*kept.shape[:2], 2 * end, kept.shape[3], dtype=dtype)
+            longer = kept.new_empty(*kept.shape[:2], 2 * end, kept.shape[3])
             longer[:, :, :start] = kept[:, :, :start]
             kept = longer
         kept[:, :, start:end] = added

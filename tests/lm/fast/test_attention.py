@@ -37,15 +37,29 @@ def test_equals_the_fused_kernel(padded, scaling, queries, dtype, monkeypatch):
     torch.testing.assert_close(out.float(), fused, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.05)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cache_with_room_keeps_the_keys_and_values_of_hugging_face(dtype):
+@pytest.mark.parametrize(
+    ("of_keys", "dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16)],
+)
+def test_a_cache_with_room_keeps_the_keys_and_values_of_hugging_face(of_keys, dtype):
+    """Rotary embeddings give keys in float32 where the values are in the precision of products."""
     mine, theirs = CachedLayer(), DynamicLayer()
     for step, tokens in enumerate((3, 1, 1, 4, 1, 1, 1, 20)):
-        k, v = normal(2, 4, tokens, 8, seed=step).to(dtype), normal(2, 4, tokens, 8, seed=100 + step).to(dtype)
+        k, v = normal(2, 4, tokens, 8, seed=step).to(of_keys), normal(2, 4, tokens, 8, seed=100 + step).to(dtype)
         for a, b in zip(mine.update(k, v), theirs.update(k, v), strict=True):
-            assert a.dtype == torch.float32
-            assert torch.equal(a, b.float())
+            assert a.dtype == dtype
+            assert torch.equal(a, b.to(dtype))
     assert mine.get_seq_length() == 32
+
+
+def test_keys_in_single_precision_do_not_decide_which_kernel_is_faster(monkeypatch):
+    monkeypatch.setattr(ours, "sdpa_attention_forward", None)
+    length = ours._LONGEST[torch.float32] + 1
+    q, k, v = (normal(1, 2, length, 8, seed=seed) for seed in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = attention(Layer(), q, k, v.bfloat16(), None)
+    exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(out.float(), exact, rtol=0, atol=0.05)
 
 
 def test_attention_without_the_fused_kernel_stays_without_it():
