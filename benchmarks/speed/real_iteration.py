@@ -133,6 +133,7 @@ def contestant(what: str, precision: str) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precisions", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--contestants", nargs="+", default=["rlzoo", "plain", "generate"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--alone", nargs=2, metavar=("WHAT", "PRECISION"), help="one measurement")
@@ -144,7 +145,7 @@ def main() -> None:
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.rounds):
         for precision in arguments.precisions:
-            for what in ("rlzoo", "plain", "generate"):
+            for what in arguments.contestants:
                 command = [sys.executable, __file__, "--alone", what, precision, "--threads", str(arguments.threads)]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode:
@@ -153,7 +154,7 @@ def main() -> None:
                 runs.setdefault((precision, what), []).append(json.loads(done.stdout.strip().splitlines()[-1]))
                 print(precision, what, runs[precision, what][-1], flush=True)
     command_line = f"`python benchmarks/speed/real_iteration.py {' '.join(sys.argv[1:])}`"
-    (RESULTS / "real-iteration.md").write_text(f"{command_line}, {arguments.threads} threads.\n\n{table(runs)}")
+    (RESULTS / "real-iteration.md").write_text(f"{command_line}, {arguments.threads} thread(s).\n\n{table(runs)}")
 
 
 def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:

@@ -22,8 +22,8 @@ from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss
 from rlzoo.optim.vectors import Vector, clip_norm
 
-_BLOCK = 2**20
-"""Components of θ that are updated together, so that the intermediate results stay in the processor's cache."""
+_LATE = torch.tensor(torch.inf)
+"""The number of a step."""
 
 
 class FastAdam(Adam):
@@ -54,12 +54,15 @@ class FastAdam(Adam):
         return super().minimize_each(loss, model, minibatches, *scalars, **options)
 
     def step(self, theta: Vector, m: Vector, v: Vector, g: Vector, step_size: float, eps: float) -> None:
-        if len(m) <= _BLOCK:
+        """See `Adam.step`: PyTorch's kernel of one pass on a CPU, at a step so late that its bias corrections are 1."""
+        if theta.device.type != "cpu":
             super().step(theta, m, v, g, step_size, eps)
             return
-        for start in range(0, len(m), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            super().step(theta[block], m[block], v[block], g[block], step_size, eps)
+        beta1, beta2 = self.betas
+        torch._fused_adam_(
+            [theta], [g], [m], [v], [], [_LATE], lr=step_size, beta1=beta1, beta2=beta2, eps=eps, weight_decay=0.0,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
         """See `Adam.gradient`. The memory of the result is used again for the next."""
