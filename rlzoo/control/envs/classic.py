@@ -207,7 +207,7 @@ class Acrobot(ClassicControl):
     the equations are those of Sutton and Barto's book, Gymnasium's default.
     """
 
-    TORQUES = np.array([[2.0, 0.0, -2.0], [-2.0, 0.0, 2.0]])
+    TORQUES = np.array([[2.0, 0.0, -2.0], [-2.0, 0.0, 2.0]])  # of each action, in f₁ and in f₂
     TIMESTEP = _constant(0.2)
     HALF_TIMESTEP = _constant(0.2 / 2)
     SIXTH_TIMESTEP = _constant(0.2 / 6)
@@ -217,7 +217,7 @@ class Acrobot(ClassicControl):
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int) -> None:
         observed = _box(1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi)
         super().__init__(num_envs, seed, max_episode_steps, 4, observed, Discrete(3))
-        # In the shape (2, N) of both links: NumPy is twice as fast without broadcasting.
+        # 5/2 and 9/2 of the inverse of the equations' matrix, 3 g and g. NumPy is twice as fast without broadcasting.
         self._inertias = np.array([[5 / 2], [9 / 2]]).repeat(num_envs, 1)
         self._weights = np.array([[3 * 9.8], [9.8]]).repeat(num_envs, 1)
         self._max_velocity = np.array([[4 * math.pi], [9 * math.pi]]).repeat(num_envs, 1)
@@ -250,7 +250,7 @@ class Acrobot(ClassicControl):
         return terminated - _ONE, terminated
 
     def _accelerations(self, angle: Array, velocity: Array, torque: Array) -> Array:
-        """θ̈₁ and φ̈ (2, N), from both angles and velocities, and 2τ with the signs that it has for each link."""
+        """θ̈₁ and φ̈ (2, N), from both angles and velocities, and the terms ∓2τ of f₁ and f₂."""
         bend = angle[1] - angle[0]
         sin, cos = np.sin(bend), np.cos(bend)
         square = velocity * velocity

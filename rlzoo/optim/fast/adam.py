@@ -23,7 +23,7 @@ from rlzoo.optim.objective import Loss
 from rlzoo.optim.vectors import Vector, clip_norm
 
 _LATE = torch.tensor(torch.inf)
-"""The number of a step."""
+"""The number of a step at which Adam's bias corrections are 1: the caller's step size and ε have them already."""
 
 
 class FastAdam(Adam):
@@ -54,7 +54,7 @@ class FastAdam(Adam):
         return super().minimize_each(loss, model, minibatches, *scalars, **options)
 
     def step(self, theta: Vector, m: Vector, v: Vector, g: Vector, step_size: float, eps: float) -> None:
-        """See `Adam.step`: PyTorch's kernel of one pass on a CPU, at a step so late that its bias corrections are 1."""
+        """See `Adam.step`. On a CPU it is PyTorch's kernel of one pass."""
         if theta.device.type != "cpu":
             super().step(theta, m, v, g, step_size, eps)
             return
