@@ -15,6 +15,7 @@ from rlzoo.core.collector import evaluate
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.task import Setup
+from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.natural_gradient import FlatPolicy
 
 SPACES = {
@@ -40,6 +41,20 @@ def accelerated(model):
     """The same model with the faster networks."""
     accelerate(SimpleNamespace(model=model))
     return model
+
+
+def tape_gradients(loss, parameters):
+    """The gradients of `loss()` for the parameters by a tape, on which at least one module is recorded."""
+    for p in parameters:
+        p.grad = torch.zeros_like(p)
+    with Tape() as tape:
+        total = loss()
+    assert tape.records
+    tape.backward(total, parameters)
+    grads = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    return grads
 
 
 def make_ends(rng, rows, steps, rate=0.2):

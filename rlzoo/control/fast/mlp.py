@@ -15,7 +15,7 @@ from rlzoo.control.fast.recurrent import has_written_cell, unroll
 from rlzoo.control.networks import MLP
 from rlzoo.control.recurrent import RecurrentMLP
 from rlzoo.core.seen import Seen
-from rlzoo.optim.fast.tape import Tape
+from rlzoo.optim.fast.tape import Tape, add_affine
 
 
 class FastMLP(MLP):
@@ -32,7 +32,7 @@ class FastMLP(MLP):
             layers = evaluate(self, x.reshape(-1, x.shape[-1]))
             return Tape.current.record(
                 layers[-1].view(*x.shape[:-1], self.outputs),
-                lambda grad: pull_back(self, layers, grad.reshape(-1, self.outputs))[0],
+                lambda grad: pull_back(self, layers, grad.reshape(-1, self.outputs)),
             )
         if not torch.is_grad_enabled() and self.activated and _dual(self.layers[-1].weight)[1] is not None:
             return push_forward(self, x)
@@ -50,9 +50,9 @@ class FastRecurrentMLP(RecurrentMLP):
         hidden, into_cell = unroll(recurrent, seen)
         layers = evaluate(mlp, hidden.reshape(-1, hidden.shape[-1]))
 
-        def into_parameters(grad: Tensor) -> list[tuple[Tensor, Tensor]]:
-            grads, into_hidden = pull_back(mlp, layers, grad.reshape(-1, mlp.outputs), to_input=True)
-            return [*grads, *into_cell(into_hidden.view(hidden.shape))]
+        def into_parameters(grad: Tensor) -> None:
+            into_hidden = pull_back(mlp, layers, grad.reshape(-1, mlp.outputs), to_input=True)
+            into_cell(into_hidden.view(hidden.shape))
 
         return Tape.current.record(layers[-1].view(*hidden.shape[:-1], mlp.outputs), into_parameters)
 
@@ -98,22 +98,19 @@ def _dual(x: Any) -> tuple[Any, Any]:
 @torch.no_grad()
 def pull_back(
     net: FastMLP, layers: list[Tensor], grad: Float[Tensor, "B O"], to_input: bool = False
-) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Each parameter and its gradient, given the result of `evaluate` and the gradient of the last output.
+) -> Float[Tensor, "B I"]:
+    """Adds the gradients of the parameters, given the result of `evaluate` and the gradient of the last output.
 
-    With `to_input`, the gradient for x comes with them.
+    Returns the gradient for x with `to_input`, and else that for the first layer's output.
     """
-    grads: list[tuple[Tensor, Tensor]] = []
     for i in reversed(range(len(net.affine))):
         (weight, bias), x = net.affine[i], layers[i]
         if net.activated[i]:
             grad = _slope(net.activation)(grad, layers[i + 1])
-        # Of two equal products, the one with the wider result is several times as fast.
-        wide = weight.shape[0] <= weight.shape[1]
-        grads += [(bias, grad.sum(0)), (weight, grad.t() @ x if wide else (x.t() @ grad).t())]
+        add_affine(weight, bias, x, grad)
         if i or to_input:
             grad = grad @ weight
-    return grads, grad
+    return grad
 
 
 def _slope(activation: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
-from rlzoo.optim.fast.tape import PullBack
+from rlzoo.optim.fast.tape import PullBack, add_affine
 
 Rows = Float[Tensor, "T R H"]
 """Time comes first, so that the numbers of one step lie together."""
@@ -36,15 +36,10 @@ def unroll(net: Recurrent, seen: Seen) -> tuple[Float[Tensor, "R T O"], PullBack
     output, into_gates = _CELLS[type(cell)](cell, projected, seen.memory[:, 0, net.owned], kept)
 
     @torch.no_grad()
-    def pull_back(grad: Float[Tensor, "R T O"]) -> list[tuple[Tensor, Tensor]]:
+    def pull_back(grad: Float[Tensor, "R T O"]) -> None:
         into, across, before = into_gates(grad.transpose(0, 1))
-        into, across = into.flatten(0, 1), across.flatten(0, 1)
-        return [
-            (cell.into.weight, (x.t() @ into).t()),
-            (cell.into.bias, into.sum(0)),
-            (cell.across.weight, (before.flatten(0, 1).t() @ across).t()),
-            (cell.across.bias, across.sum(0)),
-        ]
+        add_affine(cell.into.weight, cell.into.bias, x, into.flatten(0, 1))
+        add_affine(cell.across.weight, cell.across.bias, before.flatten(0, 1), across.flatten(0, 1))
 
     return output.transpose(0, 1), pull_back
 

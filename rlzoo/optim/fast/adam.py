@@ -31,7 +31,7 @@ class FastAdam(Adam):
 
     Args:
         compile: whether to run the steps of an update as native code, which is compiled for each shape of buffer (see
-            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss, two learning rates or a `KLStop` are not.
+            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss or a `KLStop` are not.
         waits: whether to wait for the compilation. Until it says so, steps are not native.
     """
 
@@ -46,7 +46,7 @@ class FastAdam(Adam):
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
     ) -> tuple[int, float]:
         auxiliary = options.get("auxiliary", True) and model.auxiliary
-        plain = options.get("vf_learning_rate") is options.get("stop") is None and not auxiliary
+        plain = options.get("stop") is None and not auxiliary
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.buffer.num_rows:
             result = self._native(loss, model, minibatches, scalars, **options)
             if result is not None:
@@ -65,26 +65,19 @@ class FastAdam(Adam):
         )  # fmt: skip
 
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
-        """See `Adam.gradient`. The memory of the result is used again for the next."""
+        """See `Adam.gradient`. Each part is added where it belongs, in memory that the next gradient takes again."""
         g = self._gradient.zero_()
-        for term in track("micro-batch", terms):
-            with Tape() as tape:
-                total = term(model)
-                if tape.used:
-                    g.add_(torch.cat([x.reshape(-1) for x in tape.gradients(total, self.parameters)]))
-                    continue
-            self._accumulate(total)
-        return g
-
-    def _accumulate(self, total: Tensor) -> None:
-        """Adds the gradient of a scalar. Autograd adds into `.grad`, so these are pieces of the vector."""
         for p, piece in zip(self.parameters, self._pieces, strict=True):
             p.grad = piece
         try:
-            torch.autograd.backward(total, inputs=self.parameters)
+            for term in track("micro-batch", terms):
+                with Tape() as tape:
+                    total = term(model)
+                tape.backward(total, self.parameters)
         finally:
             for p in self.parameters:
                 p.grad = None
+        return g
 
     def _native(
         self,
@@ -93,6 +86,7 @@ class FastAdam(Adam):
         minibatches: Epochs,
         scalars: tuple[float, ...],
         learning_rate: float,
+        vf_learning_rate: float | None = None,
         max_grad_norm: float | None = None,
         **_: Any,
     ) -> tuple[int, float] | None:
@@ -101,7 +95,9 @@ class FastAdam(Adam):
         mine, order = {id(p) for p in self.parameters}, torch.zeros(most, rows, dtype=torch.int64)
         state = [*model.named_parameters(), *model.named_buffers()]
         rest = {name: x.detach() for name, x in state if id(x) not in mine}
-        knobs = self.theta.new_tensor([self.bias_corrected(learning_rate, k) for k in range(most)])
+        of_value = learning_rate if vf_learning_rate is None else vf_learning_rate
+        corrected = [self.bias_corrected(1.0, k) for k in range(most)]
+        knobs = self.theta.new_tensor([(learning_rate * size, of_value * size, eps) for size, eps in corrected])
         carry = self.theta, self.m, self.v, self.theta.new_zeros(())
         inputs = order, order.bool(), knobs, self.theta.new_tensor(scalars), *rest.values(), *fields
 
@@ -130,8 +126,8 @@ def _pure_step(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """A step of Adam on one minibatch, as a function of tensors.
 
-    (i, θ, m, v, gradient norm, row indices, which of them count, step sizes and ε, scalars, the model's other tensors,
-    the buffer's tensors) -> (θ, m, v, gradient norm).
+    (i, θ, m, v, gradient norm, row indices, which of them count, both step sizes and ε, scalars, the model's other
+    tensors, the buffer's tensors) -> (θ, m, v, gradient norm).
     """
     by_id = {id(p): name for name, p in model.named_parameters()}
     parameters, names = adam.parameters, [by_id[id(p)] for p in adam.parameters]
@@ -141,7 +137,7 @@ def _pure_step(
         i: Tensor, theta: Tensor, m: Tensor, v: Tensor, _: Tensor,
         order: Tensor, counts: Tensor, knobs: Tensor, scalars: Tensor, *tensors: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        rows, counts, (step_size, eps) = (x.index_select(0, i.reshape(1))[0] for x in (order, counts, knobs))
+        rows, counts, (step_size, of_value, eps) = (x.index_select(0, i.reshape(1))[0] for x in (order, counts, knobs))
         batch = like.with_tensors(x.index_select(0, rows) for x in tensors[len(rest) :])
         batch = batch.replace(mask=batch.mask & counts[:, None])
         batch = batch.whitened if whiten else batch
@@ -157,6 +153,8 @@ def _pure_step(
             g = g * (max_grad_norm / norm).clamp(max=1)
         m = torch.lerp(m, g, 1 - betas[0])
         v = betas[1] * v + (1 - betas[1]) * g * g
+        if adam.rest < len(g):
+            step_size = torch.cat([step_size.expand(adam.rest), of_value.expand(len(g) - adam.rest)])
         return theta.detach() - step_size * m / (v.sqrt() + eps), m, v, norm
 
     return step
@@ -182,5 +180,5 @@ def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_gr
     files = {Path(inspect.getfile(inspect.unwrap(loss))), *Path(__file__).parents[2].rglob("*.py")}
     files |= {Path(inspect.getfile(type(module))) for module in model.modules()}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
-    settings = loss.__qualname__, getattr(loss, "__self__", None), adam.betas, max_grad_norm, minibatches.whiten
-    return repr((settings, [name for name, _ in model.named_parameters()], modules, source))
+    settings = getattr(loss, "__self__", None), adam.betas, adam.rest, max_grad_norm, minibatches.whiten
+    return repr((loss.__qualname__, settings, [name for name, _ in model.named_parameters()], modules, source))

@@ -5,20 +5,21 @@ For small networks, autograd's overhead costs more than the arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 
-PullBack = Callable[[Tensor], Iterable[tuple[Tensor, Tensor]]]
-"""From the gradient for a module's output to each parameter of the module and its gradient."""
+PullBack = Callable[[Tensor], object]
+"""Adds to the `grad` of each parameter of a module, given the gradient for the module's output."""
 
 
 class Tape:
     """Gradients of a loss for parameters.
 
     Inside `with Tape() as tape`, modules whose input needs no gradient may be evaluated outside of autograd. Their
-    outputs are leaves of the graph, and `tape.gradients` continues from there. Everything else is left to autograd, so
+    outputs are leaves of the graph, and `tape.backward` continues from there. Everything else is left to autograd, so
     any model works.
     """
 
@@ -26,7 +27,8 @@ class Tape:
     """The active tape."""
 
     def __init__(self) -> None:
-        self._records: list[tuple[Tensor, PullBack]] = []
+        self.records: list[tuple[Tensor, PullBack]] = []
+        """The output of each recorded module, and how to continue from it."""
 
     def __enter__(self) -> Tape:
         Tape.current = self
@@ -35,24 +37,23 @@ class Tape:
     def __exit__(self, *_: object) -> None:
         Tape.current = None
 
-    @property
-    def used(self) -> bool:
-        """Whether a module was recorded."""
-        return bool(self._records)
-
     def record(self, output: Tensor, pull_back: PullBack) -> Tensor:
         """Makes the output of a module a leaf, and returns it."""
-        self._records.append((output.requires_grad_(), pull_back))
+        self.records.append((output.requires_grad_(), pull_back))
         return output
 
-    def gradients(self, loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """∂loss/∂p of each parameter; zeros where the loss does not depend on it."""
-        outputs = [output for output, _ in self._records]
-        grads = torch.autograd.grad(loss, [*outputs, *parameters], allow_unused=True)
-        by_id = {id(p): grad for p, grad in zip(parameters, grads[len(outputs) :], strict=True) if grad is not None}
-        for (_, pull_back), into_output in zip(self._records, grads, strict=False):
-            if into_output is None:
-                continue
-            for p, grad in pull_back(into_output):
-                by_id[id(p)] = by_id[id(p)] + grad if id(p) in by_id else grad
-        return [by_id[id(p)] if id(p) in by_id else torch.zeros_like(p) for p in parameters]
+    def backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        """Adds ∂loss/∂p to `p.grad` of each parameter, which is a tensor."""
+        outputs = [output for output, _ in self.records]
+        torch.autograd.backward(loss, inputs=[*outputs, *parameters])
+        for output, pull_back in self.records:
+            if output.grad is not None:
+                pull_back(output.grad)
+
+
+def add_affine(weight: nn.Parameter, bias: nn.Parameter, x: Float[Tensor, "B I"], grad: Float[Tensor, "B O"]) -> None:
+    """Adds the gradients of an affine layer x·Wᵀ + b, given that of its output, to those of the two that have one."""
+    if weight.grad is not None:
+        weight.grad.addmm_(grad.t(), x)
+    if bias.grad is not None:
+        bias.grad.add_(grad.sum(0))

@@ -118,13 +118,17 @@ def loops(monkeypatch):
     return PythonLoop.made
 
 
+@pytest.mark.parametrize("of_value", [None, 0.003])
 @pytest.mark.parametrize("size", [8, 11, "all"])
 @ALL_NETWORKS
-def test_the_loop_that_is_compiled_equals_the_steps_of_the_plain_adam(network, size, loops):
-    """All but the compilation: random order, a last smaller minibatch, whitening, scalars, clipping, state."""
+def test_the_loop_that_is_compiled_equals_the_steps_of_the_plain_adam(network, size, of_value, loops):
+    """All but the compilation: random order, a last smaller minibatch, whitening, scalars, rates, clipping, state."""
     algorithm = PPOClip(ent_coef=0.01, clip_value=True)
     models = make_model(**network), make_model(**network)
-    plain, native = Adam(list(models[0].parameters())), FastAdam(Adam(list(models[1].parameters())), compile=True)
+    plain, native = (
+        Adam(list(model.parameters()), value=[] if of_value is None else model.value_parameters()) for model in models
+    )
+    native = FastAdam(native, compile=True)
     batch = make_batch(models[0])
     rngs = [np.random.default_rng(0) for _ in models]
     for step in range(3):
@@ -135,6 +139,7 @@ def test_the_loop_that_is_compiled_equals_the_steps_of_the_plain_adam(network, s
                 Epochs(batch, 3, size, rng, whiten=True),
                 *(0.2 / (1 + step), 0.01),
                 learning_rate=0.01 / (1 + step),
+                vf_learning_rate=of_value,
                 max_grad_norm=0.5,
             )
             for model, optimizer, rng in zip(models, (plain, native), rngs, strict=True)
