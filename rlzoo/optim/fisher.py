@@ -32,13 +32,8 @@ def fisher_vector_product(
     Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. If the batch is one micro-batch, the
     graph of the backward passes is built once and kept; and if the policy sees single steps, so is that of J·v.
     """
-    leaves = leaves_of(policy, theta)
-    parts = list(micro_batches(policy.model, batch))
-
-    def at_theta(part: Buffer) -> Distribution:
-        return policy(leaves, lambda model: model.distribution(part.obs))
-
-    kept = at_theta(parts[0]) if len(parts) == 1 else None
+    leaves, parts = leaves_of(policy, theta), list(micro_batches(policy.model, batch))
+    kept = _at(policy, leaves, parts[0]) if len(parts) == 1 else None
     moving: _Moving = partial(_moving, policy, theta)
     if kept is not None and policy.model.context == 1:
         moving = _moving_by_kept_graph(policy, leaves, kept)
@@ -48,11 +43,17 @@ def fisher_vector_product(
         for part in track("micro-batch", parts):
             distribution, tangents = moving(v, part)
             forces = distribution.fisher(tangents, part.weight)
-            add_gradients(total, (kept or at_theta(part)).tensors(), leaves, forces, retain_graph=kept is not None)
+            outputs = (kept or _at(policy, leaves, part)).tensors()
+            add_gradients(total, outputs, leaves, forces, retain_graph=kept is not None)
         processes.all_reduce_(total)
         return total.add_(v, alpha=damping) if damping else total
 
     return product
+
+
+def _at(policy: FlatPolicy, leaves: list[Tensor], part: Buffer) -> Distribution:
+    """π_θ in the states of a micro-batch, with its graph."""
+    return policy(leaves, lambda model: model.distribution(part.obs))
 
 
 def _moving_by_kept_graph(policy: FlatPolicy, leaves: list[Tensor], distribution: Distribution) -> _Moving:
@@ -71,16 +72,21 @@ def _moving_by_kept_graph(policy: FlatPolicy, leaves: list[Tensor], distribution
     return moved
 
 
-@torch.no_grad()
 def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector) -> float:
-    """xᵀFx, by forward-mode passes alone (see `fisher_vector_product`).
+    """xᵀFx (see `fisher_vector_product`), without the backward pass Jᵀ.
 
     Over all rows, even where F·v in conjugate gradient is over some of them: it gives the length of the step, and F of
     few rows makes the step too long.
     """
+    parts = list(micro_batches(policy.model, batch))
+    moving: _Moving = partial(_moving, policy, theta)
+    if len(parts) == 1 and policy.model.context == 1:
+        # Not for the time of a product: PyTorch's forward mode imports its compiler for an operation with a constant.
+        leaves = leaves_of(policy, theta)
+        moving = _moving_by_kept_graph(policy, leaves, _at(policy, leaves, parts[0]))
     total = 0.0
-    for part in track("micro-batch", list(micro_batches(policy.model, batch))):
-        distribution, tangents = _moving(policy, theta, x, part)
+    for part in track("micro-batch", parts):
+        distribution, tangents = moving(x, part)
         forces = distribution.fisher(tangents, part.weight)
         total += sum(float((u * force).sum()) for u, force in zip(tangents, forces, strict=True))
     return processes.all_reduce(total)

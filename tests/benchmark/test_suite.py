@@ -302,7 +302,7 @@ def test_a_package_that_an_environment_lacks_is_one_line_before_any_job(tmp_path
     assert main(["benchmark", "ant", "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
-        "ant.yaml, line 15: environment 'Ant-v5' cannot be made: a package is missing: pip install 'rlzoo[mujoco]'"
+        "ant.yaml, line 19: environment 'Ant-v5' cannot be made: a package is missing: pip install 'rlzoo[mujoco]'"
     )
     assert not (tmp_path / "out").exists()
 
