@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import json
 import logging
@@ -52,6 +53,7 @@ _OPTIONS: dict[str, object] = {
     "cpp.vec_isa_ok": True,
     # The code between the products and loops: to optimise it costs seconds and gains nothing.
     "aot_inductor.compile_wrapper_opt_level": "O0",
+    "aot_inductor.enable_line_tables": False,
 }
 
 
@@ -224,7 +226,6 @@ def _check_possible(example: Tensors) -> None:
 
 def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path) -> None:
     """Compiles the loop over `step` and writes `package` atomically."""
-    from torch._higher_order_ops.while_loop import while_loop
     from torch._inductor import aoti_compile_and_package, config
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -232,17 +233,16 @@ def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path
 
     class Loop(torch.nn.Module):
         def forward(self, count: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-            inputs = tensors[carried:]
+            def unfinished(i: Tensor, *rest: Tensor) -> Tensor:
+                return i < rest[-1]
 
-            def unfinished(i: Tensor, *carry: Tensor) -> Tensor:
-                return i < count
-
-            def body(i: Tensor, *carry: Tensor) -> tuple[Tensor, ...]:
-                return i + 1, *traced(i, *carry, *inputs)
+            def body(i: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+                return i + 1, *traced(i, *rest[:-1])
 
             start = torch.zeros((), dtype=torch.int64)
             carry = start, *(x.clone() for x in tensors[:carried])
-            return tuple(while_loop(unfinished, body, carry)[1:])  # type: ignore[no-untyped-call]
+            # The operator itself: `while_loop` would first capture both functions once more, in more than a second.
+            return tuple(torch.ops.higher_order.while_loop(unfinished, body, carry, (*tensors[carried:], count))[1:])
 
     supported = config.get_config_copy()
     options = {name: value for name, value in _OPTIONS.items() if name in supported}
@@ -328,6 +328,7 @@ def _difference(actual: Sequence[Signature], expected: Sequence[Signature]) -> s
 def _main(threads: str) -> None:
     """Compiles what a `Compilation` sends to standard input, unless another process does or has."""
     torch.set_num_threads(int(threads))
+    gc.disable()  # of the many small objects that are made, few can go before the end
     step, carried, example, package = cloudpickle.load(sys.stdin.buffer)
     with FileLock(package.with_suffix(".lock"), mode=0o600):
         if _cached(package) is None:
