@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
-from rlzoo.control.spaces import categories, flat_mask, flat_observation, illegal_part, is_gumbel, native_actions
+from rlzoo.control.spaces import flat_mask, flat_observation, illegal_part, is_gumbel, native_actions
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
@@ -65,7 +65,7 @@ class ControlPolicy(DeployedPolicy):
         if len(inputs) != self._rows:
             self._rows = len(inputs)
             self.reset()
-        seen = Seen(inputs, self._legal(action_mask)) if self._masks else inputs
+        seen = inputs if action_mask is None else Seen(inputs, self._legal(action_mask))
         none = np.zeros(self._rows, np.bool_)
         actions = native_actions(self.action_space, self._actor(seen, none, self._starts))
         self._starts = none
@@ -81,8 +81,6 @@ class ControlPolicy(DeployedPolicy):
 
     def _legal(self, mask: Any) -> Bools:
         """(N, K) whether each category is legal."""
-        if mask is None:
-            return np.ones((self._rows, sum(categories(self.action_space))), np.bool_)
         try:
             masks = [mask] if self._rows == 1 and np.ndim(mask) < 2 else list(mask)
             flat = np.stack([flat_mask(self.action_space, x) for x in masks])

@@ -62,8 +62,13 @@ def _own_parts(model: ActorCritic) -> list[str]:
     head = model.policy, MLPPolicy
     net = getattr(model.policy, "net", None), MLP
     parts = ((model, ActorCritic), (model.normalizer, Normalizer), (model.trunk, MLP), head, net)
-    others: list[Any] = [part for part, kind in parts if part is not None and type(part) is not kind]
+    others: list[Any] = [part for part, kind in parts if part is not None and not _is_own(part, kind)]
     return [type(part[0] if isinstance(part, nn.Sequential) else part).__name__ for part in others]
+
+
+def _is_own(part: Any, kind: type) -> bool:
+    """Whether a part is of a class of this package that computes what `kind` does."""
+    return isinstance(part, kind) and type(part).__module__.startswith("rlzoo.")
 
 
 def _same(expected: Tensor, actual: Tensor) -> bool:

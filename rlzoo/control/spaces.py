@@ -79,15 +79,15 @@ def action_columns(space: Space) -> int:
 
 
 def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has none.
+    """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has none, or no width.
 
     A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
     """
-    with np.errstate(over="ignore"):  # a bound beyond the precision is none
+    with np.errstate(over="ignore", invalid="ignore"):  # a bound or a width beyond the precision is none
         low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    low, high = np.where(bounded, low, -1), np.where(bounded, high, 1)
-    return ((low + high) / 2).astype(dtype), ((high - low) / 2).astype(dtype)
+        centre, half = (low + high) / 2, (high - low) / 2
+    bounded = np.isfinite(half) & (half > 0)
+    return np.where(bounded, centre, 0).astype(dtype), np.where(bounded, half, 1).astype(dtype)
 
 
 def native_actions(space: Any, action: Array) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, require
 from rlzoo.core.system.fields import Advanced, Range
 from rlzoo.core.system.streams import stream
-from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings
+from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings, check_fisher_fraction
 
 NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN, "gru": GRU, "lstm": LSTM}
 """The kinds of networks by name."""
@@ -107,8 +108,8 @@ class ControlTask(EnvTask):
         if getattr(self.env, "normalizes", False):
             fault = "NormalizeObservation has other statistics in each copy, in evaluation and in load_policy"
             setup.progress.say(f"{fault}: use --normalize-obs instead, whose statistics belong to the policy")
-        if settings.normalize_reward:
-            self.model.reward_scale = RewardScale(settings.num_envs, setup.gamma).to(setup.device)
+        scale = RewardScale(settings.num_envs, setup.gamma).to(setup.device) if settings.normalize_reward else None
+        self.model.reward_scale = scale
         rng = np.random.default_rng(stream(setup.seed, "action"))
         self.noise = ActionNoise(self.env.action_space, settings.num_envs, rng, settings.noise_correlation)
         self._unseen = set(settings.log_info)
@@ -127,6 +128,7 @@ class ControlTask(EnvTask):
         for name, size in setup.minibatch_sizes.items():
             fits = size == "all" or size >= min(unroll, settings.num_steps)
             require(fits, f"{name} must be at least unroll = {unroll}, the steps of a row, got {size}")
+        check_fisher_fraction(setup, settings.num_envs * math.ceil(settings.num_steps / unroll), "the rows of a buffer")
 
     @classmethod
     def compiles(cls, settings: Control) -> bool:

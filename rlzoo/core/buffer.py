@@ -83,7 +83,7 @@ class Buffer(Tensors):
         return int(self.mask.sum())
 
     def rows(self, context: int) -> Buffer:
-        """The same steps as rows of `context` steps, R = N·T / context.
+        """The same steps as rows of `context` steps, R = N·⌈T / context⌉ (N with 0).
 
         The extra last column of `obs` and `value` is dropped. Forced steps stay and stay masked, so every buffer of a
         run has the same shape. Rows that `context` does not divide end with masked steps, copies of the last one.

@@ -67,11 +67,10 @@ class ActorCritic(nn.Module):
         value: Value,
         trunk: nn.Module | None = None,
         normalizer: Normalizer | None = None,
-        reward_scale: RewardScale | None = None,
     ) -> None:
         super().__init__()
         self.normalizer = normalizer
-        self.reward_scale = reward_scale
+        self.reward_scale: RewardScale | None = None
         self.trunk = trunk
         self.policy = policy
         self.value = value
@@ -122,13 +121,13 @@ class ActorCritic(nn.Module):
         return self.distribution(step).map(lambda x: x.squeeze(1)), torch.cat(after, -1)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All parameters that π depends on, including a shared trunk."""
+        """The trained parameters that π depends on, including those of a shared trunk."""
         trunk = [] if self.trunk is None else list(self.trunk.parameters())
-        return trunk + list(self.policy.parameters())
+        return [p for p in (*trunk, *self.policy.parameters()) if p.requires_grad]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only V depends on; disjoint from `policy_parameters`."""
-        return list(self.value.parameters())
+        """The trained parameters that only V depends on; disjoint from `policy_parameters`."""
+        return [p for p in self.value.parameters() if p.requires_grad]
 
 
 def _restricted(policy: Distribution, obs: Any) -> Distribution:

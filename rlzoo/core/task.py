@@ -367,4 +367,6 @@ class EnvTask(Task):
             self.env.close()
             self.env = self.training_env(number(stream(self.setup.seed, "env", step)))
             self.collector = Collector(self.env, self.settings.num_steps, self.setup.whole_episodes)
+            if self.model.reward_scale is not None:
+                self.model.reward_scale.running.zero_()
         self.collector.load_state_dict(state)

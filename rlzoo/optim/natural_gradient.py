@@ -149,7 +149,7 @@ def conjugate_gradient(
 ) -> Solution:
     """x with A·x ≈ b for a symmetric positive A given as `product`, starting from x = 0.
 
-    Stops after `iters` iterations, when ‖r‖² < `tolerance`·‖b‖², or at a direction without positive curvature, and
+    Stops after `iters` iterations, when ‖r‖² ≤ `tolerance`·‖b‖², or at a direction without positive curvature, and
     returns the current x (Hestenes & Stiefel 1952).
     """
     x = torch.zeros_like(b)

@@ -12,6 +12,7 @@ from rlzoo.control.envs.classic import CartPole
 from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.fast import accelerate
 from rlzoo.control.networks import Network
+from rlzoo.control.recurrent import GRU
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv
 from rlzoo.core.task import Setup
@@ -92,6 +93,37 @@ def test_reward_scale_belongs_to_the_model_and_has_the_estimators_discount():
     task = make_task(normalize_reward=True)
     assert task.model.reward_scale.gamma == 0.9
     assert "reward_scale.running" in task.model.state_dict()
+    assert make_task(model=task.model).model.reward_scale is None
+
+
+def test_new_episodes_after_a_resume_begin_new_discounted_sums():
+    task = make_task(normalize_reward=True)
+    task.model.reward_scale(collect(task))
+    state = task.collector.state_dict()
+    running = task.model.reward_scale.running.clone()
+    assert running.any()
+    task.restore_collector(state, 64)
+    assert torch.equal(task.model.reward_scale.running, running)  # the episodes go on
+    task.restore_collector({**state, "env": None}, 64)
+    assert not task.model.reward_scale.running.any()
+
+
+def test_fisher_fraction_is_of_the_rows_that_a_recurrent_network_sees():
+    setup = Setup("CartPole-v1", fisher_fraction=0.1)
+    ControlTask.check(Control(num_envs=2, num_steps=64), setup)
+    with pytest.raises(ConfigError, match=r"fisher_fraction = 0\.1 of the rows of a buffer = 4 leaves no row"):
+        ControlTask.check(Control(num_envs=2, num_steps=64, network=GRU(unroll=32)), setup)
+
+
+def test_frozen_parameters_do_not_move():
+    for algorithm in ("reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"):
+        model = Network(hidden=(8,), shared_trunk=True).build(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+        model.trunk.requires_grad_(False)
+        before = parameters(model.trunk), parameters(model.policy)
+        trainer = Trainer(make_config(algorithm, "CartPole-v1", num_envs=2, total_steps=256), model=model)
+        trainer.iterate()
+        assert torch.equal(parameters(model.trunk), before[0])
+        assert not torch.equal(parameters(model.policy), before[1])
 
 
 @pytest.mark.parametrize("fast", [True, False])

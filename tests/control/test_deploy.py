@@ -77,6 +77,15 @@ def test_discrete_action_counts_from_the_start():
     assert np.array_equal(plain(observations) + 10, shifted(observations))
 
 
+def test_mask_counts_also_where_training_saw_none():
+    policy = make_policy()
+    best = policy(np.zeros(4, np.float32))
+    legal = np.arange(3) != best
+    assert policy(np.zeros(4, np.float32), legal) in np.flatnonzero(legal)
+    with pytest.raises(ConfigError):
+        policy(np.zeros(4, np.float32), "junk")
+
+
 def test_normalises():
     policy = make_policy(action_space=ACTIONS["box"], network={"normalize_obs": True})
     statistics = policy.model.normalizer

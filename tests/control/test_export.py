@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, make_model
+from builders import SPACES, accelerated, make_model
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from torch import nn
@@ -180,6 +180,12 @@ def own(cls):
 
 def test_model_of_the_users_own_is_traced(tmp_path):
     check_parity(own(Doubled), "onnx", tmp_path, np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32))
+
+
+def test_model_that_has_been_trained_is_still_of_built_in_parts():
+    policy = make_policy(ACTIONS["box"])
+    accelerated(policy.model)
+    assert policy.export("c", {})
 
 
 def make_cnn_policy(shared):

@@ -88,6 +88,16 @@ def test_box_units_are_centre_and_half_width_or_zero_and_one():
     assert scale.tolist() == [2, 5, 1]
 
 
+def test_component_without_a_width_or_with_a_huge_one_counts_as_unbounded():
+    largest = np.finfo(np.float32).max
+    space = spaces.Box(np.float32([3, -largest, -1]), np.float32([3, largest, 1]))
+    centre, scale = box_units(space)
+    assert centre.tolist() == [0, 0, 0]
+    assert scale.tolist() == [1, 1, 1]
+    policy = Network(hidden=(4,)).build(OBS, space).distribution(torch.zeros(2, 1, 4))
+    assert policy.log_prob(policy.sample()).isfinite().all()
+
+
 @pytest.mark.parametrize("state_dependent", [False, True])
 def test_units_of_a_box_are_as_precise_as_the_model(state_dependent):
     space = spaces.Box(np.array([-0.1, 0.2, -3.0]), np.array([0.1, 0.9, np.inf]), dtype=np.float64)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cache
+from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,7 +24,7 @@ class Range:
     below: bool = False
 
     def __contains__(self, x: object) -> bool:
-        if not isinstance(x, (int, float)) or not -math.inf < x < math.inf:
+        if not isinstance(x, Real) or not -math.inf < x < math.inf:
             return False
         return (x > self.low if self.above else x >= self.low) and (x < self.high if self.below else x <= self.high)
 

@@ -47,7 +47,7 @@ class FastAdam(Adam):
     ) -> tuple[int, float]:
         auxiliary = options.get("auxiliary", True) and model.auxiliary
         plain = options.get("stop") is None and not auxiliary
-        if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.buffer.num_rows:
+        if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.most:
             result = self._native(loss, model, minibatches, scalars, **options)
             if result is not None:
                 return result

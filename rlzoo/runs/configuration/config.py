@@ -285,7 +285,7 @@ def check_schedules(config: Config) -> None:
     """
     for name, setting in config.table.items():
         text = setting.value
-        bounds = next((x for x in get_args(setting.hint) if isinstance(x, ScheduleRange)), None)
+        bounds = _schedule_range(setting.hint)
         if bounds is None or not isinstance(text, str) or text.startswith("linear:"):
             continue
         try:
@@ -299,6 +299,13 @@ def check_schedules(config: Config) -> None:
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{name}: {text} raised {type(error).__name__}: {error}") from error
         require(inside, f"{name} must be {bounds} throughout, got {text!r}")
+
+
+def _schedule_range(hint: Any) -> ScheduleRange | None:
+    """The range of a schedule in a type hint."""
+    if isinstance(hint, ScheduleRange):
+        return hint
+    return next(filter(None, map(_schedule_range, get_args(hint))), None)
 
 
 LARGEST_INT = 2**31 - 1

@@ -163,6 +163,14 @@ def test_the_fit_of_the_value_is_compiled_too(loops):
     torch.testing.assert_close(parameters(models[1]), parameters(models[0]), rtol=0, atol=1e-9)
 
 
+def test_a_fit_of_no_epochs_compiles_nothing(loops):
+    model = make_model()
+    optimizer = FastAdam(Adam(model.value_parameters()), compile=True)
+    fit_value(model, optimizer, make_batch(model), 0, 4, 1e-2, np.random.default_rng(0))
+    assert loops == []
+    assert optimizer.count == 0
+
+
 def test_another_shape_or_setting_is_another_loop(loops):
     model = make_model()
     optimizer, batch = FastAdam(Adam(list(model.parameters())), compile=True), make_batch(model)

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from rlzoo.algorithms import TRPO, PPOClip
@@ -234,6 +235,13 @@ def test_algorithm_of_a_script_is_described(monkeypatch):
 def test_schedules_are_loaded_before_training(schedule, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_schedules(make_config("ppo", "CartPole-v1", learning_rate=schedule))
+    with pytest.raises(ConfigError, match=re.escape(f"vf_{message}")):
+        check_schedules(make_config("ppo", "CartPole-v1", vf_learning_rate=schedule))
+
+
+def test_schedule_may_return_a_number_of_numpy():
+    config = make_config("ppo", "CartPole-v1", learning_rate=lambda progress: np.float32(1e-3) * (1 - progress / 2))
+    assert at(config.algorithm.learning_rate, 0.5) == pytest.approx(7.5e-4)
 
 
 # Names are unique over all parts, also those of a user
