@@ -6,9 +6,10 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cache
-from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.schedules import Schedule, linear_ends
@@ -24,8 +25,9 @@ class Range:
     below: bool = False
 
     def __contains__(self, x: object) -> bool:
-        if not isinstance(x, Real) or not -math.inf < x < math.inf:
+        if not isinstance(x, (int, float, np.floating)) or not -math.inf < x < math.inf:
             return False
+        x = float(x)
         return (x > self.low if self.above else x >= self.low) and (x < self.high if self.below else x <= self.high)
 
     def __str__(self) -> str:

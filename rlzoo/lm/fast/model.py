@@ -156,9 +156,11 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     use_fastest_attention(base)
     trunk.__class__ = FastTrunk
     fast = cast(FastTrunk, trunk)
+    same = False
     with contextlib.suppress(TypeError, ValueError, AttributeError, RuntimeError):
-        fast.unpads = equal_but_for_rounding(_checked_states(trunk, unpadded=True), expected)
-    if chosen == "eager" and not fast.unpads:
+        same = equal_but_for_rounding(_checked_states(trunk), expected)
+        fast.unpads = same and equal_but_for_rounding(_checked_states(trunk, unpadded=True), expected)
+    if not same or (chosen == "eager" and not fast.unpads):
         base.config._attn_implementation = chosen
     return fast
 

@@ -124,6 +124,7 @@ def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerB
     ids = _without_end(tokenizer(prompt + completion)["input_ids"], tokenizer)
     if ids[: len(before)] != before:  # a token spans the border, which it cannot in generation
         ids = before + tokenizer(completion, add_special_tokens=False)["input_ids"]
+    require(len(ids) > len(before), "the completion has no tokens to this tokenizer")
     return _ended(Row(ids, [k >= len(before) for k in range(len(ids))]), tokenizer)
 
 

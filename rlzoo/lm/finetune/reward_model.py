@@ -59,7 +59,7 @@ def train_reward_model(
     """
     train, held_out = split([pair.prompt for pair in pairs], settings.held_out, settings.seed)
     net, tokenizer = model.model, model.tokenizer
-    longest = settings.max_tokens or max_positions(net) or 0
+    longest = min(filter(None, (settings.max_tokens, max_positions(net))), default=0)
     chosen = encode(tokenizer, [pair.prompt + pair.chosen for pair in pairs])
     rejected = encode(tokenizer, [pair.prompt + pair.rejected for pair in pairs])
     cut = sum(0 < longest < len(row) for row in (*chosen, *rejected))

@@ -104,7 +104,7 @@ def sft(
     examples = read_examples(texts)
     train, held_out = split([x.key for x in examples], settings.held_out, settings.seed)
     rows = _rows(examples, tokenizer)
-    longest = settings.max_tokens or max_positions(model)
+    longest = min(filter(None, (settings.max_tokens, max_positions(model))), default=None)
     cut = sum(longest is not None and len(row.ids) > longest for row in rows)
     rows = [Row(row.ids[:longest], row.trains[:longest]) for row in rows]
     widths = [len(row.ids) for row in rows]

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlzoo.core.system.cache import cache_directory, made_once
 from rlzoo.core.system.progress import Progress
-from rlzoo.lm.finetune import sft
+from rlzoo.lm.finetune import chat, data, sft
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model import padding, pretrained, saving
 from rlzoo.lm.reward.prompt import Prompt
@@ -35,9 +35,10 @@ class SFTCheckpoint:
 
     def path(self, name: str, progress: Progress) -> Path:
         """Directory of the task's checkpoint in the cache. If it is missing, one process makes it, the others wait."""
-        source = "".join(inspect.getsource(module) for module in (padding, pretrained, saving, sft))
+        source = "".join(inspect.getsource(module) for module in (chat, data, padding, pretrained, saving, sft))
         versions = [importlib.metadata.version(package) for package in ("torch", "transformers", "tokenizers")]
-        parts = list(self.texts), self.config, self.fit, versions, source
+        tokenizer = self.tokenizer().backend_tokenizer.to_str()
+        parts = list(self.texts), tokenizer, self.config, self.fit, versions, source
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         folder = cache_directory() / f"{name.rpartition(':')[2]}-{key}"
         return made_once(folder, lambda new: self._make(new, folder, name, progress))

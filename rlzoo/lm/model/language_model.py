@@ -8,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -164,7 +164,8 @@ class LanguageModel(ActorCritic):
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)
         separate = None if critic is None else Trunk(critic, precision, gradient_checkpointing)
-        value = TokenValue(int(head.weight.shape[1]), separate)
+        embedding: Any = head if critic is None else cast(Any, critic).get_input_embeddings()
+        value = TokenValue(int(embedding.weight.shape[1]), separate)
         super().__init__(TokenHead(head, temperature, precision), value.to(head.weight.dtype), trunk)
         self.micro_batch_steps = micro_batch_tokens
         self._actor = (actor,)  # in a tuple, so that its parameters are not registered a second time
@@ -177,14 +178,16 @@ class LanguageModel(ActorCritic):
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Raises `ConfigError` unless hidden states, output embedding and cache reproduce the model's own logits."""
+        """Raises `ConfigError` unless hidden states, output embedding and cache reproduce the model's own logits, also
+        with padding before a text.
+        """
         lm = causal_lm(self.actor)
         name, device = type(lm).__name__, next(self.parameters()).device
         token = torch.arange(2, device=device).unsqueeze(0)
         seen = torch.ones_like(token)
         logits = lm(token, attention_mask=seen, use_cache=False).logits[0]
         plain, head = Trunk(self.trunk.base), self.policy.functional._replace(temperature=1.0, precision=None)
-        hidden = plain.run(token, seen.bool()).last_hidden_state[0]
+        hidden = getattr(plain.run(token, seen.bool()), "last_hidden_state", logits[None])[0]
         require(
             equal_but_for_rounding(head(hidden), at_least_single(logits)),
             f"{name} is not supported: its logits are more than an output embedding of its hidden states",
@@ -196,6 +199,11 @@ class LanguageModel(ActorCritic):
         except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
             raise ConfigError(fault) from error
         require(equal_but_for_rounding(step.last_hidden_state[0, -1], hidden[-1]), fault)
+        left = torch.tensor([[False, True, True]], device=device)
+        padded = plain.run(torch.cat([token[:, :1], token], 1), left).last_hidden_state[0, 1:]
+        fault = f"{name} is not supported: padding before a text changes its positions"
+        # In double precision, eager attention gives NaN where nothing is to be seen.
+        require(hidden.dtype == torch.float64 or equal_but_for_rounding(padded, hidden), fault)
 
     def train(self, mode: bool = True) -> LanguageModel:
         """Stays in evaluation mode: dropout is off in sampling and in training alike."""

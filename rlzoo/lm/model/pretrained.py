@@ -217,16 +217,26 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text, with the special tokens that the tokenizer adds by default.
+    """Tokens of each text, with the special tokens that the tokenizer adds by default, but no end of sequence.
 
     Raises:
         ConfigError: the tokenizer has no tokens for a text.
     """
     try:
         with quiet():
-            return tokenizer(list(texts))["input_ids"] if texts else []
+            rows = tokenizer(list(texts))["input_ids"] if texts else []
+            return [row[:-1] for row in rows] if _adds_end(tokenizer, rows, texts) else rows
     except Exception as error:  # tokenizers raise Exception itself
         raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error
+
+
+def _adds_end(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], texts: Sequence[str]) -> bool:
+    """Whether the tokenizer adds an end of sequence, told by the first text that is not empty."""
+    row, text = next(((row, text) for row, text in zip(rows, texts, strict=True) if text), ([], ""))
+    if row[-1:] != [tokenizer.eos_token_id]:
+        return False
+    bare = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return len(bare) < len(row) and row[len(row) - 1 - len(bare) : -1] == bare
 
 
 def _weights(folder: Path) -> bool:

@@ -90,7 +90,7 @@ class LMEnv(VectorEnv):
         require(len(prompts) > 0, f"{name}: there are none")
         taken = self.generation.turns is not None and "turns" in columns_of(prompts)
         require(not taken, f"{name}: the column 'turns' has the name of that of conversations; give it another one")
-        sample = self._with_turns(prompts[:1], [[]])
+        sample = self.with_turns(prompts[:1], [[]])
         for column in missing_columns(self.scoring.score, sample):
             have = ", ".join(columns_of(sample)) or "none"
             raise ConfigError(f"reward {self.scoring.name} takes a column {column!r} of the {name}; they have {have}")
@@ -154,13 +154,13 @@ class LMEnv(VectorEnv):
         """
         responses = [[token for _, token in row] for row in spoken(rows)]
         turns = [] if self.generation.turns is None else self.said(rows)
-        return self._with_turns(self.asked, turns), decode(self.tokenizer, responses, self.stop)
+        return self.with_turns(self.asked, turns), decode(self.tokenizer, responses, self.stop)
 
     def said(self, rows: Buffer) -> list[list[str]]:
         """The turns of each row (see `Conversation.turns`)."""
         return [decode(self.tokenizer, turns, self.stop) for turns in _turns(rows)]
 
-    def _with_turns(self, prompts: Sequence[str], turns: Sequence[list[str]]) -> list[str]:
+    def with_turns(self, prompts: Sequence[str], turns: Sequence[list[str]]) -> list[str]:
         """The prompts, which have a further column `turns` if there is a reply."""
         if self.generation.turns is None:
             return list(prompts)
@@ -185,7 +185,9 @@ def _turns(buffer: Buffer) -> list[list[list[int]]]:
 
 def _room_for_prompts(model: LanguageModel, generation: Generation) -> int | None:
     """Largest number of tokens in a prompt; None for any number."""
-    positions, new = max_positions(model.actor), generation.max_new_tokens
+    critic = [] if model.value.trunk is None else [model.value.trunk.base]
+    contexts = [max_positions(x) for x in (model.actor, *critic)]
+    positions, new = min(filter(None, contexts), default=None), generation.max_new_tokens
     if positions is None:
         return generation.max_prompt_tokens
     require(

@@ -144,10 +144,21 @@ def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], stop: frozenset[int]) -> list[str]:
-    """Responses as text, without the special token that ended them. Other special tokens are kept."""
+    """Responses as text, without the special token that ended them. Other special tokens are kept.
+
+    A decoder that strips the space before a text, as SentencePiece's does, decodes them after another token.
+    """
     special = stop & set(tokenizer.all_special_ids)
-    kept = [list(row[:-1] if row and row[-1] in special else row) for row in rows]
-    return tokenizer.batch_decode(kept, clean_up_tokenization_spaces=False)
+    before = list(tokenizer("a", add_special_tokens=False)["input_ids"]) if _strips(tokenizer) else []
+    kept = [[*before, *(row[:-1] if row and row[-1] in special else row)] for row in rows]
+    start = len(tokenizer.decode(before, clean_up_tokenization_spaces=False)) if before else 0
+    return [text[start:] for text in tokenizer.batch_decode(kept, clean_up_tokenization_spaces=False)]
+
+
+def _strips(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the decoder strips what a text begins with."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    return decoder is not None and b'"Strip"' in decoder.__getstate__()
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) -> list[int]:

@@ -179,7 +179,8 @@ class LanguageTask(Task):
             critic = copy.deepcopy(actor.base_model)
         elif settings.reward_model is not None and settings.critic == "reward-model":
             critic = pretrained.load_reward_model(settings.reward_model, attention).base_model
-            pretrained.check_vocabulary(critic, len(self.tokenizer), settings.reward_model)
+            same = pretrained.load_tokenizer(settings.reward_model).get_vocab() == self.tokenizer.get_vocab()
+            require(same, f"critic: {settings.reward_model} has another tokenizer than {self._source}")
         return LanguageModel(
             actor if settings.lora_rank is None else with_adapter(actor, settings.lora_rank, self.setup.seed),
             critic,
@@ -317,7 +318,7 @@ class LanguageTask(Task):
             end = asked(_MARK, self.tokenizer).rpartition(_MARK)[2]
             if end and self.eval_texts[0].endswith(end):
                 prompts = [asked(x, self.tokenizer) for x in prompts]
-        env, unscored = self.env, missing_columns(self.score, prompts)
+        env, unscored = self.env, missing_columns(self.score, self.env.with_turns(prompts[:1], [[]]))
         if unscored:
             env = copy.copy(env)
             env.scoring = Scoring(lambda prompts, responses: [0.0] * len(responses))

@@ -173,7 +173,8 @@ class RandomWalks(LanguageTask):
             returns = np.array(graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
         else:
             allowed = self.env.generation.allowed
-            returns = expected_optimality(self.model, self.tokenizer, graph, prompts, allowed).numpy()
+            longest = self.settings.max_new_tokens
+            returns = expected_optimality(self.model, self.tokenizer, graph, prompts, allowed, longest).numpy()
         return replace(sampled, returns=returns, further={"exact": True, "score": sampled.mean_return, **further})
 
 
@@ -184,12 +185,14 @@ def expected_optimality(
     graph: WalkGraph,
     prompts: Sequence[str],
     allowed: AllowedTokens | None = None,
+    longest: int = MAX_NODES,
 ) -> Float[Tensor, "N"]:
     """E[optimality] of the policy from each start: Σ π(walk | start)·optimality(walk) over all walks to the goal.
 
-    Every other response has optimality 0. It takes one forward over a few thousand rows, without sampling.
+    Walks have at most `longest` further nodes. Every other response has optimality 0. It takes one forward over a few
+    thousand rows, without sampling.
     """
-    solutions = graph.solutions()
+    solutions = [walk for walk in graph.solutions() if len(walk) - 1 <= longest]
     device = next(model.parameters()).device
     tokens = Tokens.of_texts(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id))
     tokens = (tokens if allowed is None else allowed.observed(tokens)).map(lambda x: x.to(device))

@@ -35,7 +35,7 @@ def sums(largest: int, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Prompt]
     pairs = [(a, b) for a in numbers for b in numbers]
     Random("sums").shuffle(pairs)
     prompts = [Prompt(asked(QUESTION.format(a, b), tokenizer), {"answer": a + b}) for a, b in pairs]
-    held_out = int(HELD_OUT * len(prompts))
+    held_out = max(1, int(HELD_OUT * len(prompts)))
     return prompts[:held_out], prompts[held_out:]
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from tiny import CHARACTERS, EOS, make_tokenizer
+from tokenizers import normalizers
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune import chat
@@ -118,6 +119,13 @@ def test_completion_trains_and_its_prompt_does_not():
     row = completion_row("ab", "cd", make_tokenizer())
     assert text_of(row) == "__cd|"
     assert row.ids == [0, 1, 2, 3, EOS]
+
+
+def test_completion_without_tokens_is_refused():
+    tokenizer = make_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("!", "")
+    with pytest.raises(ConfigError, match="the completion has no tokens to this tokenizer"):
+        completion_row("ab", "!", tokenizer)
 
 
 def test_token_that_would_span_prompt_and_completion_is_cut():

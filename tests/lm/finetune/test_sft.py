@@ -29,7 +29,7 @@ from rlzoo.lm.finetune.sft import (
     train_tokenizer,
 )
 from rlzoo.lm.model.padding import pad
-from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
+from rlzoo.lm.model.pretrained import load_causal_lm, max_positions, new_causal_lm
 
 WORDS = ["good", "bad", "ugly", "nice", "phone", "camera", "the", "is", "a", "of"]
 
@@ -154,6 +154,14 @@ def test_loss_counts_the_end_and_no_padding(texts, max_tokens, rows):
     assert metrics["cut"] == (0 if max_tokens is None else 1)
 
 
+def test_max_tokens_above_the_context_are_those_of_the_context():
+    longest = max_positions(make_lm())
+    metrics = sft(
+        ["a" * 2 * longest], settings(max_tokens=2 * longest, learning_rate=1e-12), make_lm(), make_tokenizer()
+    )
+    assert metrics["cut"] == 1
+
+
 @pytest.mark.parametrize("kind", ["gpt2", *(pytest.param(x, marks=pytest.mark.slow) for x in ("llama", "gpt_neox"))])
 def test_size_of_micro_batches_does_not_matter(kind):
     texts, weights = make_texts(24), []
@@ -210,8 +218,8 @@ def test_end_that_the_tokenizer_puts_itself_is_not_doubled():
         def __len__(self):
             return PAD + 1
 
-        def __call__(self, texts):
-            return {"input_ids": rows_of(texts)}
+        def __call__(self, texts, add_special_tokens=True):
+            return {"input_ids": rows_of(texts) if add_special_tokens else rows_of([texts])[0][:-1]}
 
     losses = [sft(["ab", "c"], settings(), make_lm(), tokenizer)["loss"] for tokenizer in (Ends(), make_tokenizer())]
     assert losses[0] == losses[1]

@@ -22,10 +22,11 @@ from lm_builders import (
 )
 from tiny import PAD, make_tokenizer
 from torch.autograd import forward_ad
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, GPT2Model
+from transformers import AutoModelForCausalLM, BartConfig, GPT2Config, GPT2LMHeadModel, GPT2Model, MarianConfig
 
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.lm.fast.model import accelerate_model
 from rlzoo.lm.model import language_model as lm_model
 from rlzoo.lm.model.language_model import LanguageModel, Reference, with_adapter
 from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
@@ -75,9 +76,16 @@ SHAPE = {
 }  # fmt: skip
 
 
-def other_actor(name):
+DECODERS = {"bart": BartConfig, "marian": MarianConfig}
+DECODER = {
+    "vocab_size": PAD + 1, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 2, "decoder_ffn_dim": 48,
+    "max_position_embeddings": 32, "pad_token_id": PAD, "init_std": 0.2, "is_decoder": True, "scale_embedding": False,
+}  # fmt: skip
+
+
+def other_actor(name, attention="eager"):
     shape = {**SHAPE, "head_dim": 16} if name in ("qwen3", "gemma", "gemma2") else SHAPE
-    return new_causal_lm({"model_type": name.split(",")[0], **shape, **OTHERS.get(name, {})}, PAD + 1, 0, "eager")
+    return new_causal_lm({"model_type": name.split(",")[0], **shape, **OTHERS.get(name, {})}, PAD + 1, 0, attention)
 
 
 def make_bigram(transitions):
@@ -178,6 +186,34 @@ def test_other_architectures_place_and_score_tokens_alike(name):
         row = single(layouts[0], 0)
         expected = actor(row.token).logits.log_softmax(-1)[:, :-1].gather(-1, row.token[:, 1:, None])[..., 0]
         torch.testing.assert_close(distributed(model, row)[:, 0], expected[row.acts[:, :-1]], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_architectures_score_alike_with_the_fast_path(name):
+    """With the attention that a run chooses, fused where the architecture has it."""
+    plain, fast = (move(LanguageModel(other_actor(name, "auto")), spread=0.01) for _ in range(2))
+    accelerate_model(fast)
+    for layout in ("generated", "left", "right"):
+        rows = make_rows(SIZES, layout, 1, 2)
+        torch.testing.assert_close(distributed(fast, rows), distributed(plain, rows), rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated")
+@pytest.mark.parametrize("name", ["bart", "marian"])
+def test_a_decoder_whose_positions_count_padding_is_refused(name):
+    """A row with padding before its prompt would score its tokens otherwise than alone."""
+    with pytest.raises(ConfigError, match="padding before a text changes its positions"):
+        LanguageModel(AutoModelForCausalLM.from_config(DECODERS[name](**DECODER)))
+
+
+def test_a_critic_of_another_size_has_a_head_and_a_room_of_its_own():
+    critic = make_actor(n_embd=16, n_positions=12).base_model
+    model = LanguageModel(make_actor(), critic)
+    rows = make_rows(SIZES, "generated", 1, 2)
+    assert model(rows)[1].isfinite().all()
+    with pytest.raises(ConfigError, match="there is room for 8"):
+        make_env(model, prompts=("abcdefghi",), max_new_tokens=4)
 
 
 @pytest.mark.parametrize("name", ["mamba", "rwkv"])

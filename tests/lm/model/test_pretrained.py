@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import CONFIGS, EOS, PAD, lm_loss, make_lm, make_tokenizer, save_lm
+from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -27,6 +28,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.pretrained import (
     encode,
@@ -322,6 +324,19 @@ def test_initialise_from_takes_weights_where_there_are_any(folders, tmp_path):
 def test_vocabulary_that_the_model_does_not_have_is_refused(folders):
     with pytest.raises(ConfigError, match=f"the tokenizer has {PAD + 2} tokens, but the model .* only {PAD + 1}"):
         initialise_from(folders["gpt2"], PAD + 2)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_an_end_of_sequence_that_the_tokenizer_adds_is_left_out(begins):
+    """A prompt goes on; and a text that holds the token keeps it."""
+    tokenizer = make_tokenizer()
+    expected = pretrained.encode(tokenizer, ["", "ab", "a<eos>"])
+    assert expected[2][-1] == EOS
+    form = "<eos> $A <eos>" if begins else "$A <eos>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=[("<eos>", EOS)])
+    assert tokenizer("ab")["input_ids"][-1] == EOS
+    rows = pretrained.encode(tokenizer, ["", "ab", "a<eos>"])
+    assert [row[1:] if begins else row for row in rows] == expected
 
 
 def test_longest_row():

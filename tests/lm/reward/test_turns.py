@@ -8,6 +8,8 @@ import torch
 from lm_builders import buffer_of, collect, experience, make_env, make_model, move, rewarded
 from simulated_gpu import GPU, simulated
 from tiny import PAD
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, EnvError
@@ -15,7 +17,7 @@ from rlzoo.core.system.functions import given_function
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
-from rlzoo.lm.reward.turns import Answer, Turns, spoken
+from rlzoo.lm.reward.turns import Answer, Turns, decode, spoken
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS
 
@@ -316,3 +318,14 @@ def test_what_was_said_is_read_from_the_gpu_at_once():
         gpu.waits.clear()
         assert spoken(moved) == expected
         assert gpu.waits == ["_to_copy"] * 3
+
+
+def test_a_response_keeps_the_space_that_a_decoder_strips_from_a_text():
+    """As those of SentencePiece do: prompt and response join as the model wrote them."""
+    words = ["▁a", "▁film", "▁was", "▁great", "ly", "<eos>"]
+    letters = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<eos>"))
+    letters.pre_tokenizer = pre_tokenizers.Metaspace()
+    letters.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<eos>")
+    assert tokenizer.decode([2, 3]) == "was great"
+    assert decode(tokenizer, [[2, 3, 5], [4], []], frozenset({5})) == [" was great", "ly", ""]

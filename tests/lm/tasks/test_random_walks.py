@@ -240,6 +240,8 @@ def test_a_uniform_policy_by_hand():
     torch.testing.assert_close(expected_optimality(model, walks.tokenizer(), walks, ["b", "c"]), expected)
     swapped = expected_optimality(model, walks.tokenizer(), walks, ["c", "b"])
     torch.testing.assert_close(swapped, expected.flip(0))
+    shorter = expected_optimality(model, walks.tokenizer(), walks, ["b", "c"], longest=1)
+    torch.testing.assert_close(shorter, torch.tensor([1 / 5, 1 / 5], dtype=torch.float64))
     with simulated():
         on_gpu = expected_optimality(model.to(GPU), walks.tokenizer(), walks, ["b", "c"])
         torch.testing.assert_close(on_gpu, expected)
