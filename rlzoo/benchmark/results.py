@@ -8,6 +8,7 @@ failures.jsonl  jobs that failed in the last session
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -21,8 +22,8 @@ from typing import Any
 from rlzoo.benchmark.job import Failure, Key, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.system.errors import RunError, require
-from rlzoo.core.system.files import memory, naming, read_bytes
-from rlzoo.runs.configuration.record import git_commit, other_format, unequal_versions, versions
+from rlzoo.core.system.files import memory, naming
+from rlzoo.runs.configuration.record import git_commit, read_record, unequal_versions, versions
 from rlzoo.runs.files import read_jsonl, write_atomically
 
 FORMAT = 1
@@ -76,7 +77,7 @@ class Results:
             RunError: the folder has no results, or they are damaged or of another format.
         """
         path = Path(path)
-        record = _read_record(path)
+        record = read_record(path / _SUITE, FORMAT)
         try:
             suite = record.pop("suite")
             environments = {env: Environment(**fields) for env, fields in suite["environments"].items()}
@@ -99,8 +100,10 @@ class Results:
 
 def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -> dict[Key, Outcome]:
     """The finished jobs of a folder, without those whose line is damaged or that have no timing."""
-    timings = [line for _, line in read_jsonl(path / _TIMINGS) if line is not None]
-    seconds = {(line["label"], line["env"], line["seed"]): line["seconds"] for line in timings}
+    seconds: dict[Any, list[float]] = {}
+    for _, line in read_jsonl(path / _TIMINGS):
+        with contextlib.suppress(KeyError, TypeError):  # its job will run again
+            seconds[line["label"], line["env"], line["seed"]] = line["seconds"]  # type: ignore[index]
     outcomes: dict[Key, Outcome] = {}
     for number, (_, line) in enumerate(read_jsonl(path / _RESULTS), 1):
         try:
@@ -117,7 +120,7 @@ def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key,
     outcomes = read_outcomes(path, warn)
     if not outcomes:
         return {}
-    before = _read_record(path)["suite"]
+    before = read_record(path / _SUITE, FORMAT)["suite"]
     intervals = {env: environment["eval_interval"] for env, environment in before["environments"].items()}
     same_episodes = (before["eval_episodes"], before["final_episodes"]) == (suite.eval_episodes, suite.final_episodes)
     kept = {
@@ -157,7 +160,7 @@ class Writer:
     def begin(self, overwrite: bool = False) -> None:
         """Rewrites the folder without damaged lines and without results that are not kept."""
         if not overwrite and (self.path / _SUITE).exists():
-            self._record["wall_seconds"] = _read_record(self.path).get("wall_seconds", 0.0)
+            self._record["wall_seconds"] = read_record(self.path / _SUITE, FORMAT).get("wall_seconds", 0.0)
         self._rewrite()
 
     def add(self, outcome: Outcome | Failure) -> None:
@@ -199,7 +202,7 @@ def check_folder(path: Path, overwrite: bool = False) -> None:
         return
     if overwrite:
         return
-    records = {"then": _read_record(path), "now": {"versions": versions()}}
+    records = {"then": read_record(path / _SUITE, FORMAT), "now": {"versions": versions()}}
     changed = [f"{name} {x['then']} then, {x['now']} now" for name, x in unequal_versions(records).items()]
     if changed:
         reason = "; ".join(changed)
@@ -209,19 +212,6 @@ def check_folder(path: Path, overwrite: bool = False) -> None:
 def holds_results(path: Path) -> bool:
     """Whether a directory is a result folder."""
     return (path / _SUITE).is_file()
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(read_bytes(path / _SUITE))
-        version = record["format"]
-    except FileNotFoundError as error:
-        raise RunError(f"{path} holds no results (no {_SUITE})") from error
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
-    if version != FORMAT:
-        raise RunError(other_format(path / _SUITE, record, FORMAT))
-    return dict(record)
 
 
 def _suite_record(suite: Suite) -> dict[str, Any]:

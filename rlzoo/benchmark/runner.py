@@ -56,7 +56,7 @@ def run_suite(
         Interrupted: a signal was received; finished jobs are kept.
     """
     require(backend in BACKENDS, f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
-    workers = jobs if jobs is not None else os.cpu_count() or 1
+    workers = joblib.cpu_count() if jobs is None else jobs
     require(workers >= 1, f"jobs must be at least 1, got {workers}")
     out = Path(out)
     check_folder(out, overwrite)

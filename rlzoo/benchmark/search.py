@@ -120,10 +120,11 @@ class _Problem:
     def settings(self, trial: Any) -> dict[str, Any]:
         """All settings of a trial, which are noted in the study."""
         parameters = {name: _suggest(trial, name, space) for name, space in self.space.items()}
-        settings = self.base | trial.user_attrs.get("settings", {}) | as_settings(self.algorithm, parameters)
-        make_config(self.algorithm, self.env, **settings)
+        settings = self.base | trial.user_attrs.get("settings", {})
         if "start" not in trial.user_attrs:
+            settings |= as_settings(self.algorithm, parameters)
             check_buffer(settings, self.space)
+        make_config(self.algorithm, self.env, **settings)
         trial.set_user_attr("settings", settings)
         return settings
 
@@ -164,6 +165,7 @@ def search(
     """
     algorithm = ALIASES.get(algorithm, algorithm)
     require(trials >= 1, f"trials must be at least 1, got {trials}")
+    require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
     require(bool(seeds) and not {*seeds} & {*validation_seeds}, "seeds and validation seeds must differ")
     fixed, out = dict(fixed or {}), Path(out)
     _optuna()
@@ -338,12 +340,12 @@ def _validation_run(run: tuple[_Problem, dict[str, Any], int]) -> float:
 
 
 def _preset(problem: _Problem, settings: Mapping[str, Any], comments: Sequence[str]) -> bytes:
-    """The preset file; numbers have three digits."""
+    """The preset file; the numbers that were searched have three digits."""
     lines = [f"# {comment}" for comment in comments]
     if problem.algorithm in ALGORITHMS:
         lines.append(f'algorithm = "{problem.algorithm}"')
-    rounded = {name: float(f"{x:.3g}") if isinstance(x, float) else x for name, x in settings.items()}
-    table = [f"{name} = {_toml(x)}" for name, x in rounded.items()]
+    searched = {name: float(f"{x:.3g}") for name, x in settings.items() if name in problem.space and type(x) is float}
+    table = [f"{name} = {_toml(x)}" for name, x in ({**settings, **searched}).items()]
     return "\n".join([*lines, "", f"[{json.dumps(problem.env)}]", *table, ""]).encode()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +82,7 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
     """The space of an algorithm, for the settings that a pair has.
 
     A range that does not hold the present value is moved to a fifth to five times that value. A setting whose present
-    value is not among its choices is left as it is, and so are those in `fixed`.
+    value is 0 or not among its choices is left as it is, and so are those in `fixed`.
 
     Args:
         values: every setting of the pair, with its present value.
@@ -93,7 +95,7 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
         value = parameters.get(name, False if name in SCHEDULED else None)
         if names.isdisjoint(values) or names & fixed.keys():
             continue
-        if isinstance(space, Between) and isinstance(value, (int, float)):
+        if isinstance(space, Between) and isinstance(value, (int, float)) and value > 0:
             chosen[name] = space if space.low <= value <= space.high else Between(value / 5, value * 5)
         elif isinstance(space, tuple) and value in space:
             chosen[name] = space
@@ -125,7 +127,9 @@ def as_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_buffer(settings: Mapping[str, Any], space: Mapping[str, Space]) -> None:
-    """Raises `ConfigError` if a search of the buffer's size has chosen one that is not worth a try."""
-    if {"num_envs", "num_steps"} & space.keys() and {"num_envs", "num_steps"} <= settings.keys():
+    """Raises `ConfigError` if a search of the buffer's size has chosen one that is not worth a try, and has others."""
+    if {"num_envs", "num_steps"} <= settings.keys():
+        factors: Any = (space.get(name, (settings[name],)) for name in ("num_envs", "num_steps"))
+        sizes = [n for n in itertools.starmap(operator.mul, itertools.product(*factors)) if BUFFER[0] <= n <= BUFFER[1]]
         steps = settings["num_envs"] * settings["num_steps"]
-        require(BUFFER[0] <= steps <= BUFFER[1], f"a buffer of {steps} steps is not tried")
+        require(not sizes or steps in sizes, f"a buffer of {steps} steps is not tried")

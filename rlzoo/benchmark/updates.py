@@ -27,11 +27,28 @@ class Updates:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._algorithm = trainer.algorithm
+        self._algorithm: Any = trainer.algorithm
         self._rows: list[dict[str, float]] = []
         self._returns: list[float] = []
         self._episodes: deque[float] = deque(maxlen=100)
-        trainer.algorithm = _Measured(self._algorithm, self._rows)  # type: ignore[assignment]
+        trainer.algorithm = self  # type: ignore[assignment]
+
+    def update(self, model: ActorCritic, state: Any, buffer: Any) -> Any:
+        """The algorithm's update, measured."""
+        batch = with_old(model, self._algorithm.estimator(buffer).rows(model.context).whitened)
+        metrics = self._algorithm.update(model, state, buffer)
+        after = evaluate_policy(model, batch)
+        assert after.kl is not None
+        ratio = torch.exp(after.log_prob - batch.logp)
+        delta = getattr(self._algorithm, "max_kl", getattr(self._algorithm, "step_kl", None))
+        self._rows.append({
+            **({} if delta is None else {"bound": state.at(delta)}),
+            "kl": float(batch.mean(after.kl)),
+            "surrogate": float(batch.mean((ratio - 1) * batch.advantage)),
+            "outside": float(batch.mean(((ratio - 1).abs() > CLIP).to(ratio.dtype))),
+            "ratio": float(ratio[batch.mask].max()),
+        })  # fmt: skip
+        return metrics
 
     def add(self, iteration: Iteration) -> None:
         """Adds what an iteration itself knows of its update."""
@@ -73,26 +90,3 @@ class Updates:
         if "backtracks" in columns:
             summary |= {"backtracks": columns["backtracks"].mean(), "rejected": 1 - columns["accepted"].mean()}
         return {name: float(x) for name, x in summary.items()}
-
-
-class _Measured:
-    """An algorithm whose updates are measured."""
-
-    def __init__(self, algorithm: Any, rows: list[dict[str, float]]) -> None:
-        self._algorithm, self._rows = algorithm, rows
-
-    def update(self, model: ActorCritic, state: Any, buffer: Any) -> Any:
-        batch = with_old(model, self._algorithm.estimator(buffer).rows(model.context).whitened)
-        metrics = self._algorithm.update(model, state, buffer)
-        after = evaluate_policy(model, batch)
-        assert after.kl is not None
-        ratio = torch.exp(after.log_prob - batch.logp)
-        delta = getattr(self._algorithm, "max_kl", getattr(self._algorithm, "step_kl", None))
-        self._rows.append({
-            **({} if delta is None else {"bound": state.at(delta)}),
-            "kl": float(batch.mean(after.kl)),
-            "surrogate": float(batch.mean((ratio - 1) * batch.advantage)),
-            "outside": float(batch.mean(((ratio - 1).abs() > CLIP).to(ratio.dtype))),
-            "ratio": float(ratio[batch.mask].max()),
-        })  # fmt: skip
-        return metrics

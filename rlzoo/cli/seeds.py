@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def holds_seeds(folder: str) -> bool:
     """Whether a directory holds the runs of several seeds."""
-    return not Path(folder, "config.json").exists() and any(Path(folder).glob("seed-*/config.json"))
+    return not Path(folder, "config.json").exists() and any(Path(folder).glob("seed-[0-9]*/config.json"))
 
 
 def train_seeds_command(config: Config, lines: list[str], options: Any) -> int:
@@ -54,7 +54,7 @@ def _train(folder: Path, runs: Mapping[int, Run], total_steps: int | None, optio
 
     from rlzoo.benchmark.seeds import train_seeds
 
-    threads = options.threads or 1
+    threads = threads_for(options, str(next(iter(runs.values())).path)).count or 1
     jobs = options.jobs or max(1, cpu_count() // threads)
     failed = train_seeds(runs, total_steps=total_steps, jobs=jobs, threads=threads, display=shown)
     done = {seed: run for seed, run in runs.items() if seed not in failed}

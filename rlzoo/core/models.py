@@ -121,13 +121,13 @@ class ActorCritic(nn.Module):
         return self.distribution(step).map(lambda x: x.squeeze(1)), torch.cat(after, -1)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """The trained parameters that π depends on, including those of a shared trunk."""
+        """All parameters that π depends on, including a shared trunk."""
         trunk = [] if self.trunk is None else list(self.trunk.parameters())
-        return [p for p in (*trunk, *self.policy.parameters()) if p.requires_grad]
+        return trunk + list(self.policy.parameters())
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """The trained parameters that only V depends on; disjoint from `policy_parameters`."""
-        return [p for p in self.value.parameters() if p.requires_grad]
+        """The parameters that only V depends on; disjoint from `policy_parameters`."""
+        return list(self.value.parameters())
 
 
 def _restricted(policy: Distribution, obs: Any) -> Distribution:

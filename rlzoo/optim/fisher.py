@@ -32,7 +32,8 @@ def fisher_vector_product(
     Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. If the batch is one micro-batch, the
     graph of the backward passes is built once and kept; and if the policy sees single steps, so is that of J·v.
     """
-    leaves, parts = leaves_of(policy, theta), list(micro_batches(policy.model, batch))
+    leaves = leaves_of(policy, theta)
+    parts = list(micro_batches(policy.model, batch))
     kept = _at(policy, leaves, parts[0]) if len(parts) == 1 else None
     moving: _Moving = partial(_moving, policy, theta)
     if kept is not None and policy.model.context == 1:

@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class FlatPolicy:
-    """The model as a function of its policy parameters, as one flat vector θ. Only `assign` changes the model."""
+    """The model as a function of its trained policy parameters, as one flat vector θ. Only `assign` changes the model."""
 
     def __init__(self, model: ActorCritic) -> None:
         self.model = model
         self._view = _TermView(model)
-        wanted = {id(p) for p in model.policy_parameters()}
+        wanted = {id(p) for p in model.policy_parameters() if p.requires_grad}
         self.named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
         """The policy parameters, in the order of θ."""
 

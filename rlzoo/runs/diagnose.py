@@ -6,6 +6,7 @@ and of broken runs).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,16 +29,16 @@ PAGE = "docs/metrics.md"
 _NAME = r"`\w+`(?: \([\d.]+\))?"
 _NAMES = re.compile(rf"{_NAME}(?:(?:, | or ){_NAME})*")
 
-_UNKNOWN_AT_FIRST = ("mean_return", "mean_length", "success_rate")
+_UNKNOWN_AT_FIRST = ("mean_return", "mean_length")
 """Metrics that are null until an episode has ended."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """The records of a run as arrays. Missing values are NaN."""
+    """The records of a run as arrays. Null is NaN."""
 
     metrics: Mapping[str, Array]
-    """(iterations,) each, by name. `kl` is exact or estimated."""
+    """(iterations,) each, by name, of the iterations that have it. `kl` is exact or estimated."""
     evaluations: Mapping[str, Array] = field(default_factory=dict)
     """(evaluations,) each, of the stochastic evaluations, by name."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -46,12 +47,8 @@ class Record:
 
     @classmethod
     def of(cls, run: Run) -> Record:
-        """The record of a run directory.
-
-        Raises:
-            RunError: there is no run, or its `config.json` is damaged.
-        """
-        settings = read_settings(Run.open(run).path / "config.json")
+        """The record of a run directory."""
+        settings = read_settings(run.path / "config.json")
         metrics = _columns(run.metrics())
         if "kl_k3" in metrics:
             metrics["kl"] = metrics.pop("kl_k3")
@@ -164,15 +161,12 @@ def findings(record: Record) -> list[Finding]:
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
-    """Numbers of records by name, with NaN for all else and for what a record does not have."""
-    names = dict.fromkeys(
-        name for record in records for name, x in record.items() if x is None or type(x) in (int, float)
-    )
-
-    def number(x: Any) -> float:
-        return float(x) if type(x) in (int, float) else np.nan
-
-    return {name: np.array([number(record.get(name)) for record in records]) for name in names}
+    """Numbers by name, of the records that have the name, with NaN for null. A hook need not return each every time."""
+    columns: dict[str, list[float | None]] = {}
+    for name, x in itertools.chain.from_iterable(record.items() for record in records):
+        if x is None or type(x) in (int, float):
+            columns.setdefault(name, []).append(x)
+    return {name: np.array(column, float) for name, column in columns.items()}
 
 
 def _above(x: float, bound: float, text: str) -> str | None:

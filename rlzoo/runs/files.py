@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,14 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
     with file:
         for line in file:
             yield line, parse_line(line)
+
+
+def append_jsonl(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Adds lines to a JSON-lines file."""
+    if path.is_symlink():
+        path.unlink()
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.write("".join([json.dumps(record) + "\n" for record in records]))
 
 
 def parse_line(line: str) -> dict[str, Any] | None:

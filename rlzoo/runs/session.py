@@ -221,8 +221,8 @@ class Session:
                 raise
             cause = " ".join(str(error).split())
             if out_of_memory(error):
-                values = ", ".join(f"{name} = {getattr(self.config.task, name)}" for name in self.config.task.memory)
-                cause = f"there is not enough memory: lower {values} ({cause})"
+                values = [f"{name} = {getattr(self.config.task, name)}" for name in self.config.task.memory]
+                cause = f"there is not enough memory{': lower ' * bool(values)}{', '.join(values)} ({cause})"
             if isinstance(error, OSError) and error.filename is not None:
                 cause = f"cannot write {error.filename}: {error.strerror}"
             with contextlib.suppress(OSError):

@@ -163,7 +163,7 @@ def resume(
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
-        if config != before or finished:
+        if config != before or finished or saved is None:
             run.write_config(
                 config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
             )

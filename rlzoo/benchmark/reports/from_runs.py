@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.benchmark.job import Key, Outcome, finite_numbers
+from rlzoo.benchmark.reports.study import unique_names
 from rlzoo.benchmark.results import Results, holds_results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import RunError
@@ -153,8 +154,10 @@ def _label(x: _Trained, rivals: Sequence[_Trained]) -> str:
     differing = [name for name in names if len({repr(y.settings.get(name)) for y in rivals}) > 1]
     suffix = ", ".join(f"{name}={x.settings.get(name)}" for name in differing)
     if len(differing) > _MOST_DIFFERENCES:
-        path = next(y for y in rivals if repr(y.settings) == repr(x.settings)).run.path
-        suffix = path.parent.name if path.name.startswith("seed-") else path.name
+        paths = {repr(y.settings): y.run.path.resolve() for y in reversed(rivals)}
+        homes = [path.parent if path.name.startswith("seed-") else path for path in paths.values()]
+        unique = unique_names(homes if len({*homes}) == len(homes) else list(paths.values()))
+        suffix = dict(zip(paths, unique, strict=True))[repr(x.settings)]
     return f"{x.algorithm}, {suffix}" if suffix else x.algorithm
 
 

@@ -109,7 +109,7 @@ def _overall(study: Study, styles: figures.Styles) -> str:
     efficiency = {name: (shares, iqm_interval(study.normalised_curves(name, shares))) for name in final}
     scores = np.concatenate([sample for samples in final.values() for sample in samples])
     scores = scores[np.isfinite(scores)]
-    taus = np.linspace(min(0.0, *scores), max(1.0, *scores), 101)
+    taus = np.linspace(min([0.0, *scores]), max([1.0, *scores]), 101)
     profiles = {name: (taus, performance_profile(samples, taus)) for name, samples in final.items()}
     rows = [(name, iqm_interval(samples), styles[name]["color"]) for name, samples in final.items()]
     panels = [
@@ -159,12 +159,12 @@ def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
     seeds: dict[tuple[str, str, str], list[int]] = {}
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
-        steps = {env: f"{x.total_steps:,}" for env, x in folder.environments.items()}
+        totals = {run.key: run.settings.get("total_steps") for run in folder.outcomes}
         scores = {run.key: np.array([run.final_stochastic, *run.stochastic], float) for run in folder.outcomes}
         states: dict[str, dict[Key, str]] = {
             "failed": {x.key: f"failed: {one_line(x.error)}" for x in folder.failures},
             "missing": dict.fromkeys(folder.missing, "missing"),
-            "unfinished": {key: f"at step {n:,} of {steps[key[1]]}" for key, n in folder.unfinished.items()},
+            "unfinished": {key: f"at step {n:,} of {totals[key]:,}" for key, n in folder.unfinished.items()},
             "diverged": {key: "diverged" for key, x in scores.items() if not np.isfinite(x).all()},
         }
         for kind, by_key in states.items():

@@ -155,7 +155,7 @@ class Study:
             ConfigError: no folder is given, or one is given twice.
         """
         require(bool(results), "a report needs at least one folder of results")
-        folders = dict(zip(_unique_names([folder.path for folder in results]), results, strict=True))
+        folders = dict(zip(unique_names([folder.path for folder in results]), results, strict=True))
         algorithms = _algorithms(folders)
         environments = {env: x for folder in reversed(results) for env, x in folder.environments.items()}
         environments = {env: environments[env] for folder in results for env in folder.environments}
@@ -294,7 +294,7 @@ class Study:
         return [pair for pair in (*peers, *namesakes) if self.shared(*pair)]
 
 
-def _unique_names(paths: Sequence[Path]) -> list[str]:
+def unique_names(paths: Sequence[Path]) -> list[str]:
     """The last parts of the paths, as many as make them unique."""
     parts = [path.resolve().parts for path in paths]
     require(len(set(parts)) == len(parts), "a folder of results is given twice")

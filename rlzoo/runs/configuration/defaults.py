@@ -14,7 +14,7 @@ from rlzoo.runs.acceleration import gains_by_compiling
 from rlzoo.runs.configuration.config import Config, Source, fill, merge, present_names
 from rlzoo.runs.configuration.objects import first_description
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, preset_of_kind, read_preset
-from rlzoo.runs.configuration.record import config_file, read_settings
+from rlzoo.runs.configuration.record import read_settings
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
 
 
@@ -106,7 +106,7 @@ def from_config(
         RunError: the file cannot be used.
         ConfigError: the file has another algorithm or environment, or an object of the run is missing.
     """
-    file = config_file(path)
+    file = Path(path, "config.json") if Path(path).is_dir() else Path(path)
     base = read_settings(file)
     require({"algorithm", "env"} <= base.keys(), f"{file} names no algorithm or no env")
     arguments = {name: x for name, x in {**settings, "algorithm": algorithm, "env": env}.items() if x is not None}

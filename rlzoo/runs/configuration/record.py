@@ -21,38 +21,27 @@ from rlzoo.runs.checkpoint import FORMAT
 from rlzoo.runs.configuration.config import present_names
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
-_NOT_SETTINGS = ("format", "objects", "spaces", "extended_at", "threads", "versions", "git_commit")
+NOT_SETTINGS = ("format", "objects", "spaces", "extended_at", "threads", "versions", "git_commit")
 """Entries of `config.json` beside the settings."""
 
 
-def config_file(path: Path | str) -> Path:
-    """The `config.json` that a path names: the file itself, or that of a run directory."""
-    path = Path(path)
-    return path / "config.json" if path.is_dir() else path
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    """The contents of a `config.json`.
+def read_record(file: Path, readable: int = FORMAT) -> dict[str, Any]:
+    """The contents of a `config.json`, or of another file with a format, versions and a commit.
 
     Raises:
-        RunError: it is missing, damaged, or has an unknown format.
+        RunError: it is missing, damaged, or has another format than the readable one; the message says what reads it.
     """
     try:
         record = json.loads(read_bytes(file))
         version = record["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {reason(error)}") from error
-    if version != FORMAT:
-        raise RunError(other_format(file, record, FORMAT))
+    if version != readable:
+        versions, commit = record.get("versions"), record.get("git_commit")
+        writer = f", {versions['rlzoo']}" if isinstance(versions, dict) and "rlzoo" in versions else ""
+        writer += f" at commit {commit}" if commit else ""
+        raise RunError(f"{file} has format {version}; this rlzoo reads {readable}: use the rlzoo that wrote it{writer}")
     return dict(record)
-
-
-def other_format(file: Path, record: Mapping[str, Any], readable: int) -> str:
-    """The message for a file of an unknown format: what can read it."""
-    versions, commit = record.get("versions"), record.get("git_commit")
-    writer = f", {versions['rlzoo']}" if isinstance(versions, dict) and "rlzoo" in versions else ""
-    writer += f" at commit {commit}" if commit else ""
-    return f"{file} has format {record['format']}; this rlzoo reads {readable}: use the rlzoo that wrote it{writer}"
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -61,7 +50,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     Raises:
         RunError: as for `read_record`.
     """
-    settings = {name: x for name, x in read_record(file).items() if name not in _NOT_SETTINGS}
+    settings = {name: x for name, x in read_record(file).items() if name not in NOT_SETTINGS}
     if settings.get("algorithm") in list(ALGORITHMS):
         return present_names(algorithm_class(settings["algorithm"]), settings, say=False)
     return settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.core.system.files import naming
 from rlzoo.core.system.screen import printable
+from rlzoo.runs.files import append_jsonl
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.sinks import Sink, TensorBoard
 from rlzoo.runs.loop import Iteration
@@ -50,8 +49,9 @@ class Logger:
         trackers: Sequence[Sink] = (),
     ) -> None:
         self.display = display
-        self._metrics = _Lines(folder / "metrics.jsonl")
-        self._evaluations = _Lines(folder / "evaluations.jsonl")
+        self._metrics: list[dict[str, Any]] = []
+        self._evaluations: list[dict[str, Any]] = []
+        self._files = {folder / "metrics.jsonl": self._metrics, folder / "evaluations.jsonl": self._evaluations}
         self._sinks = [TensorBoard(folder, resumed_at), *trackers]
         self._text(resumed_at or 0, "config", _table(["setting", "value"], settings.items()))
         self._stride = max(1, total_steps // _POINTS)
@@ -80,7 +80,7 @@ class Logger:
         if self._successes:
             record["success_rate"] = _mean(self._successes)
         record |= {name: _six_digits(x) for name, x in iteration.metrics.items()}
-        self._metrics.add(record)
+        self._metrics.append(record)
         if step // self._stride > before // self._stride:
             groups = {name: f"env/{name}" for name in iteration.environment_metrics} | _TAGS
             scalars = {groups.get(name) or f"train/{name}": x for name, x in record.items()}
@@ -95,7 +95,7 @@ class Logger:
         """Records an evaluation of the model at `step` that took `seconds`."""
         summary = evaluation.summary()
         record = {"step": step, "final": final, **summary, "seconds": round(seconds, 4)}
-        self._evaluations.add(record)
+        self._evaluations.append(record)
         mode = "_deterministic" if evaluation.deterministic else ""
         scalars = {"return": summary["mean_return"], "length": summary["mean_length"]}
         scalars |= {name: x for name, x in evaluation.further.items() if type(x) in (int, float)}
@@ -113,8 +113,10 @@ class Logger:
             OSError: a file cannot be written.
         """
         self._flushed = time.monotonic()
-        self._metrics.flush()
-        self._evaluations.flush()
+        for path, records in self._files.items():
+            if records:
+                append_jsonl(path, records)
+                records.clear()
         for sink in self._sinks:
             sink.flush()
 
@@ -140,26 +142,6 @@ class Logger:
         self._returns.extend(map(float, state["returns"]))
         self._lengths.extend(map(int, state["lengths"]))
         self._successes.extend(map(bool, state.get("successes", ())))
-
-
-class _Lines:
-    """A JSON-lines file that grows."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._pending: list[dict[str, Any]] = []
-
-    def add(self, record: dict[str, Any]) -> None:
-        self._pending.append(record)
-
-    def flush(self) -> None:
-        if not self._pending:
-            return
-        if self._path.is_symlink():
-            self._path.unlink()
-        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write("".join([json.dumps(record) + "\n" for record in self._pending]))
-        self._pending.clear()
 
 
 def _mean(values: deque[Any]) -> float | None:

@@ -10,10 +10,9 @@ from typing import Any
 from markupsafe import Markup
 
 from rlzoo.core.system.screen import one_line
+from rlzoo.runs.configuration.record import NOT_SETTINGS
 from rlzoo.runs.publish.markup import template
 from rlzoo.runs.run import Run
-
-_NO_SETTINGS = {"format", "env", "algorithm", "objects", "extended_at", "versions", "git_commit"}
 
 
 def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: bool) -> str:
@@ -67,7 +66,7 @@ def _rendered(file: str, record: Mapping[str, Any], metadata: str, step: int, na
         env=_text(record["env"]),
         step=f"{step:,}",
         name=Markup(json.dumps(name)),
-        settings={name: _text(x) for name, x in record.items() if name not in _NO_SETTINGS},
+        settings={name: _text(x) for name, x in record.items() if name not in ("env", "algorithm", *NOT_SETTINGS)},
         versions=record.get("versions", {}),
         **about,
     )
@@ -90,17 +89,11 @@ def _figure(value: Any) -> str:
 
 
 def curve(run: Run, step: int) -> bytes | None:
-    """The mean return in training up to `step`, as a PNG; None if there are fewer than two points."""
-    from rlzoo.runs.publish.notebook import Plot, points  # imports Matplotlib
+    """The curves up to `step` (see `notebook.plot`) as a PNG; None if training has fewer than two points."""
+    from rlzoo.runs.publish.notebook import plot, points  # imports Matplotlib
 
-    line = points([m for m in run.metrics() if m["step"] <= step], "mean_return")
-    if len(line) < 2:
-        return None
-    figure = Plot(figsize=(7, 3), layout="constrained")
-    axes = figure.add_subplot(xlabel="environment steps", ylabel="mean return of the last 100 episodes")
-    axes.plot(*zip(*line, strict=True))
-    axes.grid(alpha=0.3)
-    return figure.png(dpi=120)
+    metrics, evaluations = ([r for r in records if r["step"] <= step] for records in (run.metrics(), run.evaluations()))
+    return plot(metrics, evaluations).png(dpi=120) if len(points(metrics, "mean_return")) > 1 else None
 
 
 def _metadata(record: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
