@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FlatPolicy:
-    """The model as a function of θ, its trained policy parameters as one flat vector. Only `assign` changes the model."""
+    """The model as a function of its trained policy parameters, one flat vector θ. Only `assign` changes it."""
 
     def __init__(self, model: ActorCritic) -> None:
         self.model = model
