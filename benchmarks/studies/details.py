@@ -7,19 +7,16 @@ The results may be incomplete. A difference is one of interquartile means of fin
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import bootstrap, trim_mean
 
-from benchmarks.studies.papers import FEWEST_RUNS, shown, table
+from benchmarks.studies.papers import FEWEST_RUNS, command, shown, table
 from rlzoo.benchmark.reports.statistics import Interval, iqm, iqm_interval, probability_of_improvement
 from rlzoo.benchmark.reports.study import Group, Study
 from rlzoo.benchmark.reports.tables import NOTHING, estimate, fixed, significant
-from rlzoo.benchmark.results import Results
-from rlzoo.core.system.errors import ConfigError, RunError, require
+from rlzoo.core.system.errors import require
 
 PUBLISHED = {
     "Hopper-v5": {"PPO": 2513, "PPO-M": 2142, "TRPO": 2043, "TRPO+": 2466},
@@ -102,17 +99,7 @@ def to_markdown(study: Study) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="result folder of the suite")
-    parser.add_argument("--out", type=Path, help="write the tables to this file, too")
-    arguments = parser.parse_args()
-    try:
-        text = to_markdown(Study.of([Results.read(arguments.folder)]))
-    except (ConfigError, RunError) as error:
-        parser.error(str(error))
-    print(text, end="")
-    if arguments.out:
-        arguments.out.write_text(text, encoding="utf-8")
+    command(__doc__, to_markdown)
 
 
 if __name__ == "__main__":

@@ -184,18 +184,23 @@ def to_markdown(study: Study) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def command(description: str | None, tables: Callable[[Study], str]) -> None:
+    """Reads result folders from the command line, prints their tables, and writes them to a file if asked to."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="result folder of a suite")
     parser.add_argument("--out", type=Path, help="write the tables to this file, too")
     arguments = parser.parse_args()
     try:
-        text = to_markdown(Study.of([Results.read(folder) for folder in arguments.folders]))
+        text = tables(Study.of([Results.read(folder) for folder in arguments.folders]))
     except (ConfigError, RunError) as error:
         parser.error(str(error))
     print(text, end="")
     if arguments.out:
         arguments.out.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    command(__doc__, to_markdown)
 
 
 if __name__ == "__main__":

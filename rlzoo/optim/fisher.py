@@ -73,6 +73,7 @@ def _moving_by_kept_graph(policy: FlatPolicy, leaves: list[Tensor], distribution
     return moved
 
 
+@torch.no_grad()
 def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector) -> float:
     """xᵀFx (see `fisher_vector_product`), without the backward pass Jᵀ.
 
@@ -83,8 +84,9 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
     moving: _Moving = partial(_moving, policy, theta)
     if len(parts) == 1 and policy.model.context == 1:
         # Not for the time of a product: PyTorch's forward mode imports its compiler for an operation with a constant.
-        leaves = leaves_of(policy, theta)
-        moving = _moving_by_kept_graph(policy, leaves, _at(policy, leaves, parts[0]))
+        with torch.enable_grad():
+            leaves = leaves_of(policy, theta)
+            moving = _moving_by_kept_graph(policy, leaves, _at(policy, leaves, parts[0]))
     total = 0.0
     for part in track("micro-batch", parts):
         distribution, tangents = moving(x, part)
