@@ -27,8 +27,8 @@ class Range:
     def __contains__(self, x: object) -> bool:
         if not isinstance(x, (int, float, np.floating)) or not -math.inf < x < math.inf:
             return False
-        x = float(x)
-        return (x > self.low if self.above else x >= self.low) and (x < self.high if self.below else x <= self.high)
+        above = x > self.low if self.above else x >= self.low
+        return bool(above and (x < self.high if self.below else x <= self.high))
 
     def __str__(self) -> str:
         if self.high == math.inf:

@@ -187,11 +187,10 @@ class LanguageModel(ActorCritic):
         seen = torch.ones_like(token)
         logits = lm(token, attention_mask=seen, use_cache=False).logits[0]
         plain, head = Trunk(self.trunk.base), self.policy.functional._replace(temperature=1.0, precision=None)
-        hidden = getattr(plain.run(token, seen.bool()), "last_hidden_state", logits[None])[0]
-        require(
-            equal_but_for_rounding(head(hidden), at_least_single(logits)),
-            f"{name} is not supported: its logits are more than an output embedding of its hidden states",
-        )
+        states: Any = getattr(plain.run(token, seen.bool()), "last_hidden_state", None)
+        fault = f"{name} is not supported: its logits are more than an output embedding of its hidden states"
+        require(states is not None and equal_but_for_rounding(head(states[0]), at_least_single(logits)), fault)
+        hidden = states[0]
         fault, cache = f"{name} is not supported: it cannot continue from a key-value cache", plain.new_cache()
         try:
             for t in (1, 2):

@@ -223,7 +223,7 @@ def test_an_architecture_without_a_cache_of_keys_and_values_is_refused(name):
         LanguageModel(other_actor(name))
 
 
-@pytest.mark.parametrize("name", ["cohere", "gemma2"])
+@pytest.mark.parametrize("name", ["cohere", "gemma2", "llama4_text"])
 def test_an_architecture_that_does_more_to_its_logits_is_refused(name):
     with pytest.raises(ConfigError, match="its logits are more than an output embedding of its hidden states"):
         LanguageModel(other_actor(name))
