@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.recurrent import Recurrent, share_memory
+from rlzoo.core.recurrent import memory_after, share_memory
 from rlzoo.core.seen import Seen
 from rlzoo.core.tensors import discounted_sum
 
@@ -113,12 +113,12 @@ class ActorCritic(nn.Module):
         seen = Seen.of(obs)
         rows = len(seen.obs)
         if memory is None:
-            memory = seen.obs.new_zeros(rows, self.memory_size)
+            memory = next(self.parameters()).new_zeros(rows, self.memory_size)
         start = torch.zeros(rows, dtype=torch.bool, device=seen.obs.device)
         step = seen.replace(start=start, memory=memory).map(lambda x: x.unsqueeze(1))
-        inputs = self.inputs(step)
-        after = [module.unroll(inputs)[1] for module in self.modules() if isinstance(module, Recurrent)]
-        return self.distribution(step).map(lambda x: x.squeeze(1)), torch.cat(after, -1)
+        with memory_after(self, memory) as after:
+            policy, _ = self(step)
+        return policy.map(lambda x: x.squeeze(1)), after
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters that π depends on, including a shared trunk."""

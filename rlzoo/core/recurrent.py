@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -107,17 +110,13 @@ class Recurrent(nn.Module):
         """Its columns of the model's memory. The `ActorCritic` sets them."""
 
     def forward(self, seen: Seen) -> Float[Tensor, "R T O"]:
-        return self.unroll(seen)[0]
-
-    def unroll(self, seen: Seen) -> tuple[Float[Tensor, "R T O"], Float[Tensor, "R M"]]:
-        """The outputs, and the memory after the last step."""
         memory = seen.memory[:, 0, self.owned]
         kept = (~seen.start).to(memory.dtype).unsqueeze(-1)
         outputs = []
         for projected, keep in zip(self.cell.project(seen.obs).unbind(1), kept.unbind(1), strict=True):
             output, memory = self.cell(projected, memory * keep)
             outputs.append(output)
-        return torch.stack(outputs, 1), memory
+        return torch.stack(outputs, 1)
 
 
 def share_memory(model: nn.Module) -> int:
@@ -128,3 +127,18 @@ def share_memory(model: nn.Module) -> int:
             module.owned = slice(size, size + module.cell.memory_size)
             size += module.cell.memory_size
     return size
+
+
+@contextlib.contextmanager
+def memory_after(model: nn.Module, memory: Float[Tensor, "R M"]) -> Iterator[Float[Tensor, "R M"]]:
+    """A copy of the memory, into which each recurrent network of `model` writes its own after each step."""
+    after = memory.clone()
+
+    def write(columns: slice, _cell: Cell, _args: tuple[Tensor, Tensor], step: tuple[Tensor, Tensor]) -> None:
+        after[:, columns] = step[1]
+
+    with contextlib.ExitStack() as stack:
+        for net in model.modules():
+            if isinstance(net, Recurrent):
+                stack.callback(net.cell.register_forward_hook(partial(write, net.owned)).remove)
+        yield after

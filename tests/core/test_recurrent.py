@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
+from rlzoo.control.networks import MLP, MLPPolicy, MLPValue
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.models import ActorCritic
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
 from rlzoo.optim.fisher import fisher_vector_product
@@ -115,6 +118,34 @@ def test_acting_step_by_step_is_the_unrolled_row(kind):
         policy, memory = model.act(seen.obs[:, t], memory)
         logits.append(policy.logits)
     torch.testing.assert_close(torch.stack(logits, 1), model(seen)[0].logits, rtol=0, atol=1e-12)
+
+
+class Stacked(nn.Module):
+    """An encoder of bytes, a GRU on its features, and another GRU on the outputs of the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.Linear(3, 6)
+        self.lower, self.upper = Recurrent(GRUCell(6, 4)), Recurrent(GRUCell(4, 5))
+
+    def forward(self, seen):
+        lower = self.lower(seen.replace(obs=self.encode(seen.obs.double() / 255).tanh()))
+        return self.upper(seen.replace(obs=lower))
+
+
+def test_acting_with_memories_above_an_encoder_is_the_unrolled_row():
+    torch.manual_seed(0)
+    policy, value = MLPPolicy(MLP(5, (), "tanh", 2), spaces.Discrete(2)), MLPValue(MLP(5, (), "tanh", 1))
+    model = ActorCritic(policy, value, Stacked()).double()
+    obs = torch.randint(0, 256, (4, 7, 3), dtype=torch.uint8)
+    memory, logits = None, []
+    for t in range(7):
+        policy, memory = model.act(obs[:, t], memory)
+        logits.append(policy.logits)
+    start, empty = torch.zeros(4, 7, dtype=torch.bool), torch.zeros(4, 7, model.memory_size, dtype=torch.float64)
+    unrolled = model(Seen(obs, start=start, memory=empty))[0].logits
+    torch.testing.assert_close(torch.stack(logits, 1), unrolled, rtol=0, atol=1e-12)
+    assert (memory[:, 4:].abs() > 1e-3).all()
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.Box(-1, 1, (2,))], ids=["discrete", "box"])

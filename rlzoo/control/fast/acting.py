@@ -35,13 +35,20 @@ def make_numpy_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
 
 
 def _is_plain(model: ActorCritic) -> bool:
-    """Whether the model consists of the built-in networks, in single precision on the CPU."""
+    """Whether the model consists of the built-in networks, unchanged, in single precision on the CPU."""
     parameter = next(model.policy.parameters())
     plain = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.value, MLPValue)
     nets = [model.trunk, getattr(model.policy, "net", None), getattr(model.value, "net", None)]
     plain = plain and all(net is None or isinstance(net, MLP | RecurrentMLP) for net in nets)
-    plain = plain and all(type(cell) in _CELLS for cell in model.modules() if isinstance(cell, Cell))
+    plain = plain and all(type(x).__module__.startswith(_BUILT_IN) and not _has_hooks(x) for x in model.modules())
     return plain and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+
+
+_BUILT_IN = ("rlzoo.", "torch.nn.modules.")
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class RecurrentActor:

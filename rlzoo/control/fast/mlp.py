@@ -28,13 +28,14 @@ class FastMLP(MLP):
         return list(zip(params[::2], params[1::2], strict=True))
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
-        if Tape.current is not None and self.activated and not x.requires_grad:
+        tape = Tape.current()
+        if tape is not None and self.activated and not x.requires_grad:
             layers = evaluate(self, x.reshape(-1, x.shape[-1]))
-            return Tape.current.record(
+            return tape.record(
                 layers[-1].view(*x.shape[:-1], self.outputs),
                 lambda grad: pull_back(self, layers, grad.reshape(-1, self.outputs)),
             )
-        if not torch.is_grad_enabled() and self.activated and _dual(self.layers[-1].weight)[1] is not None:
+        if not torch.is_grad_enabled() and self.activated and all(_dual(p)[1] is not None for p in self.parameters()):
             return push_forward(self, x)
         return super().forward(x)
 
@@ -45,7 +46,8 @@ class FastRecurrentMLP(RecurrentMLP):
     def forward(self, seen: Seen) -> Float[Tensor, "R T O"]:
         recurrent, mlp = self.recurrent, self.mlp
         assert isinstance(mlp, FastMLP)
-        if Tape.current is None or seen.obs.requires_grad or not has_written_cell(recurrent):
+        tape = Tape.current()
+        if tape is None or seen.obs.requires_grad or not has_written_cell(recurrent):
             return super().forward(seen)
         hidden, into_cell = unroll(recurrent, seen)
         layers = evaluate(mlp, hidden.reshape(-1, hidden.shape[-1]))
@@ -54,7 +56,7 @@ class FastRecurrentMLP(RecurrentMLP):
             into_hidden = pull_back(mlp, layers, grad.reshape(-1, mlp.outputs), to_input=True)
             into_cell(into_hidden.view(hidden.shape))
 
-        return Tape.current.record(layers[-1].view(*hidden.shape[:-1], mlp.outputs), into_parameters)
+        return tape.record(layers[-1].view(*hidden.shape[:-1], mlp.outputs), into_parameters)
 
 
 @torch.no_grad()

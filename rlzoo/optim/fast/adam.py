@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
@@ -104,7 +109,7 @@ class FastAdam(Adam):
         shapes = loss.__qualname__, minibatches.whiten, *(x.shape for x in (order, *fields))
         if shapes not in self._compilations:
             step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
-            key = _key(loss, model, self, minibatches, max_grad_norm)
+            key = partial(_key, loss, model, self, minibatches, max_grad_norm)
             self._compilations[shapes] = Compilation(step, carry, inputs, key)
         loop = self._compilations[shapes].loop() if self._waits() else None
         if loop is None:
@@ -131,7 +136,8 @@ def _pure_step(
     """
     by_id = {id(p): name for name, p in model.named_parameters()}
     parameters, names = adam.parameters, [by_id[id(p)] for p in adam.parameters]
-    view, betas, like, whiten = _LossView(model, loss), adam.betas, minibatches.buffer, minibatches.whiten
+    view, betas, split = _LossView(model, loss), adam.betas, adam.rest
+    like, whiten = minibatches.buffer, minibatches.whiten
 
     def step(
         i: Tensor, theta: Tensor, m: Tensor, v: Tensor, _: Tensor,
@@ -153,8 +159,8 @@ def _pure_step(
             g = g * (max_grad_norm / norm).clamp(max=1)
         m = torch.lerp(m, g, 1 - betas[0])
         v = betas[1] * v + (1 - betas[1]) * g * g
-        if adam.rest < len(g):
-            step_size = torch.cat([step_size.expand(adam.rest), of_value.expand(len(g) - adam.rest)])
+        if split < len(g):
+            step_size = torch.cat([step_size.expand(split), of_value.expand(len(g) - split)])
         return theta.detach() - step_size * m / (v.sqrt() + eps), m, v, norm
 
     return step
@@ -172,13 +178,36 @@ class _LossView(nn.Module):
 
 def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_grad_norm: float | None) -> str:
     """Identifies what a step depends on besides its tensors: settings, attributes of modules, source code."""
-    plain = (bool, int, float, str, tuple, list, type(None))
+    names = {id(x): name for name, x in [*model.named_parameters(), *model.named_buffers()]}
+    common = vars(nn.Module()).keys()
     modules = [
-        (name, type(module), {k: x for k, x in vars(module).items() if k[0] != "_" and isinstance(x, plain)})
+        (name, type(module), {k: _as_text(x, names) for k, x in vars(module).items() if k not in common})
         for name, module in model.named_modules()
     ]
-    files = {Path(inspect.getfile(inspect.unwrap(loss))), *Path(__file__).parents[2].rglob("*.py")}
-    files |= {Path(inspect.getfile(type(module))) for module in model.modules()}
+    code = [inspect.unwrap(loss), *(type(module) for module in model.modules())]
+    of_user = [x for x in code if not x.__module__.startswith(("rlzoo.", "torch."))]
+    files = {Path(inspect.getfile(x)) for x in of_user if x.__module__ != "__main__"}
+    files |= {*Path(__file__).parents[2].rglob("*.py"), *(_files_of_the_user() if of_user else [])}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
+    if of_user and not hasattr(sys.modules["__main__"], "__file__"):  # a notebook, whose code is in no file
+        source += os.urandom(8).hex()
     settings = getattr(loss, "__self__", None), adam.betas, adam.rest, max_grad_norm, minibatches.whiten
-    return repr((loss.__qualname__, settings, [name for name, _ in model.named_parameters()], modules, source))
+    return repr((loss.__qualname__, settings, list(names.values()), modules, source))
+
+
+def _as_text(x: Any, names: Mapping[int, str]) -> Any:
+    """A module's attribute as something whose `repr` identifies it: of a tensor of the model its name."""
+    if id(x) in names:
+        return names[id(x)]
+    if isinstance(x, Mapping):
+        return [(key, _as_text(value, names)) for key, value in x.items()]
+    if isinstance(x, list | tuple):
+        return [_as_text(value, names) for value in x]
+    return x if isinstance(x, bool | int | float | str | None) else hashlib.sha256(cloudpickle.dumps(x)).hexdigest()
+
+
+def _files_of_the_user() -> set[Path]:
+    """The source files that this process has imported from elsewhere than Python's own folders."""
+    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    return {Path(x) for x in files if x.endswith(".py") and not x.startswith(installed) and os.path.isfile(x)}

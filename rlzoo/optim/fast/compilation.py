@@ -68,15 +68,15 @@ class Compilation:
         step: a pure function of tensors, free of branches on their values. `i` is a scalar tensor. Everything that it
             reads besides its arguments becomes a constant of the compiled code.
         carry, inputs: tensors with the dtypes, shapes and strides of all that will be given.
-        key: identifies what `step` reads besides its arguments: settings and source code.
+        key: returns what identifies that which `step` reads besides its arguments: settings and source code.
     """
 
-    def __init__(self, step: TensorFunction, carry: Tensors, inputs: Tensors, key: str) -> None:
+    def __init__(self, step: TensorFunction, carry: Tensors, inputs: Tensors, key: Callable[[], str]) -> None:
         self._example = (torch.zeros((), dtype=torch.int64), *carry, *inputs)
         self._process: subprocess.Popen[str] | None = None
         self._loop: TensorFunction | None = None
         try:
-            self._package = _private(cache_directory()) / f"{_digest(self._example, key)}.pt2"
+            self._package = _private(cache_directory()) / f"{_digest(self._example, key())}.pt2"
             run = _cached(self._package)
             if run is not None:
                 self._loop = _checked(run, self._example)

@@ -5,6 +5,7 @@ For small networks, autograd's overhead costs more than the arithmetic.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,6 +16,13 @@ PullBack = Callable[[Tensor], object]
 """Adds to the `grad` of each parameter of a module, given the gradient for the module's output."""
 
 
+class _Thread(threading.local):
+    tape: Tape | None = None
+
+
+_thread = _Thread()
+
+
 class Tape:
     """Gradients of a loss for parameters.
 
@@ -23,19 +31,21 @@ class Tape:
     any model works.
     """
 
-    current: Tape | None = None
-    """The active tape."""
-
     def __init__(self) -> None:
         self.records: list[tuple[Tensor, PullBack]] = []
         """The output of each recorded module, and how to continue from it."""
 
     def __enter__(self) -> Tape:
-        Tape.current = self
+        _thread.tape = self
         return self
 
     def __exit__(self, *_: object) -> None:
-        Tape.current = None
+        _thread.tape = None
+
+    @staticmethod
+    def current() -> Tape | None:
+        """The tape that this thread's operations are recorded on."""
+        return _thread.tape if torch.is_grad_enabled() else None
 
     def record(self, output: Tensor, pull_back: PullBack) -> Tensor:
         """Makes the output of a module a leaf, and returns it."""

@@ -1,5 +1,7 @@
 """MLPs in fewer operations, and their written-out backward pass, against autograd on the plain ones."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from builders import SPACES, accelerated, make_buffer, make_model, tape_gradients
@@ -78,3 +80,24 @@ def test_tape_ends_with_its_block():
     with pytest.raises(ZeroDivisionError), Tape():
         1 / 0  # noqa: B018
     assert net(x).grad_fn is not None
+
+
+def test_tape_records_neither_other_threads_nor_what_needs_no_gradient():
+    net, x = FastMLP(4, (3,), outputs=1), torch.ones(1, 4)
+    with Tape() as tape, ThreadPoolExecutor(1) as pool:
+        assert pool.submit(net, x).result().grad_fn is not None
+        with torch.no_grad():
+            assert not net(x).requires_grad
+        assert not tape.records
+        net(x)
+        assert len(tape.records) == 1
+
+
+def test_written_forward_mode_pass_leaves_a_frozen_layer_to_pytorch():
+    net, x = FastMLP(4, (3,), outputs=1), torch.ones(5, 4)
+    last = dict(list(net.named_parameters())[2:])
+    tangents = {name: torch.ones_like(p) for name, p in last.items()}
+    _, moving = torch.func.jvp(lambda p: torch.func.functional_call(net, p, x), (last,), (tangents,))
+    with torch.no_grad():
+        _, without_graph = torch.func.jvp(lambda p: torch.func.functional_call(net, p, x), (last,), (tangents,))
+    torch.testing.assert_close(without_graph, moving)

@@ -1,5 +1,7 @@
 """Acting through NumPy against acting through PyTorch."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from builders import SPACES, make_buffer, make_model
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import source as envs
 from rlzoo.control.fast.acting import make_numpy_actor
+from rlzoo.control.networks import MLP
 from rlzoo.control.recurrent import GRU, LSTM
 from rlzoo.core.actors import ModelActor
 from rlzoo.core.collector import Collector
@@ -70,6 +73,23 @@ def test_models_that_numpy_cannot_run_act_through_pytorch(space):
     assert np.array_equal(*(act(make, own, obs, noise) for make in (make_numpy_actor, make_actor)))
     assert not np.array_equal(*(act(make_numpy_actor, x, obs, noise) for x in (own, model)))
     assert isinstance(make_numpy_actor(model.double(), iter(())), ModelActor)
+
+
+class Sharper(MLP):
+    def forward(self, x):
+        return 10 * super().forward(x)
+
+
+def test_parts_that_compute_something_else_act_through_pytorch():
+    model, obs, noise = acting(SPACES["discrete"])
+    hooked, parametrized, of_class = (copy.deepcopy(model) for _ in range(3))
+    hooked.policy.net.register_forward_hook(lambda net, args, output: -output)
+    torch.nn.utils.parametrizations.weight_norm(parametrized.policy.net.layers[-1])
+    parametrized.policy.net.layers[-1].parametrizations.weight.original0.data.neg_()
+    of_class.policy.net.__class__ = Sharper
+    for own in (hooked, parametrized, of_class):
+        assert np.array_equal(*(act(make, own, obs, noise) for make in (make_numpy_actor, make_actor)))
+        assert not np.array_equal(*(act(make_numpy_actor, x, obs, noise) for x in (own, model)))
 
 
 @pytest.mark.parametrize("network", [GRU, LSTM])

@@ -82,7 +82,7 @@ def double(i, x):
 
 def doubled(x=None):
     """A loop over `double`."""
-    return Compilation(double, [torch.ones(2) if x is None else x], [], "key").loop()
+    return Compilation(double, [torch.ones(2) if x is None else x], [], lambda: "key").loop()
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_compilation_that_nobody_waits_for_ends_with_its_process(cache, monkey
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    compilation_ = Compilation(double, [torch.ones(2)], [], "key")
+    compilation_ = Compilation(double, [torch.ones(2)], [], lambda: "key")
     del compilation_
     assert started[0].wait(timeout=10) != 0
     assert list(cache.iterdir()) == []
@@ -281,7 +281,7 @@ def test_a_loop_compiled_once_equals_eager_steps_and_is_loaded_from_then_on(
     inputs = ppo_inputs()
     before = [tensor.clone() for tensor in inputs]
     caplog.set_level(logging.INFO)
-    both = [Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], "ppo") for _ in range(2)]
+    both = [Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], lambda: "ppo") for _ in range(2)]
     loops = [compilation.loop() for compilation in both]
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
@@ -301,7 +301,7 @@ def test_a_loop_compiled_once_equals_eager_steps_and_is_loaded_from_then_on(
     intact = package.read_bytes()
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
-        loaded = Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], "ppo").loop()
+        loaded = Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], lambda: "ppo").loop()
     assert all(torch.equal(a, b) for a, b in zip(loaded(torch.tensor(5), *inputs), first, strict=True))
 
     flipped = bytearray(intact)

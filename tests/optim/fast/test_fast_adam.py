@@ -1,6 +1,7 @@
 """The faster Adam against the plain one."""
 
 import logging
+import threading
 from typing import ClassVar
 
 import cloudpickle
@@ -98,7 +99,8 @@ class PythonLoop:
     made: ClassVar[list["PythonLoop"]] = []
 
     def __init__(self, step, carry, inputs, key):
-        self.step, self.carried, self.key = cloudpickle.loads(cloudpickle.dumps(step)), len(carry), key
+        self.step, self.carried, self.key = cloudpickle.loads(cloudpickle.dumps(step)), len(carry), key()
+        self.lock = threading.Lock()  # as that of the compiler's process, which no later step may take along
         self.made.append(self)
 
     def loop(self):
@@ -180,6 +182,19 @@ def test_another_shape_or_setting_is_another_loop(loops):
     optimizer.minimize_each(policy_loss, model, Epochs(batch, 1, 8, rng), 2.0, learning_rate=0.2)
     assert len(loops) == 3
     assert loops[0].key != loops[1].key
+
+
+def test_the_key_holds_what_a_network_of_the_users_reads_besides_tensors(loops):
+    keys = []
+    for own in (torch.relu, torch.tanh, torch.tanh, {"scale": 2}, {"scale": 3}, torch.ones(2), torch.zeros(2)):
+        model = make_model()
+        model.policy.own = own
+        optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
+        epochs = Epochs(make_batch(model), 1, 8, np.random.default_rng(0))
+        optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
+        keys.append(loops[-1].key)
+    assert keys[1] == keys[2]
+    assert len(set(keys)) == len(keys) - 1
 
 
 def test_until_it_waits_for_the_compilation_steps_are_those_of_the_plain_adam(loops):
