@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
-from rlzoo.control.spaces import flat_mask, flat_observation, illegal_part, is_gumbel, native_actions
+from rlzoo.control.spaces import flat_mask, flat_observation, illegal_part, is_gumbel, mask_row, native_actions
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
@@ -65,31 +65,35 @@ class ControlPolicy(DeployedPolicy):
         if len(inputs) != self._rows:
             self._rows = len(inputs)
             self.reset()
-        seen = inputs if action_mask is None else Seen(inputs, self._legal(action_mask))
+        single = _is_single(self.observation_space, obs)
+        seen = inputs if action_mask is None else Seen(inputs, self._legal(action_mask, single))
         none = np.zeros(self._rows, np.bool_)
         actions = native_actions(self.action_space, self._actor(seen, none, self._starts))
         self._starts = none
-        if not _is_single(self.observation_space, obs):
+        if not single:
             return actions
         return next(iter(iterate(batch_space(self.action_space), actions)))
 
     def reset(self, rows: Any = True) -> None:
-        begin = np.broadcast_to(np.asarray(rows, np.bool_), self._rows)
+        begin = np.atleast_1d(np.asarray(rows, np.bool_))
         if begin.all():
             self._actor = self._make_actor(self.model, self._noise())
-        self._starts = begin if begin.all() else begin | self._starts
+            self._starts = np.ones(self._rows, np.bool_)
+        else:
+            require(len(begin) in (1, self._rows), f"reset: {len(begin)} rows given, and obs had {self._rows}")
+            self._starts = begin | self._starts
 
-    def _legal(self, mask: Any) -> Bools:
+    def _legal(self, mask: Any, single: bool) -> Bools:
         """(N, K) whether each category is legal."""
         try:
-            masks = [mask] if self._rows == 1 and np.ndim(mask) < 2 else list(mask)
-            flat = np.stack([flat_mask(self.action_space, x) for x in masks])
-        except (TypeError, ValueError) as error:
+            rows = 1 if single else _rows(mask)
+            flat = [flat_mask(self.action_space, mask if single else mask_row(mask, i)) for i in range(rows)]
+        except (TypeError, ValueError, IndexError, KeyError) as error:
             raise ConfigError(str(error)) from error
         require(len(flat) == self._rows, f"action_mask has {len(flat)} rows, and obs has {self._rows}")
         for i, row in enumerate(flat):
             require(illegal_part(self.action_space, row) is None, f"action_mask allows no action in row {i}")
-        return flat
+        return np.stack(flat)
 
     def flatten(self, obs: Any) -> Array:
         space = self.observation_space
@@ -115,6 +119,13 @@ class ControlPolicy(DeployedPolicy):
         while True:
             shape = self._rows, len(gumbel)
             yield np.zeros(shape, np.float32) if self.deterministic else standard_noise(self._rng, gumbel, shape)
+
+
+def _rows(masks: Any) -> int:
+    """Rows of a batch of masks (see `mask_row`)."""
+    while isinstance(masks, dict | tuple):
+        masks = next(x for x in (masks.values() if isinstance(masks, dict) else masks) if x is not None)
+    return len(masks)
 
 
 def _is_single(space: gymnasium.Space[Any], obs: Any) -> bool:

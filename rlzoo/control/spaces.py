@@ -79,7 +79,7 @@ def action_columns(space: Space) -> int:
 
 
 def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has none, or no width.
+    """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has not both, or no width.
 
     A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
     """
@@ -138,6 +138,15 @@ def flat_mask(space: Space, mask: Any) -> Array:
     if len(others):
         raise ValueError(f"action mask with {others[0]}: its entries must be booleans, or 0 and 1")
     return flat.astype(bool)
+
+
+def mask_row(masks: Any, row: int) -> Any:
+    """One mask of a batch: of a sequence of masks, or of arrays (N, ...) nested like one mask in dicts and tuples."""
+    if isinstance(masks, dict):
+        return {name: mask_row(part, row) for name, part in masks.items()}
+    if isinstance(masks, tuple):
+        return tuple(mask_row(part, row) for part in masks)
+    return None if masks is None else masks[row]
 
 
 def flat_observation(space: Any, obs: Any) -> Any:

@@ -140,7 +140,8 @@ class Buffer(Tensors):
         if fraction == 1 or rng is None:
             return self
         rows = self.mask.any(1).nonzero().squeeze(1)
-        order = np.sort(rng.permutation(len(rows))[: max(1, int(fraction * len(rows)))])
+        number = max(1, int(fraction * len(rows) + 1e-9))  # 0.29 · 100 is 28.999...
+        order = np.sort(rng.permutation(len(rows))[:number])
         chosen = rows[torch.from_numpy(order).to(rows.device)]
         return self.map(lambda x: x[chosen])
 
@@ -180,7 +181,7 @@ class Buffer(Tensors):
     def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """`x` shifted and scaled to mean 0 and (biased) standard deviation 1 over the unmasked steps.
 
-        A constant `x` gives zeros.
+        A constant `x` gives zeros, in float32 if it is below 10⁵.
         """
         centred = x - self.mean(x)
         centred = centred - self.mean(centred)  # rounding leaves the mean of a constant a little off 0

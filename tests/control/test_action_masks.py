@@ -1,16 +1,24 @@
 """Actions that an environment calls illegal are never taken, and are in no log-probability, entropy or KL."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
 import short_runs
 import torch
+from builders import make_model
 from gymnasium import spaces
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector.utils import batch_space, iterate
 
 import rlzoo
+from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs.source import Source
 from rlzoo.control.spaces import flat_mask, native_actions
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
+from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, TrainingError
 from rlzoo.runs.train import train
 
@@ -139,18 +147,105 @@ def test_deployed_policy_takes_a_mask(policy):
     assert policy(np.zeros((3, 2), np.float32), np.eye(4)[[2, 0, 1]]).tolist() == [2, 0, 1]
 
 
+MASKED = np.array([[1, 0, 0, 1, 0], [0, 1, 0, 0, 1], [1, 0, 0, 1, 0]], bool)
+"""Of each row of a batch: the only legal category of two, and of three."""
+
+
+@pytest.mark.parametrize(
+    ("space", "nested"),
+    [
+        (spaces.MultiDiscrete([2, 3]), lambda x: (x[..., :2], x[..., 2:])),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (1,)), spaces.Discrete(3)]),
+         lambda x: (x[..., :2], None, x[..., 2:])),
+        (spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Discrete(3)])),
+         lambda x: {"a": x[..., :2], "b": (x[..., 2:],)}),
+    ],
+    ids=["MultiDiscrete", "Tuple", "Dict"],
+)  # fmt: skip
+def test_deployed_policy_takes_masks_nested_like_the_actions(space, nested):
+    deployed = ControlPolicy(make_model(space, dtype=torch.float32), spaces.Box(-1, 1, (4,)), space)
+    forms = nested(MASKED), [nested(row) for row in MASKED], MASKED
+    expected = [deployed(np.ones(4), row) for row in MASKED]
+    assert not data_equivalence(expected[0], expected[1])
+    for form in forms:
+        rows = iterate(batch_space(space, 3), deployed(np.ones((3, 4)), form))
+        assert all(data_equivalence(*pair) for pair in zip(rows, expected, strict=True))
+
+
+def test_square_mask_of_one_observation():
+    space = spaces.MultiBinary((2, 2))
+    mask = np.array([[[0, 1], [1, 0]], [[1, 0], [0, 1]]])
+    assert ControlPolicy(make_model(space, dtype=torch.float32), spaces.Box(-1, 1, (4,)), space)(
+        np.ones(4), mask
+    ).tolist() == [
+        [1, 0],
+        [0, 1],
+    ]
+
+
+class Telling(gymnasium.Env):
+    """Says which actions are legal by a method that cannot be called once the episode has ended."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, action_space, mask):
+        self.action_space, self.mask = action_space, mask
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 3, False, {}
+
+    def action_masks(self):
+        assert self.steps < 3, "the episode has ended"
+        return self.mask
+
+
+def steps_of(source):
+    """The mask, or None, at the reset and at each of five steps."""
+    env = source.make(1, 0)
+    seen = [env.reset()[0], *(env.step(np.zeros((1, 1)))[0] for _ in range(5))]
+    env.close()
+    return [None if not isinstance(x, Seen) else x.legal.tolist() for x in seen]
+
+
+def test_masks_are_asked_for_where_an_action_is_to_be_taken():
+    discrete = partial(Telling, spaces.Discrete(2), [1, 0])
+    assert steps_of(Source(discrete)) == [[[True, False]]] * 3 + [[[True, True]]] + [[[True, False]]] * 2
+    assert steps_of(Source(partial(Telling, spaces.Discrete(2), "not a mask"), masks=False)) == [None] * 6
+    assert steps_of(Source(partial(Telling, spaces.Box(-1, 1, (1,)), None))) == [None] * 6
+
+
+def test_masks_of_a_vector_environment_may_be_nested():
+    space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Discrete(3))
+    mask = {"a": np.array([1, 0]), "b": np.array([0, 1, 1])}
+
+    class ByInfo(Telling):
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0], {"action_mask": mask}
+
+    env = Source(SyncVectorEnv([partial(ByInfo, space, None)] * 2)).make(2, 0)
+    assert env.reset()[0].legal.tolist() == [[True, False, False, True, True]] * 2
+
+
 @pytest.mark.parametrize(
     ("mask", "said"),
     [
         (np.zeros(4), "action_mask allows no action in row 0"),
         (np.ones(3), "action mask of shape .3,., the action space has 4 categories"),
-        (np.ones((2, 4)), "action_mask has 2 rows, and obs has 1"),
+        (np.ones((2, 4)), "action mask of shape .2, 4., the action space has 4 categories"),
         (7, "action mask of"),
     ],
 )
 def test_wrong_mask_for_a_deployed_policy_is_one_line(mask, said, policy):
     with pytest.raises(ConfigError, match=said):
         policy(np.zeros(2, np.float32), mask)
+    with pytest.raises(ConfigError, match="action_mask has 2 rows, and obs has 1"):
+        policy(np.zeros((1, 2), np.float32), np.ones((2, 4)))
 
 
 @pytest.mark.parametrize("env", [Forbidding, lambda: Nested()], ids=["masks", "parts"])

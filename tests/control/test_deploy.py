@@ -168,6 +168,10 @@ def test_memory_is_carried_until_reset():
     actions = [policy(np.zeros(4)) for _ in range(3)]
     policy.reset()
     assert [*actions, policy(np.zeros(4))] == [0, 1, 2, 0]
+    policy.reset([True, True])
+    assert [policy(np.zeros((2, 4))).tolist() for _ in range(2)] == [[0, 0], [1, 1]]
+    with pytest.raises(ConfigError, match="reset: 3 rows given, and obs had 2"):
+        policy.reset([True, False, True])
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,14 @@ def test_deployed_policy_remembers_until_it_is_reset(tmp_path):
 HIDDEN = {"CartPole-v1": [1, 3], "Pendulum-v1": [2], "MountainCar-v0": [1], "MountainCarContinuous-v0": [1]}
 
 
+@pytest.mark.parametrize("limit", [150, 250])
+def test_time_limit_is_that_which_is_asked_for(limit):
+    env = envs.make("PendulumNoVel-v1", 1, 0, max_episode_steps=limit)
+    env.reset()
+    cut = [bool(env.step(np.zeros((1, 1)))[3][0]) for _ in range(limit)]
+    assert cut == [False] * (limit - 1) + [True]
+
+
 @pytest.mark.parametrize("env_id", HIDDEN)
 def test_only_velocities_are_hidden(env_id):
     name, version = env_id.split("-")

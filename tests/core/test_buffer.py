@@ -225,6 +225,8 @@ def test_sample_is_a_part_of_the_rows_with_steps():
     assert all(i % 4 > 0 for i in rows)
     assert rows != buffer.sample(0.3, np.random.default_rng(1)).reward[:, 0].tolist()
     assert buffer.sample(0.001, np.random.default_rng(0)).num_rows == 1
+    hundred = buffer_of([[0.0]] * 100, [[True]] * 100)
+    assert [hundred.sample(x / 100, np.random.default_rng(0)).num_rows for x in range(1, 101)] == [*range(1, 101)]
 
 
 def test_sample_of_everything_is_the_buffer_and_draws_nothing():

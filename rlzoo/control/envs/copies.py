@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
-from rlzoo.control.spaces import check_spaces, flat_mask, flat_observation
+from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, place
 
 REPORT = "rlzoo_error"
@@ -39,9 +39,12 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         log_info: keys of `info` with numbers to keep. All others are left out, but those of masks and success.
+        masks: tell which actions are legal.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], index: int, log_info: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], index: int, log_info: tuple[str, ...] = (), masks: bool = True
+    ) -> None:
         super().__init__(env)
         self._index, self._log_info = index, log_info
         self.raw_space = env.observation_space
@@ -52,7 +55,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         layers = [env]
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
-        self._tells_masks = env.has_wrapper_attr("action_masks")
+        self._masks = masks and bool(categories(env.action_space))
         self.start: dict[str, Any] | None = None
         """The seed with which the episode began, or the state of the random generator before it."""
         self._ended = False
@@ -107,7 +110,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._ended = terminated or truncated
             tells = (terminated or truncated) and "is_success" in info
             success = {"is_success": bool(info["is_success"])} if tells else {}
-            kept = {**self._logged(info), **success, **self._legal(info)}
+            kept = {**self._logged(info), **success, **({} if self._ended else self._legal(info))}
             return self._flatten(obs), _reward(reward), terminated, truncated, kept
         except (Exception, SystemExit) as error:
             return self._no_obs, 0.0, False, False, self._report(error)
@@ -134,9 +137,9 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _legal(self, info: dict[str, Any]) -> dict[str, Any]:
         """The mask of legal actions, if there is one."""
-        if "action_mask" in info:
+        if self._masks and "action_mask" in info:
             return {"action_mask": flat_mask(self.env.action_space, info["action_mask"])}
-        if self._tells_masks:
+        if self._masks and self.env.has_wrapper_attr("action_masks"):
             return {"action_mask": flat_mask(self.env.action_space, self.env.get_wrapper_attr("action_masks")())}
         return {}
 
@@ -183,6 +186,7 @@ def make_copies(
     wrappers: Sequence[Any] = (),
     asynchronous: bool = False,
     log_info: tuple[str, ...] = (),
+    masks: bool = True,
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """A vector environment of copies with flat observations.
 
@@ -192,6 +196,7 @@ def make_copies(
         wrappers: of each copy.
         asynchronous: each copy in its own process.
         log_info: keys of `info` with numbers to keep.
+        masks: keep the masks of legal actions.
 
     Raises:
         UnsupportedSpace: no policy can be built for its observations or actions.
@@ -200,7 +205,7 @@ def make_copies(
     """
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs} must be positive")
-    functions = [partial(_make_copy, make, name, tuple(wrappers), log_info, index) for index in range(num_envs)]
+    functions = [partial(_make_copy, make, name, tuple(wrappers), log_info, masks, index) for index in range(num_envs)]
     try:
         if asynchronous:
             return _in_processes(functions)
@@ -234,7 +239,7 @@ def _itself(copy: _Copy) -> _Copy:
 
 
 def _make_copy(
-    make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], log_info: tuple[str, ...], index: int
+    make: Callable[[], Env], name: str, wrappers: tuple[Any, ...], log_info: tuple[str, ...], masks: bool, index: int
 ) -> _Copy:
     env = make()
     if not isinstance(env, gymnasium.Env):
@@ -242,7 +247,7 @@ def _make_copy(
         raise EnvError(f"environment {name!r} is {env!r}, not a gymnasium.Env: {remedy}")
     env = wrap(env, wrappers)
     check_spaces(name, env.observation_space, env.action_space)
-    return _Copy(env, index, log_info)
+    return _Copy(env, index, log_info, masks)
 
 
 def _check_same(name: str, copies: Sequence[_Copy]) -> None:

@@ -14,7 +14,15 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.envs.copies import REPORT
-from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation, illegal_part, native_actions
+from rlzoo.control.spaces import (
+    categories,
+    check_spaces,
+    flat_mask,
+    flat_observation,
+    illegal_part,
+    mask_row,
+    native_actions,
+)
 from rlzoo.core.env import ENDLESS, Array, Bools, ReplayError, VectorEnv
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, described, require
@@ -86,8 +94,12 @@ class GymnasiumEnv(VectorEnv):
         self._info = np.zeros((len(log_info), 2))
         self._first: tuple[Any, dict[str, Any]] | None = None
         if masks and categories(self.action_space):
-            self._first = self._reset()
-            self.has_masks = "action_mask" in self._first[1]
+            first = self._reset()
+            self.has_masks = "action_mask" in first[1]
+            if is_users:  # it may be stepped elsewhere before this is reset
+                self._seed = int(seed)
+            else:
+                self._first = first
 
     def _reset(self) -> tuple[Any, dict[str, Any]]:
         first = self._call(partial(self._vector.reset, seed=self._seed))
@@ -267,7 +279,7 @@ class GymnasiumEnv(VectorEnv):
             if not tells[i]:
                 raise self._error(f"copy {i} gave no action mask, and did before")
             try:
-                masks[i] = flat_mask(self.action_space, info["action_mask"][i])
+                masks[i] = flat_mask(self.action_space, mask_row(info["action_mask"], int(i)))
             except ValueError as error:
                 raise self._error(f"copy {i} gave an {error}") from error
             part = illegal_part(self.action_space, masks[i])

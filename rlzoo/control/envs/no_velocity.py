@@ -58,8 +58,8 @@ class NoVelocity(VectorEnv):
 
 
 def _single(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    """One copy by Gymnasium."""
-    env = gymnasium.make(env_id, **kwargs)
+    """One copy by Gymnasium, without a time limit of its own."""
+    env = gymnasium.make(env_id, max_episode_steps=-1, **kwargs)
     visible = np.array(_VISIBLE[env_id], bool)
     return gymnasium.wrappers.TransformObservation(
         env, lambda obs: np.where(visible, obs, np.float32(0)), env.observation_space
@@ -71,7 +71,8 @@ def _register(env_id: str) -> str:
     name, version = env_id.split("-")
     hidden = f"{name}NoVel-{version}"
     if hidden not in gymnasium.registry:
-        gymnasium.register(hidden, entry_point=partial(_single, env_id))
+        limit = gymnasium.spec(env_id).max_episode_steps
+        gymnasium.register(hidden, entry_point=partial(_single, env_id), max_episode_steps=limit)
     return hidden
 
 

@@ -131,7 +131,7 @@ class Source:
             if str(getattr(function, "__module__", "")).endswith(".py"):
                 function = partial(_make_by_name, self.env)  # a process of its own loads the file itself
             make = partial(function, **self.kwargs)
-            vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous, self.log_info)
+            vector = make_copies(make, name, num_envs, self.wrappers, self.asynchronous, self.log_info, self.masks)
         return GymnasiumEnv(
             vector,
             name,

@@ -183,6 +183,16 @@ def test_training_starts_new_episodes_after_an_evaluation():
     trainer.task.close()
 
 
+def test_first_reset_counts_where_the_vector_environment_was_stepped_meanwhile():
+    source = Source(vector(length=40))
+    env, other = source.make(3, seed=0), source.make(3, seed=1)
+    other.reset()
+    other.step(np.zeros(3, int))
+    first = env.reset()[0].copy()
+    assert env.step(np.zeros(3, int))[0][:, :2].tolist() == [[0, 1]] * 3  # an odd number of steps
+    np.testing.assert_array_equal(Source(vector(length=40)).make(3, seed=0).reset()[0], first)
+
+
 def test_vector_environment_is_played_as_it_was_made(tmp_path):
     env = vector(render_mode="rgb_array")
     run = rlzoo.train("ppo", env, out=tmp_path / "run", **QUICK)
