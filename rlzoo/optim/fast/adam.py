@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
@@ -203,7 +204,8 @@ def _as_text(x: Any, names: Mapping[int, str]) -> Any:
         return [(key, _as_text(value, names)) for key, value in x.items()]
     if isinstance(x, list | tuple):
         return [_as_text(value, names) for value in x]
-    return x if isinstance(x, bool | int | float | str | None) else hashlib.sha256(cloudpickle.dumps(x)).hexdigest()
+    by_value = callable(x) or isinstance(x, Tensor | np.ndarray)
+    return hashlib.sha256(cloudpickle.dumps(x)).hexdigest() if by_value else x
 
 
 def _files_of_the_user() -> set[Path]:

@@ -197,6 +197,18 @@ def test_the_key_holds_what_a_network_of_the_users_reads_besides_tensors(loops):
     assert len(set(keys)) == len(keys) - 1
 
 
+@pytest.mark.parametrize("network", [NETWORKS["tanh"], NETWORKS["box"]], ids=["tanh", "box"])
+def test_the_key_is_that_of_the_next_run(network, loops):
+    for _ in range(2):
+        model = make_model(**network)
+        optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
+        for epochs in (1, 2):
+            minibatches = Epochs(make_batch(model), epochs, 8, np.random.default_rng(0))
+            optimizer.minimize_each(policy_loss, model, minibatches, 1.0, learning_rate=0.1)
+        SPACES["box"].sample()  # its generator is no part of the step
+    assert [loop.key for loop in loops[:2]] == [loop.key for loop in loops[2:]]
+
+
 def test_until_it_waits_for_the_compilation_steps_are_those_of_the_plain_adam(loops):
     model, waits = make_model(), []
     optimizer = FastAdam(Adam(list(model.parameters())), compile=True, waits=lambda: bool(waits))
