@@ -15,6 +15,7 @@ from rlzoo.control.networks import Network
 from rlzoo.control.recurrent import GRU
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv
+from rlzoo.core.system.streams import stream
 from rlzoo.core.task import Setup
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
@@ -46,12 +47,19 @@ def test_collection_repeats_with_the_seed(env):
     assert not torch.equal(first.obs[:, 0], other.obs[:, 0])
 
 
-def test_model_environment_and_noise_have_streams_of_their_own():
-    task = make_task()
-    assert make_task(model=task.model).model is task.model
-    collect(task)
-    again = make_task()
-    assert torch.equal(parameters(again.model), parameters(task.model))
+def test_model_environment_and_noise_have_streams_of_their_own(monkeypatch):
+    def drawn(changed=None):
+        """The first observations, noise and parameters, with another seed for one of the streams."""
+        for module in ("rlzoo.core.task", "rlzoo.control.task"):
+            monkeypatch.setattr(
+                f"{module}.stream", lambda seed, name, *path: stream(seed + (name == changed), name, *path)
+            )
+        task = make_task("Pendulum-v1")
+        return task.env.reset()[0].tolist(), task.noise.rng.random(), parameters(task.model).tolist()
+
+    before = drawn()
+    for i, name in enumerate(("env", "action", "init")):
+        assert [x != y for x, y in zip(before, drawn(name), strict=True)] == [j == i for j in range(3)]
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.9])

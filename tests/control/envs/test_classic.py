@@ -116,8 +116,9 @@ def test_100_000_steps_equal_gymnasium(env_id):
     [
         ("CartPole-v1", {"sutton_barto_reward": True}),
         ("CartPole-v1", {"max_episode_steps": 7}),
-        ("MountainCar-v0", {"goal_velocity": 0.03}),
-        ("MountainCarContinuous-v0", {"goal_velocity": 0.05}),
+        # Some of the cars cross the goal below these velocities, and go on.
+        ("MountainCar-v0", {"goal_velocity": 0.05}),
+        ("MountainCarContinuous-v0", {"goal_velocity": 0.067}),
         ("Pendulum-v1", {"g": 3.7}),
     ],
 )
