@@ -109,9 +109,8 @@ def in_processes(count, work, kill_after=None):
 
     All may be killed after some seconds. A process that a signal killed has the negative number of the signal.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    listener = socket.create_server(("127.0.0.1", 0))  # kept until the store takes it over, so that no one else gets it
+    port = listener.getsockname()[1]
     pids = []
     for rank in range(count):
         pid = os.fork()
@@ -121,13 +120,15 @@ def in_processes(count, work, kill_after=None):
             os.environ.update({name: str(x) for name, x in here.items()})
             code = 1
             try:
+                listener.close()
                 code = work() or 0
             except Exception:
                 traceback.print_exc()
             finally:
                 os._exit(code)
         pids.append(pid)
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)  # as in torchrun's own process
+    listening = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+    store = TCPStore("127.0.0.1", port, **listening)  # as in torchrun's own process
     if kill_after is not None:
         time.sleep(kill_after)
         for pid in pids:
