@@ -574,11 +574,6 @@ sys.exit(1 if heavy else 0)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-def test_reader_that_goes_away():
-    pipe = f"{sys.executable} -m rlzoo list | true"
-    assert subprocess.run(pipe, shell=True, capture_output=True, text=True).stderr == ""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one process is read from /proc")
 def test_memory_of_a_run(tmp_path):

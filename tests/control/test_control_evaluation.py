@@ -8,7 +8,6 @@ from builders import evaluate_model, make_model, parameters
 from gymnasium import spaces
 
 from rlzoo.control.networks import Network
-from rlzoo.core.evaluation import Evaluation
 
 
 class Countdown(gymnasium.Env):
@@ -88,17 +87,3 @@ def test_evaluation_changes_neither_model_nor_global_random_state():
     assert torch.equal(parameters(model), weights)
     assert all(torch.equal(x, statistics[name]) for name, x in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_summary_by_hand():
-    evaluation = Evaluation(np.array([1.0, 5.0]), np.array([3, 4]), True, 7)
-    assert evaluation.summary() == {
-        "mean_return": 3.0,
-        "std_return": 2.0,
-        "min_return": 1.0,
-        "max_return": 5.0,
-        "mean_length": 3.5,
-        "episodes": 2,
-        "deterministic": True,
-        "seed": 7,
-    }

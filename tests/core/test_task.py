@@ -14,7 +14,6 @@ from rlzoo.control.networks import Network
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.fields import Count
-from rlzoo.core.system.progress import SILENT
 from rlzoo.core.task import EnvTask, RolloutSettings, Setup
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
@@ -198,11 +197,6 @@ def test_played_episodes_are_those_of_the_evaluation():
 def test_given_model_is_used_instead_of_a_new_one():
     model = make_task().model
     assert SignsTask(SignsSettings(), Setup(ENV), model).model is model
-
-
-def test_silent_progress_shows_nothing(capsys):
-    SILENT.say("a line")
-    assert capsys.readouterr().out == ""
 
 
 def test_task_closes_its_environment(monkeypatch):

@@ -19,10 +19,8 @@ from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control
 from rlzoo.core.models import ActorCritic
-from rlzoo.core.system.errors import ConfigError, Interrupted, RunError, TrainingError
-from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.core.system.errors import ConfigError, EnvError, Interrupted, RunError, TrainingError, UnknownEnv
 from rlzoo.runs.configuration.config import Config, make_config
-from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.evaluate import describe, load_task
 from rlzoo.runs.hooks import Hooks
 from rlzoo.runs.logs.display import LineDisplay
@@ -276,28 +274,6 @@ def test_preset_is_the_default_and_said(tmp_path, monkeypatch, capsys):
     assert config.algorithm.max_kl == TRPO().max_kl
 
 
-def test_recipe_and_preset_are_said(monkeypatch):
-    monkeypatch.setattr(
-        "rlzoo.runs.configuration.presets.recipes", lambda: {"gentle": {"beta": 0.5, "responses_per_batch": 32}}
-    )
-    monkeypatch.setattr(
-        "rlzoo.runs.configuration.defaults.find_preset",
-        lambda _, env: {"beta": 0.1, "epochs": 2} if env[0] == "R" else None,
-    )
-    said = starting_from("ppo", "Reviews", {"responses_per_batch": 16}, "gentle")
-    assert said == (
-        {"epochs": 2, "beta": 0.5, "responses_per_batch": 16},
-        ["preset ppo-clip/Reviews: epochs=2", "preset gentle: beta=0.5"],
-    )
-    assert starting_from("ppo", "Prompts", {}, "gentle")[1] == ["preset gentle: beta=0.5, responses_per_batch=32"]
-    assert starting_from("ppo", "FrozenLake-v1", {}, True) == (
-        {},
-        ["no preset for ppo-clip on FrozenLake-v1: starting from the defaults"],
-    )
-    assert starting_from("ppo", "Reviews", {}, False) == ({}, [])
-    assert starting_from(TRPO(), "Reviews", {}, True) == ({}, [])
-
-
 def test_five_lines(tmp_path):
     run = rlzoo.train("ppo", out=tmp_path, epochs=1, minibatch_size=50, **short_runs.QUICK)
     evaluation = rlzoo.evaluate(run, episodes=20)
@@ -406,9 +382,14 @@ def test_default_directory(tmp_path, monkeypatch):
 
 
 def test_nothing_is_left_of_a_run_that_cannot_start(tmp_path):
-    devices = [{"device": name} for name in ("cuda:99", "abacus", "meta")]
-    for wrong in ({"env": "CartPol-v1"}, *devices, {"env_kwargs": {"gravity": 0}}):
-        with pytest.raises((ConfigError, ValueError, RuntimeError)):
+    for wrong, fault in (
+        ({"env": "CartPol-v1"}, "no environment 'CartPol-v1'"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
+        ({"device": "abacus"}, "device must be cpu, cuda, cuda:N or the like, got 'abacus'"),
+        ({"device": "meta"}, "device 'meta' is not available"),
+        ({"env_kwargs": {"gravity": 0}}, "'CartPole-v1' cannot be made: TypeError: .*'gravity'"),
+    ):
+        with pytest.raises((ConfigError, EnvError, UnknownEnv), match=fault):
             short_runs.quick_run(tmp_path / "run", **wrong)
     assert not (tmp_path / "run").exists()
 
@@ -487,20 +468,6 @@ def test_programming_errors_in_training_keep_their_class(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="mat1 and mat2") as error:
         short_runs.quick_run(tmp_path)
     assert type(error.value) is RuntimeError
-
-
-@pytest.mark.parametrize("algorithm", ["trpo", "ppo-clip", "reinforce"])
-def test_without_fast_implementations(algorithm, tmp_path):
-    """Plain PyTorch takes the same steps but for rounding."""
-    settings = {**short_runs.QUICK, "algorithm": algorithm, "total_steps": 200}
-    settings |= {} if algorithm == "ppo-clip" else {"vf_minibatch_size": 50}
-    settings |= {"minibatch_size": 50} if algorithm == "ppo-clip" else {}
-    fast, plain = (Trainer(make_config(**settings, fast=fast)) for fast in (True, False))
-    for trainer in (fast, plain):
-        assert all(isinstance(x, FastAdam) == (trainer is fast) for x in trainer.state.optimizers.values())
-        trainer.iterate()
-    for a, b in zip(fast.model.parameters(), plain.model.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_config_dataclass_is_frozen():

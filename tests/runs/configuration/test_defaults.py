@@ -6,7 +6,6 @@ import torch
 from rlzoo.algorithms import PPOClip
 from rlzoo.core.estimators import LeaveOneOut
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.runs.configuration import presets
 from rlzoo.runs.configuration.config import complain_once, make_config
 from rlzoo.runs.configuration.defaults import configured, starting_from
 from rlzoo.runs.configuration.presets import environments, find_preset, find_recipe
@@ -161,20 +160,6 @@ def test_recipes_that_cannot_be_used_say_why(recipe, algorithm, env, message, re
     with pytest.raises(ConfigError) as error:
         starting_from(algorithm, env, {}, recipe)
     assert str(error.value) == message
-
-
-def test_every_recipe_suits_an_algorithm():
-    for name, recipe in presets.recipes().items():
-        assert find_recipe(name) == recipe
-        assert any(suits(name, algorithm) for algorithm in ALGORITHMS), name
-
-
-def suits(recipe, algorithm):
-    try:
-        make_config(algorithm, "Reviews", **starting_from(algorithm, "Reviews", {}, recipe)[0])
-    except ConfigError:
-        return False
-    return True
 
 
 def test_recipes_are_no_algorithms_presets(monkeypatch, tmp_path):
