@@ -64,6 +64,27 @@ def test_train_eval_resume(tmp_path, capsys):
     assert Run(path).steps()[-1] >= 800
 
 
+def test_resume_from_an_earlier_checkpoint(tmp_path, capsys):
+    run = short_runs.quick_run(tmp_path / "run", checkpoint_interval=100)
+    earlier, *later = run.steps()
+    assert main(["resume", str(run.path), "--checkpoint", str(earlier)]) == 0
+    assert f"resuming {run.path} at step {earlier}\n" in capsys.readouterr().out
+    assert run.steps() == [earlier, *later]
+
+
+SUITE = "algorithms: [ppo-clip]\nenvironments: {CartPole-v1: {total_steps: 256}}\nseeds: [0]\nfinal_episodes: 2\n"
+
+
+def test_benchmark_runs_its_jobs_again_to_overwrite(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("suite.yaml").write_text(SUITE)
+    for more, kept in (([], False), ([], True), (["--overwrite"], False)):
+        assert main(["benchmark", "suite.yaml", "--out", "results", "--jobs", "1", *more]) == 0
+        out = capsys.readouterr().out
+        assert ("1 of 1 jobs are done already" in out) == kept
+        assert out.endswith("1 of 1 jobs are done; show them with: rlzoo report results\n")
+
+
 def test_json_of_train_is_alone_on_standard_output(tmp_path, capsys):
     trpo = ["train", "trpo", "CartPole-v1", "--vf-minibatch-size", "100"]
     assert main([*trpo, "--out", str(tmp_path / "run"), "--json", *SMALL]) == 0
@@ -405,6 +426,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo Prompts", "model is missing: Prompts has none of its own"),
         ("train ppo CartPole-v1 extra", "unexpected argument 'extra'"),
         ("train ppo CartPole-v1 --gamma", "Missing value for argument '--gamma'. Expected 1 values."),
+        ("train ppo CartPole-v1 --seed 1 --jobs 2", "--jobs is for several seeds: --seed 1 2 3"),
         ("train ppo CartPole-v1 --gamma x", "--gamma: 'x' is not a number"),
         ("train ppo CartPole-v1 --gamma 1.5", "gamma must be in [0, 1], got 1.5"),
         ("train ppo CartPole-v1 --gamma nan", "gamma must be in [0, 1], got nan"),
@@ -546,6 +568,13 @@ def test_overwrite(tmp_path):
     arguments = ["train", "ppo", "CartPole-v1", "--out", str(tmp_path), "--quiet", *SMALL_PPO]
     assert main([*arguments, "--overwrite"]) == 0
     assert run.read_config().seed == 0
+
+
+def test_tracker_without_its_package_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(["train", "ppo", "CartPole-v1", "--track", "wandb", "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr() == ("", "rlzoo: track: wandb is not installed: pip install wandb\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_programming_errors_keep_their_traceback(run, monkeypatch):

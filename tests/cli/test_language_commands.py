@@ -378,6 +378,21 @@ def test_run_that_has_not_ended_answers_with_its_checkpoint(run, monkeypatch, ca
     assert answers[0] == answers[1]
 
 
+def test_chat_samples_as_the_run_did_unless_told_otherwise(run, monkeypatch, tmp_path):
+    given, copy = [], shutil.copytree("run", tmp_path / "run")
+    record = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(record | {"temperature": 0.7}))
+
+    def load(name, *how):
+        given.append(how)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(Speaker, "load", load)
+    for arguments in (["model"], [str(copy)], [str(copy), "--temperature", "2", "--seed", "5"]):
+        command("chat", *arguments)
+    assert given == [(1.0, 256, False, 0), (0.7, 4, False, 0), (2.0, 4, False, 5)]
+
+
 def test_keys_on_a_terminal(run, monkeypatch, capsys):
     terminal = Typed("Say a", "/new", "a" * 40, "Say a", KeyboardInterrupt())
     monkeypatch.setattr("sys.stdin", terminal)

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import short_runs
 
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.runs.logs.trackers import MLflow, WandB
 from rlzoo.runs.train import resume
 
 SCALARS = ("episode/return", "train/policy_loss", "train/value_loss", "train/learning_rate", "eval/return")
@@ -18,7 +20,7 @@ SCALARS = ("episode/return", "train/policy_loss", "train/value_loss", "train/lea
 def test_mlflow(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
     run = short_runs.quick_run(tmp_path / "run", track="mlflow")
     resume(run, total_steps=900)
     number = json.loads((run.path / "tracker.json").read_text())["id"]
@@ -30,6 +32,20 @@ def test_mlflow(tmp_path, monkeypatch):
     assert {*SCALARS} <= found.data.metrics.keys()
     steps = [x.step for x in client.get_metric_history(number, "train/policy_loss")]
     assert steps == [x["step"] for x in run.metrics()]
+
+
+def test_names_in_the_environment(tmp_path, monkeypatch):
+    mlflow, wandb = pytest.importorskip("mlflow"), mock.MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for name, x in {"TRACKING_URI": (tmp_path / "store").as_uri(), "EXPERIMENT_NAME": "mine"}.items():
+        monkeypatch.setenv(f"MLFLOW_{name}", x)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    MLflow(tmp_path / "run", {}).close()
+    assert mlflow.MlflowClient().get_experiment_by_name("mine") is not None
+    WandB(tmp_path / "run", {})
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    WandB(tmp_path / "run", {})
+    assert [call.kwargs["project"] for call in wandb.init.call_args_list] == ["rlzoo", "mine"]
 
 
 PROGRAM = """

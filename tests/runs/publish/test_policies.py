@@ -178,12 +178,14 @@ def test_export_of_a_checkpoint_on_the_command_line(run, workplace, capsys):
     assert re.search(rf"   torch: {re.escape(torch.__version__)}\n", header)
 
 
-def test_export_to_onnx_is_the_default(run, workplace):
+def test_export_is_to_onnx_and_to_a_file_called_policy_by_default(run, workplace):
     assert SUFFIXES.keys() == FORMATS.keys()
     session_of = pytest.importorskip("onnxruntime").InferenceSession
     assert main(["export", str(run.path)]) == 0
     (actions,) = session_of("policy.onnx").run(None, {"obs": OBSERVATIONS})
     assert np.array_equal(actions, rlzoo.load_policy(run)(OBSERVATIONS))
+    assert main(["export", str(run.path), "--format", "c"]) == 0
+    assert "rlzoo_w1[]" in Path("policy.h").read_text()
 
 
 @pytest.mark.parametrize(
