@@ -2,10 +2,12 @@
 
 import dataclasses
 import importlib
+import itertools
 import re
 import runpy
 import shlex
 import sys
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import gymnasium
@@ -437,13 +439,54 @@ def test_suites_can_be_loaded(page, title, workplace):
 
 RESULTS = ROOT / "benchmarks/results"
 TABLES = {path.read_text() for path in RESULTS.glob("*.md")}
-NUMBER = re.compile(r"(?<![\w.])\d{1,3}(?:[,\u202f]\d{3})+(?:\.\d+)?|(?<![\w.])\d+(?:\.\d+)?")
+NUMBER = r"(?<![\w.])−?(?:\d{1,3}(?:[,\u202f]\d{3})+|\d+)(?:\.\d+)?"
+FIGURE = re.compile(rf"{NUMBER}(?: \[{NUMBER}, {NUMBER}\])?")
+UNSAID = {"rlzoo", "float32", "fp32", "without"}
+"""Words of a row that a passage about it need not have."""
+SAID_AS = {"bf16": "bfloat16", "box": "continuous"}
 
 
-def numbers(words):
-    """[(value, decimals), ...]."""
-    words = [re.sub("[,\u202f]", "", word) for word in words]
-    return [(float(word), len(word.partition(".")[2])) for word in words]
+def numbers(text):
+    """The numbers in a text, with their decimals."""
+    return [Decimal(re.sub("[,\u202f]", "", x).replace("−", "-")) for x in re.findall(NUMBER, text)]
+
+
+def rows(results, said):
+    """[(words, figures), ...] of rows of tables: the words of what they are of, and what was measured.
+
+    A report has many columns: only the final scores count, and the columns that have one of the words `said`. Its table
+    of each algorithm against each counts for probabilities.
+    """
+    for table in re.findall(r"(?:^\|.*\n)+", results.partition("## Runs and settings")[0], re.MULTILINE):
+        header, _, *lines = ([cell.replace("**", "") for cell in x[2:-2].split(" | ")] for x in table.splitlines())
+        if header[0] == "Algorithm" and "probability" not in said:
+            continue
+        meant = [not results.startswith("# ") or words(cell) & {*said, "stochastic"} for cell in header]
+        for cells in lines:
+            measured = [numbers(x[0]) for x in map(FIGURE.match, itertools.compress(cells, meant)) if x]
+            labels = [re.sub(r"rlzoo\S*/|-v\d", "", cell) for cell in cells if not FIGURE.match(cell)]
+            yield words(" ".join(labels)) - UNSAID, measured
+
+
+def words(text):
+    return {SAID_AS.get(word, word) for word in re.findall(r"[a-z][a-z0-9]{2,}", text.lower().replace("novel", ""))}
+
+
+def claimed(passage, tables):
+    """What was measured in the rows that a passage is about: those whose words it has, or parts of them."""
+    said = words(passage) | (words(" ".join(ALGORITHMS)) if re.search("[Tt]he five|[Bb]oth PPOs", passage) else set())
+    for table in tables:
+        for named, measured in rows(table, said):
+            if all(any(word in x or x in word for x in said) for word in named):
+                yield from measured
+
+
+def is_rounded(shown, exact):
+    """Whether a figure is another one, interval included, to the digits that it shows."""
+    pairs = list(zip(shown, exact, strict=False))
+    return len(shown) <= len(exact) and all(
+        x.as_tuple().exponent >= y.as_tuple().exponent and x == y.quantize(x, ROUND_HALF_UP) for x, y in pairs
+    )
 
 
 def passages(page):
@@ -461,9 +504,11 @@ def sources(page, passage):
 
 
 def figures(passage):
-    """The measured numbers of a passage: with decimals or thousands, and not the version of a program."""
-    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|\$[^$]*\$|\b(?:Python|TRL) [\d.]+", "", passage)
-    return numbers(word for word in NUMBER.findall(prose) if not word.isdigit())
+    """What a passage says was measured: with decimals, thousands or a sign, and not the version of a program."""
+    prose = re.sub(
+        r"`[^`]*`|\]\([^)]*\)|\$[^$]*\$|\b(?:Python|TRL) [\d.]+|λ of [\d. or]+|on the same seed[^.;]*", "", passage
+    )
+    return [numbers(x[0]) for x in FIGURE.finditer(prose) if not x[0].isdigit()]
 
 
 # On the first pages every measured number needs a source; elsewhere, those beside a source are checked.
@@ -478,11 +523,11 @@ FIGURES = [
 
 @pytest.mark.parametrize(("page", "passage"), FIGURES, ids=[f"{name_of(page)}-{text[:40]}" for page, text in FIGURES])
 def test_figures_are_those_of_the_committed_results(page, passage):
-    results = sources(page, passage)
-    assert results, f"no source beside the figures of: {passage}"
-    measured = [value for text in results for value, _ in numbers(NUMBER.findall(text))]
-    for value, decimals in figures(passage):
-        assert any(round(x, decimals) == value for x in measured), f"{value} is not in the results of: {passage}"
+    tables = sources(page, passage)
+    assert tables, f"no source beside the figures of: {passage}"
+    measured = list(claimed(passage, tables))
+    wrong = [x for x in figures(passage) if not any(is_rounded(x, y) for y in measured)]
+    assert not wrong, f"{wrong} are not in the rows of: {passage}"
 
 
 def test_scores_of_the_real_model_are_those_of_the_suite():
