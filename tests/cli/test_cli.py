@@ -552,7 +552,7 @@ def test_number_that_is_not_finite_is_one_line_and_exit_code_1(run, monkeypatch,
     assert capsys.readouterr().err == "rlzoo: gradient of the loss in epoch 1 is not finite; lower learning_rate\n"
 
 
-def test_directory_that_holds_a_run(run, capsys):
+def test_directory_that_holds_a_run_is_left_alone(run, capsys):
     before = short_runs.outcome(run)
     assert main(["train", "ppo", "CartPole-v1", "--out", str(run.path)]) == 2
     _, (line,) = lines(capsys)

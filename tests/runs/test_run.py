@@ -240,7 +240,7 @@ def test_a_run_that_reported_nothing(run):
     assert not run.finished
 
 
-def test_whole_run(tmp_path):
+def test_files_of_a_whole_run(tmp_path):
     run = short_runs.quick_run(tmp_path / "run", seed=3)
     names = {"config.json", "metrics.jsonl", "evaluations.jsonl", "checkpoints", ".lock"}
     others = {p.name for p in run.path.iterdir()} - names

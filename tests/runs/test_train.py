@@ -62,7 +62,7 @@ def test_global_random_state_plays_no_part(tmp_path):
 # What happens when
 
 
-def test_schedule(tmp_path):
+def test_evaluations_fall_where_their_interval_is_crossed(tmp_path):
     run = short_runs.quick_run(tmp_path, total_steps=1000, eval_interval=300)
     steps = [record["step"] for record in run.metrics()]
     crossed = [next(s for s in steps if s >= n) for n in (300, 600, 900)]
@@ -286,7 +286,7 @@ def test_five_lines(tmp_path):
         rlzoo.evaluate(run, 0)
 
 
-def test_evaluation_of_the_last_checkpoint_is_that_of_the_trained_model(tmp_path):
+def test_last_checkpoint_holds_the_trained_model(tmp_path):
     trained = {}
     run = train(
         **short_runs.PPO,
@@ -449,7 +449,7 @@ def test_too_little_memory_names_the_largest_setting(error, tmp_path, monkeypatc
     assert not (tmp_path / "run").exists()
 
 
-def test_too_little_memory_in_training_names_the_last_checkpoint(tmp_path, monkeypatch):
+def test_too_little_memory_in_training_says_what_to_lower(tmp_path, monkeypatch):
     def collect(*_):
         raise MemoryError("Unable to allocate 29.1 TiB")
 

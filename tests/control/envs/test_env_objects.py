@@ -141,7 +141,7 @@ def test_copies_with_other_spaces_are_named():
 # Vector environments
 
 
-def test_vector_environment_trains_as_its_copies_do(tmp_path):
+def test_vector_environment_steps_as_its_copies_do():
     ours, theirs = Source(Walk).make(3, 5), Source(vector()).make(3, 5)
     for env in (ours, theirs):
         env.seen = [env.reset()[0].copy()]
