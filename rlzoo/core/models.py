@@ -60,6 +60,8 @@ class ActorCritic(nn.Module):
     """Loss that is added to every objective of the policy."""
     memory_size = 0
     """Size of the memory of all recurrent networks together."""
+    jacobian: Callable[..., Any] | None = None
+    """Makes the Jacobians of natural gradients, if there is a faster way than that of `rlzoo.optim.fisher`."""
 
     def __init__(
         self,

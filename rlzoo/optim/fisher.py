@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from itertools import compress
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +18,61 @@ from rlzoo.optim.natural_gradient import FlatPolicy, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
 from rlzoo.optim.vectors import Vector
 
-_Moving = Callable[[Vector, Buffer], tuple[Distribution, list[Tensor]]]
-"""(v, micro-batch) ↦ π_θ in its states, and the derivative of its tensors in the direction v."""
+T = TypeVar("T")
+
+
+class Jacobian:
+    """J = ∂y/∂θ of a policy at θ, where y are the tensors of its distribution in the states of a micro-batch.
+
+    The graph of Jᵀ is built once, and that of J with the first `push`.
+    """
+
+    def __init__(self, policy: FlatPolicy, theta: Vector, part: Buffer) -> None:
+        self.policy, self.leaves = policy, leaves_of(policy, theta)
+        distribution = policy(self.leaves, lambda model: model.distribution(part.obs))
+        self.distribution = distribution.detach()
+        self._outputs = distribution.tensors()
+        self.moving = self.of_moving(self._outputs)
+        """The outputs that depend on θ."""
+        self.inputs = self.leaves
+        """The tensors that the graph of `moving` begins with."""
+
+    def of_moving(self, xs: Sequence[T]) -> list[T]:
+        """Those of `moving`, of one thing for each output."""
+        return [x for x, y in zip(xs, self._outputs, strict=True) if y.requires_grad]
+
+    def directions(self, v: Vector) -> list[Tensor]:
+        """The derivatives of `inputs` in the direction v."""
+        return self.policy.unflatten(v)
+
+    @cached_property
+    def _transposed(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Forces u for `moving`, and their product with its Jacobian by `inputs` as a function of u."""
+        us = [torch.zeros_like(y, requires_grad=True) for y in self.moving]
+        with torch.enable_grad():
+            pulled = torch.autograd.grad(self.moving, self.inputs, us, create_graph=True, materialize_grads=True)
+        return us, list(pulled)
+
+    def push(self, v: Vector) -> list[Tensor]:
+        """J·v, without a pass through the policy: the gradient of ⟨Jᵀu, v⟩ in u."""
+        us, pulled = self._transposed
+        pairs = [(x, w) for x, w in zip(pulled, self.directions(v), strict=True) if x.requires_grad]
+        gradients, directions = zip(*pairs, strict=True)
+        tangents = iter(torch.autograd.grad(gradients, us, directions, retain_graph=True))
+        return [next(tangents) if y.requires_grad else torch.zeros_like(y) for y in self._outputs]
+
+    def pull(self, forces: list[Tensor], total: Vector, keep: bool) -> None:
+        """total ← total + Jᵀ·forces.
+
+        Args:
+            keep: there will be another product.
+        """
+        add_gradients(total, self._outputs, self.leaves, forces, retain_graph=keep)
+
+
+def jacobian(policy: FlatPolicy, theta: Vector, part: Buffer) -> Jacobian:
+    """The `Jacobian` of a policy, of the kind that its model asks for."""
+    return (policy.model.jacobian or Jacobian)(policy, theta, part)
 
 
 def fisher_vector_product(
@@ -32,45 +85,23 @@ def fisher_vector_product(
     Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. If the batch is one micro-batch, the
     graph of the backward passes is built once and kept; and if the policy sees single steps, so is that of J·v.
     """
-    leaves = leaves_of(policy, theta)
     parts = list(micro_batches(policy.model, batch))
-    kept = _at(policy, leaves, parts[0]) if len(parts) == 1 else None
-    moving: _Moving = partial(_moving, policy, theta)
-    if kept is not None and policy.model.context == 1:
-        moving = _moving_by_kept_graph(policy, leaves, kept)
+    kept = jacobian(policy, theta, parts[0]) if len(parts) == 1 else None
+    single_steps = policy.model.context == 1
 
     def product(v: Vector) -> Vector:
         total = torch.zeros_like(v)
         for part in track("micro-batch", parts):
-            distribution, tangents = moving(v, part)
+            if kept is not None and single_steps:
+                distribution, tangents = kept.distribution, kept.push(v)
+            else:
+                distribution, tangents = _moving(policy, theta, v, part)
             forces = distribution.fisher(tangents, part.weight)
-            outputs = (kept or _at(policy, leaves, part)).tensors()
-            add_gradients(total, outputs, leaves, forces, retain_graph=kept is not None)
+            (kept or Jacobian(policy, theta, part)).pull(forces, total, keep=kept is not None)
         processes.all_reduce_(total)
         return total.add_(v, alpha=damping) if damping else total
 
     return product
-
-
-def _at(policy: FlatPolicy, leaves: list[Tensor], part: Buffer) -> Distribution:
-    """π_θ in the states of a micro-batch, with its graph."""
-    return policy(leaves, lambda model: model.distribution(part.obs))
-
-
-def _moving_by_kept_graph(policy: FlatPolicy, leaves: list[Tensor], distribution: Distribution) -> _Moving:
-    """`_moving` of one micro-batch, without a pass through the policy: J·v is the gradient of ⟨Jᵀu, v⟩ in u."""
-    outputs, constant = distribution.tensors(), distribution.detach()
-    moving = [y for y in outputs if y.requires_grad]
-    us = [torch.zeros_like(y, requires_grad=True) for y in moving]
-    pulled = torch.autograd.grad(moving, leaves, us, create_graph=True, materialize_grads=True)
-    depend = [x.requires_grad for x in pulled]
-
-    def moved(v: Vector, _: Buffer) -> tuple[Distribution, list[Tensor]]:
-        gradients, directions = (list(compress(xs, depend)) for xs in (pulled, policy.unflatten(v)))
-        tangents = iter(torch.autograd.grad(gradients, us, directions, retain_graph=True))
-        return constant, [next(tangents) if y.requires_grad else torch.zeros_like(y) for y in outputs]
-
-    return moved
 
 
 @torch.no_grad()
@@ -81,15 +112,16 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
     few rows makes the step too long.
     """
     parts = list(micro_batches(policy.model, batch))
-    moving: _Moving = partial(_moving, policy, theta)
-    if len(parts) == 1 and policy.model.context == 1:
-        # Not for the time of a product: PyTorch's forward mode imports its compiler for an operation with a constant.
-        with torch.enable_grad():
-            leaves = leaves_of(policy, theta)
-            moving = _moving_by_kept_graph(policy, leaves, _at(policy, leaves, parts[0]))
+    single_steps = len(parts) == 1 and policy.model.context == 1
     total = 0.0
     for part in track("micro-batch", parts):
-        distribution, tangents = moving(x, part)
+        if single_steps:
+            # Not for the time of one product: forward mode imports PyTorch's compiler for an operation with a constant.
+            with torch.enable_grad():
+                at_theta = jacobian(policy, theta, part)
+            distribution, tangents = at_theta.distribution, at_theta.push(x)
+        else:
+            distribution, tangents = _moving(policy, theta, x, part)
         forces = distribution.fisher(tangents, part.weight)
         total += sum(float((u * force).sum()) for u, force in zip(tangents, forces, strict=True))
     return processes.all_reduce(total)
@@ -97,7 +129,7 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
 
 @torch.no_grad()
 def _moving(policy: FlatPolicy, theta: Vector, v: Vector, part: Buffer) -> tuple[Distribution, list[Tensor]]:
-    """See `_Moving`. By a forward-mode pass."""
+    """π_θ in the states of a micro-batch, and J·v (see `Jacobian`), by a forward-mode pass."""
     with forward_ad.dual_level():
         moving = forward_ad.make_dual(theta.detach(), v)  # type: ignore[no-untyped-call]
         dual = policy(moving, lambda model: model.distribution(part.obs))

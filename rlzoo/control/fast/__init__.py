@@ -8,6 +8,7 @@ from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.fast.mlp import FastMLP, FastRecurrentMLP
 from rlzoo.control.networks import MLP
 from rlzoo.control.recurrent import RecurrentMLP
+from rlzoo.optim.fast.tape import TapeJacobian
 
 NETWORKS: dict[type, type] = {MLP: FastMLP, RecurrentMLP: FastRecurrentMLP}
 """Networks, and subclasses of them that compute the same faster."""
@@ -18,4 +19,5 @@ def accelerate(task: Any) -> None:
     for module in task.model.modules():
         if type(module) in NETWORKS:
             module.__class__ = NETWORKS[type(module)]
+    task.model.jacobian = TapeJacobian
     task.make_actor = make_numpy_actor

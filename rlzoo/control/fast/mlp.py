@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from rlzoo.control.fast.recurrent import has_written_cell, unroll
 from rlzoo.control.networks import MLP
@@ -17,26 +15,39 @@ from rlzoo.control.recurrent import RecurrentMLP
 from rlzoo.core.seen import Seen
 from rlzoo.optim.fast.tape import Tape, add_affine
 
+Affine = list[tuple[Any, Any]]
+"""(weight (O, I), bias (O,)) of each layer, or their derivatives."""
+
 
 class FastMLP(MLP):
     """An `MLP` whose backward pass is written out where a tape records it, and so is its forward-mode pass."""
 
-    @cached_property
-    def affine(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
-        """(weight (O, I), bias (O,)) of each layer."""
-        params = list(self.parameters())
-        return list(zip(params[::2], params[1::2], strict=True))
+    _own: Affine | None = None
+
+    @property
+    def affine(self) -> Affine:
+        """The parameters of each layer. A functional call may have replaced them by tensors for its time."""
+        if self._own is None or self.layers[-1].weight is not self._own[-1][0]:
+            current = [(layer.weight, layer.bias) for layer in self.layers]
+            if not isinstance(current[-1][0], nn.Parameter):
+                return current
+            self._own = current
+        return self._own
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         tape = Tape.current()
         if tape is not None and self.activated and not x.requires_grad:
-            layers = evaluate(self, x.reshape(-1, x.shape[-1]))
-            return tape.record(
-                layers[-1].view(*x.shape[:-1], self.outputs),
-                lambda grad: pull_back(self, layers, grad.reshape(-1, self.outputs)),
-            )
-        if not torch.is_grad_enabled() and self.activated and all(_dual(p)[1] is not None for p in self.parameters()):
-            return push_forward(self, x)
+            affine = self.affine
+            layers = evaluate(self, affine, x.reshape(-1, x.shape[-1]))
+
+            def push(directions: Mapping[int, Tensor]) -> Tensor:
+                moving = [(_direction(weight, directions), _direction(bias, directions)) for weight, bias in affine]
+                return push_forward(self, affine, layers, moving).view(*x.shape[:-1], self.outputs)
+
+            def pull(grad: Tensor) -> None:
+                pull_back(self, affine, layers, grad.reshape(-1, self.outputs))
+
+            return tape.record(layers[-1].view(*x.shape[:-1], self.outputs), pull, push)
         return super().forward(x)
 
 
@@ -47,72 +58,64 @@ class FastRecurrentMLP(RecurrentMLP):
         recurrent, mlp = self.recurrent, self.mlp
         assert isinstance(mlp, FastMLP)
         tape = Tape.current()
-        if tape is None or seen.obs.requires_grad or not has_written_cell(recurrent):
+        if tape is None or tape.both_ways or seen.obs.requires_grad or not has_written_cell(recurrent):
             return super().forward(seen)
+        affine = mlp.affine
         hidden, into_cell = unroll(recurrent, seen)
-        layers = evaluate(mlp, hidden.reshape(-1, hidden.shape[-1]))
+        layers = evaluate(mlp, affine, hidden.reshape(-1, hidden.shape[-1]))
 
         def into_parameters(grad: Tensor) -> None:
-            into_hidden = pull_back(mlp, layers, grad.reshape(-1, mlp.outputs), to_input=True)
+            into_hidden = pull_back(mlp, affine, layers, grad.reshape(-1, mlp.outputs), to_input=True)
             into_cell(into_hidden.view(hidden.shape))
 
         return tape.record(layers[-1].view(*hidden.shape[:-1], mlp.outputs), into_parameters)
 
 
 @torch.no_grad()
-def evaluate(net: FastMLP, x: Float[Tensor, "B I"]) -> list[Tensor]:
+def evaluate(net: FastMLP, affine: Affine, x: Float[Tensor, "B I"]) -> list[Tensor]:
     """x and then the output of each layer (B, ·)."""
     layers = [x]
-    for (weight, bias), activated in zip(net.affine, net.activated, strict=True):
-        x = _layer(x, weight, bias, net.activation if activated else None)
+    for (weight, bias), activated in zip(affine, net.activated, strict=True):
+        x = torch.addmm(bias, x, weight.t())
+        if activated:
+            x = x.tanh_() if net.activation == "tanh" else x.relu_()
         layers.append(x)
     return layers
 
 
-def _layer(x: Tensor, weight: Tensor, bias: Tensor, activation: str | None) -> Tensor:
-    z = torch.addmm(bias, x, weight.t())
-    if activation is None:
-        return z
-    return z.tanh_() if activation == "tanh" else z.relu_()
-
-
-def push_forward(net: FastMLP, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
-    """The output with its derivative, for parameters that are dual numbers: a fifth of the time of PyTorch's rules."""
-    shape = x.shape[:-1]
-    x, moving = _dual(x.reshape(-1, x.shape[-1]))
-    for layer, activated in zip(net.layers, net.activated, strict=True):
-        (weight, weight_moving), (bias, bias_moving) = _dual(layer.weight), _dual(layer.bias)
-        following = torch.addmm(bias_moving, x, weight_moving.t())
-        if moving is not None:
-            following.addmm_(moving, weight.t())
-        x, moving = _layer(x, weight, bias, net.activation if activated else None), following
-        if activated:
-            moving = _slope(net.activation)(moving, x)
-    dual: Tensor = forward_ad.make_dual(x, moving)  # type: ignore[no-untyped-call]
-    return dual.view(*shape, x.shape[-1])
-
-
-def _dual(x: Any) -> tuple[Any, Any]:
-    """A tensor and its derivative, which is None if it is no dual number."""
-    return forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
+@torch.no_grad()
+def push_forward(net: FastMLP, affine: Affine, layers: list[Tensor], moving: Affine) -> Float[Tensor, "B O"]:
+    """The derivative of the output, given the result of `evaluate` and the derivatives of the parameters."""
+    x = None
+    for i, ((weight, _), (moving_weight, moving_bias)) in enumerate(zip(affine, moving, strict=True)):
+        following = torch.addmm(moving_bias, layers[i], moving_weight.t())
+        if x is not None:
+            following.addmm_(x, weight.t())
+        x = _slope(net.activation)(following, layers[i + 1]) if net.activated[i] else following
+    assert x is not None
+    return x
 
 
 @torch.no_grad()
 def pull_back(
-    net: FastMLP, layers: list[Tensor], grad: Float[Tensor, "B O"], to_input: bool = False
+    net: FastMLP, affine: Affine, layers: list[Tensor], grad: Float[Tensor, "B O"], to_input: bool = False
 ) -> Float[Tensor, "B I"]:
     """Adds the gradients of the parameters, given the result of `evaluate` and the gradient of the last output.
 
     Returns the gradient for x with `to_input`, and else that for the first layer's output.
     """
-    for i in reversed(range(len(net.affine))):
-        (weight, bias), x = net.affine[i], layers[i]
+    for i in reversed(range(len(affine))):
+        (weight, bias), x = affine[i], layers[i]
         if net.activated[i]:
             grad = _slope(net.activation)(grad, layers[i + 1])
         add_affine(weight, bias, x, grad)
         if i or to_input:
             grad = grad @ weight
     return grad
+
+
+def _direction(p: Tensor, directions: Mapping[int, Tensor]) -> Tensor:
+    return directions[id(p)] if id(p) in directions else torch.zeros_like(p)  # of a frozen one
 
 
 def _slope(activation: str) -> Callable[[Tensor, Tensor], Tensor]:

@@ -180,13 +180,21 @@ class _LossView(nn.Module):
 def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_grad_norm: float | None) -> str:
     """Identifies what a step depends on besides its tensors: settings, attributes of modules, source code."""
     names = {id(x): name for name, x in [*model.named_parameters(), *model.named_buffers()]}
-    common = vars(nn.Module()).keys()
-    modules = [
-        (name, type(module), {k: _as_text(x, names) for k, x in vars(module).items() if k not in common})
-        for name, module in model.named_modules()
-    ]
     code = [inspect.unwrap(loss), *(type(module) for module in model.modules())]
     of_user = [x for x in code if not x.__module__.startswith(("rlzoo.", "torch."))]
+    common = vars(nn.Module()).keys()
+    modules = [
+        (
+            name,
+            type(module),
+            {
+                k: _as_text(x, names)
+                for k, x in vars(module).items()
+                if k not in common and (k[0] != "_" or type(module) in of_user)
+            },
+        )
+        for name, module in model.named_modules()
+    ]
     files = {Path(inspect.getfile(x)) for x in of_user if x.__module__ != "__main__"}
     files |= {*Path(__file__).parents[2].rglob("*.py"), *(_files_of_the_user() if of_user else [])}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()

@@ -6,14 +6,31 @@ For small networks, autograd's overhead costs more than the arithmetic.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
+
+from rlzoo.core.buffer import Buffer
+from rlzoo.core.models import unflatten
+from rlzoo.optim.fisher import Jacobian
+from rlzoo.optim.natural_gradient import FlatPolicy
+from rlzoo.optim.vectors import Vector
 
 PullBack = Callable[[Tensor], object]
 """Adds to the `grad` of each parameter of a module, given the gradient for the module's output."""
+PushForward = Callable[[Mapping[int, Tensor]], Tensor]
+"""The derivative of a module's output, given those of its parameters by their `id`."""
+
+
+class Record(NamedTuple):
+    """The output of a module, and how to continue from it."""
+
+    output: Tensor
+    pull_back: PullBack
+    push_forward: PushForward | None
 
 
 class _Thread(threading.local):
@@ -29,11 +46,14 @@ class Tape:
     Inside `with Tape() as tape`, modules whose input needs no gradient may be evaluated outside of autograd. Their
     outputs are leaves of the graph, and `tape.backward` continues from there. Everything else is left to autograd, so
     any model works.
+
+    Args:
+        both_ways: record only modules whose forward-mode pass is written out too.
     """
 
-    def __init__(self) -> None:
-        self.records: list[tuple[Tensor, PullBack]] = []
-        """The output of each recorded module, and how to continue from it."""
+    def __init__(self, both_ways: bool = False) -> None:
+        self.both_ways = both_ways
+        self.records: list[Record] = []
 
     def __enter__(self) -> Tape:
         _thread.tape = self
@@ -47,21 +67,49 @@ class Tape:
         """The tape that this thread's operations are recorded on."""
         return _thread.tape if torch.is_grad_enabled() else None
 
-    def record(self, output: Tensor, pull_back: PullBack) -> Tensor:
+    def record(self, output: Tensor, pull_back: PullBack, push_forward: PushForward | None = None) -> Tensor:
         """Makes the output of a module a leaf, and returns it."""
-        self.records.append((output.requires_grad_(), pull_back))
+        self.records.append(Record(output.requires_grad_(), pull_back, push_forward))
         return output
 
     def backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """Adds ∂loss/∂p to `p.grad` of each parameter, which is a tensor."""
-        outputs = [output for output, _ in self.records]
+        outputs = [record.output for record in self.records]
         torch.autograd.backward(loss, inputs=[*outputs, *parameters])
-        for output, pull_back in self.records:
+        for output, pull_back, _ in self.records:
             if output.grad is not None:
                 pull_back(output.grad)
 
 
-def add_affine(weight: nn.Parameter, bias: nn.Parameter, x: Float[Tensor, "B I"], grad: Float[Tensor, "B O"]) -> None:
+class TapeJacobian(Jacobian):
+    """A `Jacobian` whose products with the modules that a tape records are written out."""
+
+    def __init__(self, policy: FlatPolicy, theta: Vector, part: Buffer) -> None:
+        with Tape(both_ways=True) as self.tape:
+            super().__init__(policy, theta, part)
+        zeros = [torch.zeros_like(y) for y in self.moving]
+        reached = torch.autograd.grad(self.moving, self.leaves, zeros, retain_graph=True, allow_unused=True)
+        self._others = [leaf for leaf, x in zip(self.leaves, reached, strict=True) if x is not None]
+        self.inputs = [*(record.output for record in self.tape.records), *self._others]
+
+    def directions(self, v: Vector) -> list[Tensor]:
+        by_id = {id(leaf): piece for leaf, piece in zip(self.leaves, self.policy.unflatten(v), strict=True)}
+        pushed = (record.push_forward for record in self.tape.records)
+        return [*(push(by_id) for push in pushed if push is not None), *(by_id[id(leaf)] for leaf in self._others)]
+
+    def pull(self, forces: list[Tensor], total: Vector, keep: bool) -> None:
+        for leaf, piece in zip(self.leaves, unflatten(total, self.leaves), strict=True):
+            leaf.grad = piece
+        grads = torch.autograd.grad(self.moving, self.inputs, self.of_moving(forces), retain_graph=True)
+        for record, grad in zip(self.tape.records, grads, strict=False):
+            record.pull_back(grad)
+        for leaf, grad in zip(self._others, grads[len(self.tape.records) :], strict=True):
+            leaf.grad.add_(grad)  # type: ignore[union-attr]
+        for leaf in self.leaves:
+            leaf.grad = None
+
+
+def add_affine(weight: Tensor, bias: Tensor, x: Float[Tensor, "B I"], grad: Float[Tensor, "B O"]) -> None:
     """Adds the gradients of an affine layer x·Wᵀ + b, given that of its output, to those of the two that have one."""
     if weight.grad is not None:
         weight.grad.addmm_(grad.t(), x)

@@ -5,12 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from builders import SPACES, accelerated, make_buffer, make_model, tape_gradients
-from torch.autograd import forward_ad
 
-from rlzoo.control.fast import mlp
 from rlzoo.control.fast.mlp import FastMLP
 from rlzoo.control.networks import MLP
-from rlzoo.optim.fast.tape import Tape
+from rlzoo.optim.fast.tape import Tape, TapeJacobian
+from rlzoo.optim.fisher import jacobian
 from rlzoo.optim.natural_gradient import FlatPolicy
 
 
@@ -35,27 +34,33 @@ def test_tape_gives_the_gradients_of_autograd(space, shared_trunk, activation):
         torch.testing.assert_close(two, theirs)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("shared_trunk", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"shared_trunk": True}, {"state_dependent_std": True}, {"hidden": ()}], ids=str
+)
 @pytest.mark.parametrize("space", SPACES)
-def test_the_written_forward_mode_pass_gives_the_derivatives_of_pytorchs(space, shared_trunk, activation, monkeypatch):
-    settings = {"hidden": (6, 5), "shared_trunk": shared_trunk, "activation": activation}
+def test_products_with_the_jacobian_are_those_of_autograd(space, settings, activation, frozen):
+    settings = {"hidden": (6, 5), "activation": activation, **settings}
     plain, fast = make_model(SPACES[space], **settings), accelerated(make_model(SPACES[space], **settings))
     batch = make_buffer(plain).rows(1)
-    calls = []
-    monkeypatch.setattr(mlp, "push_forward", lambda *args, own=mlp.push_forward: calls.append(1) or own(*args))
 
-    def derivatives(model):
+    def products(model):
+        if frozen:
+            model.policy_parameters()[-1].requires_grad_(False)
         policy = FlatPolicy(model)
-        direction = torch.linspace(-1, 1, len(policy.theta), dtype=torch.float64)
-        with torch.no_grad(), forward_ad.dual_level():
-            moving = forward_ad.make_dual(policy.theta, direction)
-            outputs = policy(moving, lambda model: model.distribution(batch.obs)).tensors()
-            return [forward_ad.unpack_dual(x).tangent for x in outputs]
+        at_theta = jacobian(policy, policy.theta + 0.1, batch)
+        found = []
+        for v in torch.eye(len(policy.theta), dtype=torch.float64)[::7]:
+            pushed, pulled = at_theta.push(v), torch.ones_like(v)
+            at_theta.pull([y.sin() for y in pushed], pulled, keep=True)
+            found += [*pushed, pulled]
+        return at_theta, found
 
-    expected, written = derivatives(plain), derivatives(fast)
-    assert calls
-    for theirs, own in zip(expected, written, strict=True):
+    (_, expected), (at_theta, found) = products(plain), products(fast)
+    assert isinstance(at_theta, TapeJacobian)
+    assert at_theta.tape.records
+    for theirs, own in zip(expected, found, strict=True):
         torch.testing.assert_close(own, theirs)
 
 
@@ -91,13 +96,3 @@ def test_tape_records_neither_other_threads_nor_what_needs_no_gradient():
         assert not tape.records
         net(x)
         assert len(tape.records) == 1
-
-
-def test_written_forward_mode_pass_leaves_a_frozen_layer_to_pytorch():
-    net, x = FastMLP(4, (3,), outputs=1), torch.ones(5, 4)
-    last = dict(list(net.named_parameters())[2:])
-    tangents = {name: torch.ones_like(p) for name, p in last.items()}
-    _, moving = torch.func.jvp(lambda p: torch.func.functional_call(net, p, x), (last,), (tangents,))
-    with torch.no_grad():
-        _, without_graph = torch.func.jvp(lambda p: torch.func.functional_call(net, p, x), (last,), (tangents,))
-    torch.testing.assert_close(without_graph, moving)
