@@ -79,7 +79,7 @@ class Job(Labelled):
     peer: str | None = None
     """Absolute `file.py:name` of a peer."""
     measure_updates: bool = False
-    """Whether the outcome says what the updates did; a peer's never does."""
+    """Whether the outcome says what the updates did."""
 
 
 @dataclass(frozen=True)

@@ -116,23 +116,32 @@ def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -
 
 
 def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key, Outcome]:
-    """The jobs of a suite that a folder has finished with the same settings and the same evaluations."""
+    """The jobs of a suite that a folder has finished with the same settings, evaluations and measurements.
+
+    Raises:
+        RunError: the folder has results of another suite, or of jobs that the suite no longer has.
+    """
     outcomes = read_outcomes(path, warn)
     if not outcomes:
         return {}
     before = read_record(path / _SUITE, FORMAT)["suite"]
+    if before["name"] != suite.name:
+        raise RunError(f"{path} holds results of the suite {before['name']}: give another --out, or --overwrite")
+    if others := len(outcomes.keys() - {job.key for job in suite.jobs}):
+        raise RunError(f"{path} holds {others} results that the suite lacks: give another --out, or --overwrite")
     intervals = {env: environment["eval_interval"] for env, environment in before["environments"].items()}
     same_episodes = (before["eval_episodes"], before["final_episodes"]) == (suite.eval_episodes, suite.final_episodes)
     kept = {
-        job.key: outcomes[job.key]
+        job.key: outcome
         for job in suite.jobs
-        if job.key in outcomes
-        and outcomes[job.key].settings == job.settings
+        if (outcome := outcomes.get(job.key)) is not None
+        and outcome.settings == job.settings
         and same_episodes
         and intervals.get(job.env) == job.eval_interval
+        and (outcome.updates or not job.measure_updates)
     }
     if len(kept) < len(outcomes):
-        warn(f"{len(outcomes) - len(kept)} results have other settings or are no longer in the suite: they are deleted")
+        warn(f"{len(outcomes) - len(kept)} results have other settings or were not measured: they are run again")
     return kept
 
 

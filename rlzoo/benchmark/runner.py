@@ -52,7 +52,7 @@ def run_suite(
 
     Raises:
         ConfigError: there is no such backend, or its package is not installed.
-        RunError: the folder is in use, has other files, or has results of other versions.
+        RunError: the folder is in use, has other files, or results of another suite or other versions.
         Interrupted: a signal was received; finished jobs are kept.
     """
     require(backend in BACKENDS, f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")

@@ -204,9 +204,8 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
         suite.seeds, suite.environments.items(), suite.algorithms.items()
     ):
         peer = None if entry.peer is None else _peer(document, entry.peer)
-        yield Job(
-            label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer, suite.measure_updates
-        )
+        measure = suite.measure_updates and peer is None
+        yield Job(label, env, seed, settings[label, env], environment.eval_interval, *episodes, peer, measure)
 
 
 def _peer(document: _Document, peer: str) -> str:

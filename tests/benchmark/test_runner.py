@@ -237,15 +237,13 @@ def test_results_of_other_settings_are_run_again(whole, tmp_path):
     out.mkdir()
     for path in whole.glob("*.json*"):
         (out / path.name).write_bytes(path.read_bytes())
-    changed = TINY.replace("[trpo, ppo-clip]", "{trpo: , ppo-clip: {overrides: {clip_coef: 0.1}}}").replace(
-        "0-2", "0-1"
-    )
+    changed = TINY.replace("[trpo, ppo-clip]", "{trpo: , ppo-clip: {overrides: {clip_coef: 0.1}}}")
     record = Record()
     run_suite(load(tmp_path, changed), out, jobs=2, progress=record)
     assert {key[0] for key in record.keys} == {"ppo-clip"}
-    assert len(record.keys) == 2
-    assert len(Results.read(out).outcomes) == 4
-    assert "4 results have other settings or are no longer in the suite" in record.lines[0]
+    assert len(record.keys) == 3
+    assert len(Results.read(out).outcomes) == 6
+    assert "3 results have other settings or were not measured: they are run again" in record.lines[0]
 
 
 @pytest.mark.parametrize(
@@ -254,11 +252,24 @@ def test_results_of_other_settings_are_run_again(whole, tmp_path):
         ("final_episodes: 5", "final_episodes: 6", 6),
         ("eval_interval: 500", "eval_interval: 600", 6),
         ("eval_episodes: 3", "eval_episodes: 3 # three", 0),
+        ("title: Tiny", "measure_updates: true", 6),
     ],
 )
 def test_results_of_other_evaluations_are_run_again(old, new, again, whole, tmp_path):
     suite = load(tmp_path, TINY.replace(old, new))
     assert len(finished(whole, suite, print)) == 6 - again
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds", "message"),
+    [("other", "0-2", "holds results of the suite tiny"), ("tiny", "0-1", "holds 2 results that the suite lacks")],
+)
+def test_results_that_the_suite_does_not_have_are_not_deleted(name, seeds, message, whole, tmp_path):
+    (tmp_path / f"{name}.yaml").write_text(TINY.replace("0-2", seeds))
+    before = (whole / "results.jsonl").read_bytes()
+    with pytest.raises(RunError, match=f"{message}.*: give another --out, or --overwrite"):
+        run_suite(load_suite(tmp_path / f"{name}.yaml"), whole)
+    assert (whole / "results.jsonl").read_bytes() == before
 
 
 def test_a_failed_job_does_not_stop_the_others(tmp_path, capsys):
