@@ -46,7 +46,7 @@ class Results:
     eval_episodes: int
     final_episodes: int
     record: dict[str, Any]
-    """Command, machine, versions, commit, and `wall_seconds` of all sessions."""
+    """Command, machine, versions and commit."""
     outcomes: list[Outcome]
     failures: list[Failure]
     missing: list[Key]
@@ -163,14 +163,7 @@ class Writer:
             "machine": _machine(),
             "versions": versions(),
             "git_commit": git_commit(),
-            "wall_seconds": 0.0,
         }
-
-    def begin(self, overwrite: bool = False) -> None:
-        """Rewrites the folder without damaged lines and without results that are not kept."""
-        if not overwrite and (self.path / _SUITE).exists():
-            self._record["wall_seconds"] = read_record(self.path / _SUITE, FORMAT).get("wall_seconds", 0.0)
-        self._rewrite()
 
     def add(self, outcome: Outcome | Failure) -> None:
         """Appends a job."""
@@ -183,12 +176,8 @@ class Writer:
         self._append(_TIMINGS, timing)
         self._append(_RESULTS, result)
 
-    def end(self, seconds: float) -> None:
-        """Sorts the lines in the order of the suite, after a session of `seconds`."""
-        self._record["wall_seconds"] = round(self._record["wall_seconds"] + seconds, 1)
-        self._rewrite()
-
-    def _rewrite(self) -> None:
+    def rewrite(self) -> None:
+        """Rewrites the folder in the order of the suite, without damaged lines and results that are not kept."""
         ordered = sorted(self.outcomes.values(), key=lambda outcome: self._order[outcome.key])
         lines = list(map(_split, ordered))
         write_atomically(self.path / _SUITE, (json.dumps(self._record, indent=2) + "\n").encode())

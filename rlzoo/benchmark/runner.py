@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -62,8 +63,8 @@ def run_suite(
     check_folder(out, overwrite)
     with lock(out):
         kept = {} if overwrite else finished(out, suite, progress.say)
-        writer = Writer(out, suite, f"rlzoo benchmark {suite.name} --jobs {workers}", kept)
-        writer.begin(overwrite)
+        writer = Writer(out, suite, f"rlzoo benchmark {shlex.quote(suite.source)} --jobs {workers}", kept)
+        writer.rewrite()
         remaining = [job for job in suite.jobs if job.key not in kept]
         total, start = len(suite.jobs), time.monotonic()
         if kept:
@@ -85,7 +86,7 @@ def run_suite(
                     progress.say(f"{count:{len(str(total))}}/{total}  {_line(outcome, suite)}  {duration(left)} left")
                     running.done, running.note = number, f"{len(writer.failures)} failed"
         finally:
-            writer.end(time.monotonic() - start)
+            writer.rewrite()
     return Results.read(out)
 
 

@@ -66,6 +66,8 @@ class Suite:
     """Runs of every algorithm in every environment with every seed."""
 
     name: str
+    source: str
+    """The name or file that it was loaded from."""
     algorithms: dict[str, Entry]
     environments: dict[str, Environment]
     seeds: tuple[NonNegativeInt, ...]
@@ -101,9 +103,8 @@ def load_suite(name: Path | str) -> Suite:
     algorithms, environments = (_labelled(document, part, content.pop(part)) for part in ("algorithms", "environments"))
     seeds = _seeds(document, content.pop("seeds"))
     content = {"title": document.path.stem} | content
-    suite: Suite = _make(
-        document, (), Suite, content, name=document.path.stem, algorithms={}, environments={}, seeds=seeds
-    )
+    fixed = {"name": document.path.stem, "source": str(name), "algorithms": {}, "environments": {}, "seeds": seeds}
+    suite: Suite = _make(document, (), Suite, content, **fixed)
     for label, entry in algorithms.items():
         suite.algorithms[label] = _make(document, ("algorithms", label), Entry, entry)
     for env, fields in environments.items():
@@ -151,7 +152,7 @@ def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
 
 def _make(document: _Document, place: Place, cls: Any, content: dict[str, Any], **fixed: Any) -> Any:
     """Instance of a dataclass from a mapping in the file."""
-    names = [f.name for f in dataclasses.fields(cls) if f.name not in ("id", "name", "jobs")]
+    names = [f.name for f in dataclasses.fields(cls) if f.name not in ("id", "name", "source", "jobs")]
     for name in content:
         if name not in names:
             raise document.error(no_such("field", name, names), (*place, name))

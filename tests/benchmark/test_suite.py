@@ -67,13 +67,13 @@ def test_the_metric_that_scores_are_drawn_against(suite_of, tmp_path):
     assert suite_of(SMALL).against is None
     suite = suite_of(SMALL + "against: kl_reference\n")
     assert suite.against == "kl_reference"
-    Writer(tmp_path, suite, "a command", {}).begin()
+    Writer(tmp_path, suite, "a command", {}).rewrite()
     assert Results.read(tmp_path).against == "kl_reference"
 
 
 def test_results_without_that_metric_are_read(suite_of, tmp_path):
     """Those of earlier versions."""
-    Writer(tmp_path, suite_of(SMALL), "a command", {}).begin()
+    Writer(tmp_path, suite_of(SMALL), "a command", {}).rewrite()
     record = json.loads((tmp_path / "suite.json").read_text())
     del record["suite"]["against"]
     (tmp_path / "suite.json").write_text(json.dumps(record))

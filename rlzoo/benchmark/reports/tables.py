@@ -266,7 +266,7 @@ def records(study: Study) -> Table:
     """Suites, commands, machines and versions, with a column for each folder."""
     columns = []
     for folder in study.folders.values():
-        record = folder.record
+        record, seconds = folder.record, sum(run.seconds[-1] for run in folder.outcomes)
         facts = {
             "suite": folder.title,
             "seeds": ", ".join(map(str, folder.seeds)),
@@ -274,7 +274,7 @@ def records(study: Study) -> Table:
             "episodes of the final evaluation": folder.final_episodes,
             "command": record.get("command"),
             "commit": record.get("git_commit"),
-            "wall-clock time": duration(record["wall_seconds"]) if record.get("wall_seconds") else None,
+            "training time of all runs": duration(seconds) if seconds else None,
         }
         columns.append(facts | (record.get("machine") or {}) | (record.get("versions") or {}))
     keys = dict.fromkeys(key for column in columns for key, value in column.items() if value is not None)

@@ -36,7 +36,7 @@ RECORD = {
     "machine": {"processor": "P", "cores": 2, "memory_gib": 24.0},
     "versions": {"rlzoo": "0.1.0", "torch": "2.8.0"},
     "git_commit": "abc123",
-    "wall_seconds": 3725.0,
+    "wall_seconds": 1.0,  # of earlier versions
 }
 NASTY = "a <b>&amp; | `c` *d* _e_ [f](g) $x$ ~~h~~"
 SLOW, FAST = (0, 10, 20, 30), (0, 100, 200, 300)
@@ -360,6 +360,13 @@ def test_unequal_versions_are_shown_apart_with_a_warning() -> None:
     page = report(a, b)
     assert [row[1] for row in table(page, "Final scores")[1:]] == ["trpo (A)", "npg (B)"]
     assert "> **Unequal versions:** torch (2.8.0 in A, 2.9.0 in B). Their results are shown apart" in page
+
+
+def test_training_time_is_that_of_all_runs() -> None:
+    _, rows = tables.records(
+        Study.of([results([outcome(seed=1), outcome(seed=2, seconds=[0.0, 3600.0, 7200.0, 9000.0])])])
+    )
+    assert ["training time of all runs", "2:30:03"] in rows
 
 
 def test_no_folder_and_the_same_folder_twice() -> None:
