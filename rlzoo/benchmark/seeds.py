@@ -24,7 +24,7 @@ from rlzoo.runs.evaluate import describe
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import Signals
-from rlzoo.runs.train import check_device, resume
+from rlzoo.runs.train import new_trainer, resume
 
 _POLL = 0.5
 """Seconds between looks at the progress of the processes."""
@@ -49,25 +49,27 @@ def create_runs(folder: Path | str, config: Config, seeds: Sequence[int], overwr
     """The runs of a configuration with several seeds. Those that exist with the same settings are kept.
 
     Raises:
-        ConfigError: the device is not available.
+        ConfigError, UnknownEnv: as for `train`, before anything is written.
         RunError: the directory holds a run, or a run of a seed has other settings.
     """
     folder = Path(folder)
-    check_device(config.device)
     if (folder / "config.json").exists():
         raise RunError(f"{folder} holds a run: give another --out for several seeds")
     runs = {seed: Run(folder / f"seed-{seed}") for seed in seeds}
     existing = {} if overwrite else seed_runs(folder)
-    for seed, run in runs.items():
-        own = replace(config, seed=seed)
-        if seed not in existing:
-            Run.create(run.path, own, overwrite)
-        elif run.read_config() != own:
-            then, now = run.read_config().to_dict(), own.to_dict()
-            name = next((name for name in now if then.get(name) != now[name]), "algorithm")
-            raise RunError(
-                f"{run.path} has another {name} ({then.get(name)}, not {now[name]}): give another --out, or --overwrite"
-            )
+    created = [seed for seed in seeds if seed not in existing]
+    for seed in created:
+        runs[seed].check_free(overwrite)
+    for seed in existing.keys() & runs.keys():
+        then, now = runs[seed].read_config().to_dict(), replace(config, seed=seed).to_dict()
+        for name in now:
+            if then.get(name) != now[name]:
+                values = f"({then.get(name)}, not {now[name]})"
+                raise RunError(f"{runs[seed].path} has another {name} {values}: give another --out, or --overwrite")
+    if created:
+        new_trainer(replace(config, compile=False), None, Display()).task.close()
+    for seed in created:
+        Run.create(runs[seed].path, replace(config, seed=seed), overwrite)
     return runs
 
 

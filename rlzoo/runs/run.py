@@ -90,9 +90,9 @@ class Run:
             RunError: the directory holds a run and `overwrite` is False, or it holds other files.
         """
         run = cls(path)
-        run._check_free(overwrite)  # before a lock is left among files of something else
+        run.check_free(overwrite)  # before a lock is left among files of something else
         with run.lock():
-            run._check_free(overwrite)  # another process may have been first
+            run.check_free(overwrite)  # another process may have been first
             run._clear()
             run.write_config(config, model, spaces)
             yield run
@@ -147,7 +147,8 @@ class Run:
         with lock(self.path):
             yield
 
-    def _check_free(self, overwrite: bool) -> None:
+    def check_free(self, overwrite: bool) -> None:
+        """Raises `RunError` if the directory holds a run and `overwrite` is False, or it holds other files."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file")
         if self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):

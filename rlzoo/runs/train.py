@@ -83,8 +83,7 @@ def train(
     if track is not None:
         check_tracker(track)
     display = _display(progress)
-    trainer = _trainer(config, model, None, display)
-    _warm_start(trainer)
+    trainer = new_trainer(config, model, display)
     spaces = trainer.task.described_spaces()
     path = processes.ready(Path(out or default_directory(config)))
     if processes.rank() > 0:
@@ -176,6 +175,13 @@ def resume(
 def _display(progress: bool | Display) -> Display:
     """A display, which shows nothing in processes that are not the first."""
     return display_for(progress) if processes.rank() == 0 else Display()
+
+
+def new_trainer(config: Config, model: ActorCritic | None, display: Display) -> Trainer:
+    """The trainer of a new run, which is all that can fail before the run has a directory."""
+    trainer = _trainer(config, model, None, display)
+    _warm_start(trainer)
+    return trainer
 
 
 def _trainer(config: Config, model: ActorCritic | None, folder: Path | None, display: Display) -> Trainer:

@@ -48,6 +48,19 @@ def test_runs_of_the_same_settings_are_kept_and_others_refused(tmp_path):
         create_runs(tmp_path / "seed-1", config(), [1])
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [("--model", "nowhere", "nowhere holds no run"), ("--wrapper", "gymnasium.wrappers:ClipAction", "cannot wrap")],
+)
+def test_wrong_settings_are_refused_before_a_run_is_replaced(option, value, message, tmp_path, capsys):
+    create_runs(tmp_path, config(), [1])
+    command = ["train", "ppo", "Acrobot-v1", "--seed", "1", "2", "--out", str(tmp_path), "--overwrite", option, value]
+    assert main(command) == 2
+    assert message in capsys.readouterr().err
+    assert list(seed_runs(tmp_path)) == [1]
+    assert Run(tmp_path / "seed-1").read_config().env == "CartPole-v1"
+
+
 @pytest.mark.slow
 def test_command_trains_reports_and_extends(tmp_path, capsys):
     out = str(tmp_path / "runs")
