@@ -47,17 +47,16 @@ def find_results(paths: Sequence[Path | str], warn: Callable[[str], None]) -> li
     Raises:
         RunError: a path holds neither results nor runs, or what it holds is damaged.
     """
-    suites: list[Results] = []
-    runs: dict[Path, Run] = {}
+    folders: dict[Path, Path] = {}
     for path in map(Path, paths):
-        folders = list(_walk(path))
-        if not folders:
+        below = list(_walk(path, warn, set()))
+        if not below:
             raise RunError(f"{path} holds neither runs nor results of a suite")
-        suites += [Results.read(folder, warn) for folder in folders if holds_results(folder)]
-        for folder in folders:
-            if not holds_results(folder):
-                runs.setdefault(folder.resolve(), Run(folder))
-    return [*suites, *(from_runs(list(runs.values()), warn) if runs else [])]
+        for folder in below:
+            folders.setdefault(folder.resolve(), folder)
+    suites = [Results.read(folder, warn) for folder in folders.values() if holds_results(folder)]
+    runs = [Run(folder) for folder in folders.values() if not holds_results(folder)]
+    return [*suites, *(from_runs(runs, warn) if runs else [])]
 
 
 def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]:
@@ -117,21 +116,30 @@ def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callabl
     )
 
 
-def _walk(path: Path) -> Iterator[Path]:
-    """Result folders and run directories in a directory, in the order of their names."""
-    if holds_results(path) or _is_run(path):
+def _walk(path: Path, warn: Callable[[str], None], seen: set[Path]) -> Iterator[Path]:
+    """Result folders and run directories in a directory, in the order of their names.
+
+    Args:
+        seen: directories that are not entered again, such as by a link to one around it.
+    """
+    if path.resolve() in seen:
+        return
+    seen.add(path.resolve())
+    if holds_results(path) or _is_run(path, warn):
         yield path
     elif path.is_dir():
         for below in sorted(path.iterdir()):
             if below.is_dir() and not below.name.startswith("."):
-                yield from _walk(below)
+                yield from _walk(below, warn, seen)
 
 
-def _is_run(path: Path) -> bool:
+def _is_run(path: Path, warn: Callable[[str], None]) -> bool:
     """Whether a directory holds a run. A language model's directory also has a `config.json`."""
     try:
-        return {"algorithm", "env"} <= read_record(path / "config.json").keys()
-    except RunError:
+        return (path / "config.json").exists() and {"algorithm", "env"} <= read_record(path / "config.json").keys()
+    except RunError as error:
+        if not isinstance(error.__cause__, (KeyError, TypeError)):  # it is a file of something else
+            warn(f"{error}; the run is left out")
         return False
 
 
@@ -169,7 +177,7 @@ def _outcome(key: Key, trained: _Trained) -> Outcome | None:
         return None
     curve = {e["step"]: e for e in stochastic}  # a final evaluation replaces that of the same step
     seconds = {x["step"]: finite_numbers(x).get("seconds", 0.0) for x in trained.run.metrics()}
-    final = next((e for e in evaluations if e["final"] and e["deterministic"]), None)
+    last = evaluations[-1]  # before it there are those of the end before the run was extended
     return Outcome(
         *key,
         settings=trained.settings,
@@ -177,7 +185,7 @@ def _outcome(key: Key, trained: _Trained) -> Outcome | None:
         stochastic=[e["mean_return"] for e in curve.values()],
         deterministic=[],
         final_stochastic=stochastic[-1]["mean_return"],
-        final_deterministic=math.nan if final is None else final["mean_return"],
+        final_deterministic=last["mean_return"] if last["final"] and last["deterministic"] else math.nan,
         further=finite_numbers({name: x for name, x in stochastic[-1].items() if name not in _NOT_FURTHER}),
         seconds=[seconds.get(step, 0.0) for step in curve],
     )

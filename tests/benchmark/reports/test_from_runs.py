@@ -5,11 +5,13 @@ import shutil
 
 import pytest
 import short_runs
+from result_folders import outcome, write
 
 from rlzoo.benchmark.reports.from_runs import find_results
 from rlzoo.cli import main
 from rlzoo.core.system.errors import RunError
 from rlzoo.runs.run import Run
+from rlzoo.runs.train import resume
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +75,31 @@ def test_run_that_goes_on_counts_as_far_as_it_is(runs, tmp_path):
     assert results.missing == [("ppo-clip", "CartPole-v1", 2)]
 
 
+def test_deterministic_score_is_that_of_the_present_end(runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "run")
+    run = resume(tmp_path / "run", total_steps=900)
+    first, last = (e["mean_return"] for e in run.evaluations() if e["final"] and e["deterministic"])
+    results, _ = only([tmp_path / "run"])
+    assert results.outcomes[0].final_deterministic == last != first
+
+
 def test_repeated_run_is_left_out(runs, tmp_path):
     shutil.copytree(runs / "other", tmp_path / "again")
     results, warnings = only([runs / "other", runs / "other", tmp_path / "again"])
     assert len(results.outcomes) == 1
     assert warnings == [f"{tmp_path}/again is left out: it has the settings and the seed of {runs}/other"]
+
+
+def test_unreadable_run_is_named_links_end_and_a_folder_counts_once(runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "runs" / "whole")
+    shutil.copytree(runs / "other", tmp_path / "runs" / "damaged")
+    (tmp_path / "runs" / "damaged" / "config.json").write_text("{")
+    (tmp_path / "runs" / "around").symlink_to(tmp_path)
+    write(tmp_path / "suite", [outcome("trpo", "CartPole-v1", 0, 1.0, 2.0)], [0])
+    warnings = []
+    assert len(find_results([tmp_path, tmp_path / "suite", tmp_path / "runs" / "whole"], warnings.append)) == 2
+    (line,) = warnings
+    assert line.startswith(f"{tmp_path}/runs/damaged/config.json cannot be read: JSONDecodeError")
 
 
 def test_path_without_runs_is_an_error(runs, tmp_path):
