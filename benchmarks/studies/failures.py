@@ -106,7 +106,7 @@ FAILURES = {
     ),
     "kl-runaway": Failure(
         "ppo-clip", "Pendulum-v1", {"preset": {}, "learning rate 0.02": {"learning_rate": 0.02}},
-        (RETURN, Panel("kl", "KL of an update, nats", log=True), Panel("clip_fraction", "clip fraction")),
+        (RETURN, Panel("kl_k3", "KL of an update, nats", log=True), Panel("clip_fraction", "clip fraction")),
     ),
     "beta-at-bound": Failure(
         "ppo-penalty", "Pendulum-v1",
