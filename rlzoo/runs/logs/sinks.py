@@ -63,9 +63,12 @@ class TensorBoard(Sink):
         self._writer.flush()
 
     def _wait_for_a_later_name(self) -> None:
-        """TensorBoard reads the files of a folder in the order of their names, which begin with the second."""
-        names = [path.name for path in self._folder.glob("events.out.tfevents.*")]
-        while names and max(names) > f"events.out.tfevents.{time.time():.0f}":
+        """TensorBoard reads the files of a folder in the order of their names, which begin with the second.
+
+        A file from a clock that was ahead is not waited for.
+        """
+        names, deadline = [path.name for path in self._folder.glob("events.out.tfevents.*")], time.monotonic() + 1.5
+        while names and max(names) > f"events.out.tfevents.{time.time():.0f}" and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:

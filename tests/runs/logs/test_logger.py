@@ -243,6 +243,13 @@ def test_events_that_cannot_be_written(tmp_path):
     logger.close()
 
 
+def test_an_event_file_from_a_clock_that_was_ahead_is_waited_for_a_moment(tmp_path):
+    (tmp_path / f"events.out.tfevents.{time.time() + 1000:.0f}.there").touch()
+    start = time.monotonic()
+    make_logger(tmp_path).flush()
+    assert 1 < time.monotonic() - start < 10
+
+
 def test_records_of_a_run(tmp_path):
     run = short_runs.quick_run(tmp_path)
     metrics = run.metrics()
