@@ -96,9 +96,11 @@ def train_seeds(
     """
     require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
     display, signals, ended = display or Display(), Signals(), threading.Event()
-    totals = {seed: run.read_config().total_steps for seed, run in runs.items()}
+    configs = {seed: run.read_config() for seed, run in runs.items()}
+    if total_steps is not None:
+        configs = {seed: replace(config, total_steps=total_steps) for seed, config in configs.items()}
+    totals = {seed: config.total_steps for seed, config in configs.items()}
     finished = {seed for seed, run in runs.items() if run.finished and (total_steps or 0) <= run.steps()[-1]}
-    totals = {seed: total_steps or steps for seed, steps in totals.items()}
     failed: dict[int, Failed] = {}
 
     def progress() -> dict[str, Any]:

@@ -28,6 +28,9 @@ from rlzoo.runs.configuration.settings import Setting, unknown_name
 
 T = TypeVar("T")
 
+_MOST_SEEDS = 1000
+"""Of a range."""
+
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 """An option that may be given several times, with one text each."""
 
@@ -211,9 +214,11 @@ def _schedule(texts: list[str]) -> float | str:
 def _seeds(texts: list[str]) -> Seeds:
     seeds: list[int] = []
     for text in texts:
-        match = re.fullmatch(r"(\d+)-(\d+)", text)
+        match = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
         if match and int(match[1]) > int(match[2]):
             raise ValueError(f"{text!r} is an empty range of seeds")
+        if match and int(match[2]) - int(match[1]) >= _MOST_SEEDS:
+            raise ValueError(f"{text!r} are more than {_MOST_SEEDS:,} seeds")
         seeds += range(int(match[1]), int(match[2]) + 1) if match else [_integer([text])]
     if not seeds:
         raise ValueError("a seed is missing, such as 1, 1 2 3 or 1-5")
