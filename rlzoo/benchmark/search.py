@@ -20,7 +20,7 @@ import torch
 
 from rlzoo.benchmark.reports.statistics import Interval, iqm_interval
 from rlzoo.benchmark.runner import KILLED, each
-from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, space_for
+from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, holds, space_for
 from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
 from rlzoo.core.system.files import naming
 from rlzoo.runs.configuration.config import assemble, make_config
@@ -92,8 +92,8 @@ class _Problem:
                 load_if_exists=True,
             )
 
-    def objective(self, trial: Any) -> float:
-        """The score of a trial. One whose loss becomes NaN is pruned.
+    def score(self, trial: Any) -> float | None:
+        """The score of a trial; None if it is pruned, for the reason in its attribute `pruned`.
 
         Raises:
             ConfigError: the settings cannot work.
@@ -108,20 +108,20 @@ class _Problem:
                     returns[-1].append(mean_return)
                     trial.report(float(np.mean(np.concatenate(returns))), sum(map(len, returns)))
                     if trial.should_prune():
-                        raise _pruned(trial, f"pruned in run {len(returns)} of {len(self.seeds)}")
+                        trial.set_user_attr("pruned", f"pruned in run {len(returns)} of {len(self.seeds)}")
+                        return None
         except NonFiniteError as error:
-            raise _pruned(trial, str(error)) from error
-        except _optuna().TrialPruned:
-            raise
+            trial.set_user_attr("pruned", str(error))
+            return None
         except Exception as error:
             raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
         return float(np.mean([score_of(x) for x in returns]))
 
     def settings(self, trial: Any) -> dict[str, Any]:
-        """All settings of a trial, which are noted in the study."""
+        """All settings of a trial, which are noted in the study. Those of the start and of a variant are as given."""
         parameters = {name: _suggest(trial, name, space) for name, space in self.space.items()}
-        settings = self.base | trial.user_attrs.get("settings", {})
-        if "start" not in trial.user_attrs:
+        settings = self.base | trial.user_attrs.get("variant", {})
+        if not {"start", "variant"} & trial.user_attrs.keys():
             settings |= as_settings(self.algorithm, parameters)
             check_buffer(settings, self.space)
         make_config(self.algorithm, self.env, **settings)
@@ -153,7 +153,8 @@ def search(
     Args:
         out: folder of the study. A study that it holds is continued; trials that were running are run again.
         fixed: settings that are not searched.
-        variant: settings of one more trial, which are otherwise those of the first.
+        variant: settings of one more trial, which are otherwise those of the first. It runs also if the study has all
+            its trials.
         jobs: processes, with one thread each.
         command: the command, for the preset file.
 
@@ -167,11 +168,11 @@ def search(
     require(trials >= 1, f"trials must be at least 1, got {trials}")
     require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
     require(bool(seeds) and not {*seeds} & {*validation_seeds}, "seeds and validation seeds must differ")
-    fixed, out = dict(fixed or {}), Path(out)
+    fixed, out, variant = dict(fixed or {}), Path(out), json.loads(json.dumps(dict(variant or {})))
     _optuna()
     base = starting_from(algorithm, env, fixed, True)[0]
     values = {name: x.value for name, x in assemble(algorithm, env, base).table.items()}
-    make_config(algorithm, env, **{**base, **(variant or {})})
+    make_config(algorithm, env, **{**base, **variant})
     space = space_for(algorithm, values, fixed)
     require(bool(space), f"there is nothing to search for {algorithm} on {env}")
     file = (out / _STUDY).absolute()  # worker processes may have another working directory
@@ -180,6 +181,7 @@ def search(
         study = problem.study()
         _check_same(study, out, base=json.loads(json.dumps(base)), seeds=list(seeds))
         _enqueue(study, space, values, variant)
+        trials = max(trials, _count(study) + len(_in(study, "WAITING")) if variant else 0)
 
         def stopped() -> str:
             return f"stopped with {_count(study)} of {trials} trials done; the same command continues"
@@ -207,16 +209,19 @@ def _run_trial(work: tuple[_Problem, int]) -> str:
     """
     problem, number = work
     torch.set_num_threads(1)
-    study = problem.study(number)
-    trials: list[Any] = []
-    while not trials or trials[-1].state.name == "FAIL":
-        callbacks = [lambda _, trial: trials.append(trial)]
+    study, states = problem.study(number), _optuna().trial.TrialState
+    while True:
+        trial = study.ask()
         try:
-            study.optimize(problem.objective, n_trials=1, catch=ConfigError, callbacks=callbacks)
-        except AssertionError as error:  # Optuna's, after an error of the journal
-            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
-    trial = trials[-1]
-    return f"trial {trial.number}: {trial.user_attrs.get('pruned') or f'{trial.value:.4g}'}"
+            score = problem.score(trial)
+        except (ConfigError, TrainingError) as error:
+            study.tell(trial, state=states.FAIL)
+            if isinstance(error, TrainingError):
+                raise
+            continue
+        ended = study.tell(trial, score, states.PRUNED if score is None else None)
+        if ended.state != states.FAIL:
+            return f"trial {trial.number}: {ended.user_attrs.get('pruned') or f'{ended.value:.4g}'}"
 
 
 def curve(algorithm: str, env: str, settings: Mapping[str, Any], seed: int) -> Iterator[float]:
@@ -262,15 +267,10 @@ def _journal(file: Path) -> Any:
     return Journal(str(file))
 
 
-def _pruned(trial: Any, reason: str) -> Exception:
-    trial.set_user_attr("pruned", reason)
-    return _optuna().TrialPruned(reason)
-
-
 def _suggest(trial: Any, name: str, space: Space) -> Any:
     if isinstance(space, tuple):
         return trial.suggest_categorical(name, space)
-    return trial.suggest_float(name, space.low, space.high, log=space.log)
+    return float(f"{trial.suggest_float(name, space.low, space.high, log=space.log):.3g}")
 
 
 def _check_same(study: Any, out: Path, **search: Any) -> None:
@@ -282,9 +282,7 @@ def _check_same(study: Any, out: Path, **search: Any) -> None:
         study.set_user_attr(name, value)
 
 
-def _enqueue(
-    study: Any, space: Mapping[str, Space], values: Mapping[str, Any], variant: Mapping[str, Any] | None
-) -> None:
+def _enqueue(study: Any, space: Mapping[str, Space], values: Mapping[str, Any], variant: Mapping[str, Any]) -> None:
     """Queues the first trial of a new study, the trials that were running when it stopped, and the user's variant."""
     start = dict.fromkeys(space, False) | {name: x for name, x in as_parameters(values).items() if name in space}
     if not study.trials:
@@ -292,10 +290,11 @@ def _enqueue(
     for trial in _in(study, "RUNNING"):
         study.tell(trial.number, state=_optuna().trial.TrialState.FAIL)
         study.enqueue_trial(trial.params or start, user_attrs=trial.user_attrs)
-    if variant:
-        parameters = {name: x for name, x in as_parameters({**values, **variant}).items() if name in space}
-        settings = {name: x for name, x in variant.items() if name not in parameters}
-        study.enqueue_trial(start | parameters, user_attrs={"settings": settings}, skip_if_exists=True)
+    known = [trial.user_attrs.get("variant") for trial in _in(study, "WAITING", "COMPLETE", "PRUNED")]
+    if variant and variant not in known:
+        parameters = as_parameters({**values, **variant}).items()
+        inside = {name: x for name, x in parameters if name in space and holds(space[name], x)}
+        study.enqueue_trial(start | inside, user_attrs={"variant": variant})
 
 
 def _in(study: Any, *states: str) -> list[Any]:
@@ -340,12 +339,11 @@ def _validation_run(run: tuple[_Problem, dict[str, Any], int]) -> float:
 
 
 def _preset(problem: _Problem, settings: Mapping[str, Any], comments: Sequence[str]) -> bytes:
-    """The preset file; the numbers that were searched have three digits."""
+    """The preset file."""
     lines = [f"# {comment}" for comment in comments]
     if problem.algorithm in ALGORITHMS:
         lines.append(f'algorithm = "{problem.algorithm}"')
-    searched = {name: float(f"{x:.3g}") for name, x in settings.items() if name in problem.space and type(x) is float}
-    table = [f"{name} = {_toml(x)}" for name, x in ({**settings, **searched}).items()]
+    table = [f"{name} = {_toml(x)}" for name, x in settings.items()]
     return "\n".join([*lines, "", f"[{json.dumps(problem.env)}]", *table, ""]).encode()
 
 

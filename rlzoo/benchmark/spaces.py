@@ -95,11 +95,18 @@ def space_for(algorithm: str, values: Mapping[str, Any], fixed: Mapping[str, Any
         value = parameters.get(name, False if name in SCHEDULED else None)
         if names.isdisjoint(values) or names & fixed.keys():
             continue
-        if isinstance(space, Between) and isinstance(value, (int, float)) and value > 0:
-            chosen[name] = space if space.low <= value <= space.high else Between(value / 5, value * 5)
-        elif isinstance(space, tuple) and value in space:
+        if holds(space, value):
             chosen[name] = space
+        elif isinstance(space, Between) and isinstance(value, (int, float)) and value > 0:
+            chosen[name] = Between(value / 5, value * 5)
     return chosen
+
+
+def holds(space: Space, value: Any) -> bool:
+    """Whether a value is one of the choices, or in the range."""
+    if isinstance(space, tuple):
+        return value in space
+    return isinstance(value, (int, float)) and space.low <= value <= space.high
 
 
 def as_settings(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

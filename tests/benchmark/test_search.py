@@ -74,6 +74,17 @@ def test_command_searches_goes_on_and_writes_a_preset(tmp_path, monkeypatch, cap
     assert "found holds a search with other seeds" in capsys.readouterr().err
 
 
+def test_variant_is_tried_with_exactly_its_settings(tmp_path):
+    fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
+    variant = {"hidden": (5,), "num_steps": 32, "epochs": 3, "learning_rate": "linear:0.00123456:0.001"}
+    for more, count in ((None, 1), (variant, 2), (variant, 2), ({"gae_lambda": 0.5}, 3)):
+        once = {"trials": 1, "seeds": [0], "validation_seeds": [], "fixed": fixed}
+        search("ppo-clip", "CartPole-v1", tmp_path, **once, variant=more)
+        first, *tried = (x.user_attrs["settings"] for x in study(tmp_path / "study.log", "ppo-clip/CartPole-v1").trials)
+        assert len(tried) == count - 1
+    assert tried == [first | variant | {"hidden": [5]}, first | {"gae_lambda": 0.5}]
+
+
 def test_missing_package_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["search", "ppo", "CartPole-v1", "--out", str(tmp_path / "x")]) == 2
