@@ -21,7 +21,7 @@ from rlzoo.core.system import streams
 from rlzoo.core.system.errors import ConfigError, described
 from rlzoo.core.system.functions import load_object
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.loop import Trainer
+from rlzoo.runs.train import new_trainer
 
 
 class Evaluate(Protocol):
@@ -147,7 +147,7 @@ def load_peer(spec: str) -> Peer:
 
 def _train(job: Job, watch: _Recorder) -> None:
     settings = dict(job.settings)
-    trainer = Trainer(make_config(settings.pop("algorithm"), job.env, seed=job.seed, **settings))
+    trainer = new_trainer(make_config(settings.pop("algorithm"), job.env, seed=job.seed, **settings))
     with contextlib.closing(trainer.task) as task:
         updates = Updates(trainer) if job.measure_updates else None
         watch(0, task.evaluate)

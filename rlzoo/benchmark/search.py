@@ -26,9 +26,9 @@ from rlzoo.core.system.files import naming
 from rlzoo.runs.configuration.config import assemble, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
-from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS, ALIASES
 from rlzoo.runs.signals import interruptible
+from rlzoo.runs.train import new_trainer
 
 EVALUATIONS = 20
 """Evaluations of a run."""
@@ -226,7 +226,7 @@ def _run_trial(work: tuple[_Problem, int]) -> str:
 
 def curve(algorithm: str, env: str, settings: Mapping[str, Any], seed: int) -> Iterator[float]:
     """Mean returns of the stochastic evaluations of a run, as it trains."""
-    trainer = Trainer(make_config(algorithm, env, **{**settings, "seed": seed}))
+    trainer = new_trainer(make_config(algorithm, env, **{**settings, "seed": seed}))
     with contextlib.closing(trainer.task) as task:
         interval, number = trainer.config.total_steps / EVALUATIONS, 0
         while not trainer.done:

@@ -67,7 +67,7 @@ def create_runs(folder: Path | str, config: Config, seeds: Sequence[int], overwr
                 values = f"({then.get(name)}, not {now[name]})"
                 raise RunError(f"{runs[seed].path} has another {name} {values}: give another --out, or --overwrite")
     if created:
-        new_trainer(replace(config, compile=False), None, Display()).task.close()
+        new_trainer(replace(config, compile=False)).task.close()
     for seed in created:
         Run.create(runs[seed].path, replace(config, seed=seed), overwrite)
     return runs

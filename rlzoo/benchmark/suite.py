@@ -18,11 +18,24 @@ from rlzoo.benchmark.job import Job, load_peer
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
 from rlzoo.core.system.fields import Count, NonNegativeInt, check_fields
 from rlzoo.core.system.files import read_bytes
-from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.configuration.config import check_schedules, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, reward_threshold, task_class
+from rlzoo.runs.train import check_device
 
 _MOST_SEEDS = 100_000
+_ELSEWHERE = {
+    "algorithm": "it is a field of an entry of algorithms",
+    "env": "name it in environments",
+    "seed": "name it in seeds",
+    "total_steps": "it is a field of the suite and of an environment",
+    "eval_interval": "it is a field of the suite and of an environment",
+    "eval_episodes": "it is a field of the suite",
+    "final_eval_episodes": "it is the field final_episodes of the suite",
+    "checkpoint_interval": "the runs of a suite have no checkpoints",
+    "stop_return": "the runs of a suite train to their end",
+}
+"""Settings that are no overrides, and why."""
 Place = tuple[str, ...]
 """Keys that lead to a value of the file."""
 
@@ -193,9 +206,8 @@ def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
         for env, environment in suite.environments.items():
             local = entry.within(env)
             overrides = suite.overrides | environment.overrides | local.overrides
-            overrides["total_steps"] = environment.total_steps
             try:
-                settings[label, env] = _settings(document, label, local, env, overrides)
+                settings[label, env] = _settings(document, label, local, env, overrides, environment.total_steps)
             except ConfigError as error:
                 of_label = [("algorithms", label, *place) for place in (("overrides",), ("environments", env), ())]
                 places = [("environments", env), ("overrides",), ("environments", env, "overrides"), *of_label]
@@ -218,14 +230,19 @@ def _peer(document: _Document, peer: str) -> str:
     return f"{file}:{name}"
 
 
-def _settings(document: _Document, label: str, entry: Entry, env: str, overrides: dict[str, Any]) -> dict[str, Any]:
+def _settings(
+    document: _Document, label: str, entry: Entry, env: str, overrides: dict[str, Any], total_steps: int
+) -> dict[str, Any]:
     """All settings of an algorithm or a peer in an environment, as they are read from `results.jsonl`."""
     if entry.peer is not None:
         settings = load_peer(_peer(document, entry.peer)).settings(env)
         for name in entry.overrides:
             require(name in settings, no_such("setting", name, settings))
-        settings = {"peer": entry.peer, **settings, **entry.overrides, "total_steps": overrides["total_steps"]}
+        settings = {"peer": entry.peer, **settings, **entry.overrides, "total_steps": total_steps}
     else:
+        for name in overrides:
+            require(name not in _ELSEWHERE, f"{name} cannot be overridden: {_ELSEWHERE.get(name)}")
+        overrides["total_steps"] = total_steps
         algorithm = entry.algorithm or label
         if entry.preset:
             of = entry.preset if isinstance(entry.preset, str) else None
@@ -233,6 +250,8 @@ def _settings(document: _Document, label: str, entry: Entry, env: str, overrides
         config = make_config(algorithm, env, **overrides)
         objects = [f"{name} is {what}" for name, what in config.objects.items()]
         require(not objects, f"a suite needs settings that config.json can hold, but {', '.join(objects)}")
+        check_schedules(config)
+        check_device(config.device)
         settings = config.to_dict()
         del settings["env"], settings["seed"]
     return dict(json.loads(json.dumps(settings)))

@@ -177,9 +177,9 @@ def _display(progress: bool | Display) -> Display:
     return display_for(progress) if processes.rank() == 0 else Display()
 
 
-def new_trainer(config: Config, model: ActorCritic | None, display: Display) -> Trainer:
+def new_trainer(config: Config, model: ActorCritic | None = None, display: Display | None = None) -> Trainer:
     """The trainer of a new run, which is all that can fail before the run has a directory."""
-    trainer = _trainer(config, model, None, display)
+    trainer = _trainer(config, model, None, display or Display())
     _warm_start(trainer)
     return trainer
 

@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import short_runs
 from builders import evaluate_model
 
 from rlzoo.benchmark import runner, worker
@@ -172,6 +173,13 @@ def test_evaluations_leave_no_trace_in_the_training(label, suite):
     assert len(outcome.stochastic) == len(outcome.deterministic) == len(outcome.seconds) == len(outcome.steps)
     assert outcome.seconds == sorted(outcome.seconds)
     assert outcome.seconds[0] == 0
+
+
+def test_a_job_starts_from_the_run_that_its_settings_name(suite, tmp_path):
+    run = short_runs.quick_run(tmp_path / "run", total_steps=4000, learning_rate=0.01, hidden=(64, 64))
+    job = next(job for job in suite.jobs if job.label == "ppo-clip")
+    plain, warm = (run_job(replace(job, settings=job.settings | more)) for more in ({}, {"model": str(run.path)}))
+    assert warm.stochastic[0] != plain.stochastic[0]
 
 
 def test_evaluations_fall_on_the_first_update_past_each_interval(tmp_path):

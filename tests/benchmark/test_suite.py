@@ -230,6 +230,16 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
             "trpo on CartPole-v1: max_kl must be above 0, or a schedule such as linear:1e-3:0, got -1",
         ),
         (SMALL + "overrides: 3\n", 4, "overrides must be a mapping"),
+        *(
+            (SMALL + f"overrides:\n  gamma: 0.9\n  {name}: 3\n", 6, f"{name} cannot be overridden: ")
+            for name in ("algorithm", "env", "seed", "total_steps", "eval_interval", "stop_return")
+        ),
+        (
+            SMALL + "overrides: {max_kl: 'no:where'}\n",
+            4,
+            "max_kl must be a number, linear:START:END or module:function",
+        ),
+        (SMALL + "overrides: {device: nowhere}\n", 4, "device must be cpu, cuda, cuda:N or the like, got 'nowhere'"),
         (
             "algorithms:\n  npg:\n  trpo:\n    overrides:\n      kl_coef: 1\nseeds: 1-2\nenvironments: [CartPole-v1]",
             5,
