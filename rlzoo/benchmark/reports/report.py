@@ -105,8 +105,8 @@ def _against(study: Study, metric: str) -> str:
 def _overall(study: Study, styles: figures.Styles) -> str:
     """Final scores, sample efficiency and performance profile, normalised and over all environments."""
     final = {name: study.normalised_final(name) for name in study.overall[0]}
-    shares = np.linspace(0, 1, 41)
-    efficiency = {name: (shares, iqm_interval(study.normalised_curves(name, shares))) for name in final}
+    curves = {name: study.normalised_curves(name) for name in final}
+    efficiency = {name: (shares, iqm_interval(samples)) for name, (shares, samples) in curves.items()}
     scores = np.concatenate([sample for samples in final.values() for sample in samples])
     scores = scores[np.isfinite(scores)]
     taus = np.linspace(min([0.0, *scores]), max([1.0, *scores]), 101)

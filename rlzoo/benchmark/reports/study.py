@@ -259,10 +259,15 @@ class Study:
         """(runs,) normalised final scores, for each environment of `overall`."""
         return [normalise(self.groups[name, env].final, *self.scales[env]) for env in self.overall[1]]
 
-    def normalised_curves(self, name: str, shares: Array) -> list[Array]:
-        """(runs, points) normalised returns at shares of the budget, for each environment of `overall`."""
+    def normalised_curves(self, name: str) -> tuple[Array, list[Array]]:
+        """Shares of the budget, as far as all runs have trained, and (runs, points) normalised returns there.
+
+        The latter for each environment of `overall`.
+        """
         groups = [(self.groups[name, env], self.scales[env]) for env in self.overall[1]]
-        return [normalise(x.curves(shares * x.environment.total_steps), *scale) for x, scale in groups]
+        ends = [run.steps[-1] / group.environment.total_steps for group, _ in groups for run in group.runs]
+        shares = np.linspace(0, min(1.0, *ends), 41)
+        return shares, [normalise(x.curves(shares * x.environment.total_steps), *scale) for x, scale in groups]
 
     def finals(self, name: str, environments: Sequence[str]) -> list[Array]:
         """(runs,) final scores of an algorithm in each of the environments."""

@@ -362,6 +362,12 @@ def test_unequal_versions_are_shown_apart_with_a_warning() -> None:
     assert "> **Unequal versions:** torch (2.8.0 in A, 2.9.0 in B). Their results are shown apart" in page
 
 
+def test_curve_of_the_budget_ends_where_a_run_has_got_to() -> None:
+    short: dict[str, Any] = {"steps": [0, 150], "seconds": [0.0, 1.0]}
+    study = Study.of([results([outcome(), outcome(seed=1, returns=(0, 10), **short), outcome("npg", seed=1)])])
+    assert [study.normalised_curves(name)[0][-1] for name in ("trpo", "npg")] == [0.5, 1.0]
+
+
 def test_training_time_is_that_of_all_runs() -> None:
     _, rows = tables.records(
         Study.of([results([outcome(seed=1), outcome(seed=2, seconds=[0.0, 3600.0, 7200.0, 9000.0])])])
