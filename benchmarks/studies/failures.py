@@ -11,9 +11,9 @@ docs/algorithms/*.md and docs/language-guide.md.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -197,4 +197,6 @@ def drawn(failure: Failure, curves: dict[str, dict[str, list[Curve]]]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a picture, or draw; none for all pictures")
+    main(parser.parse_args().names)

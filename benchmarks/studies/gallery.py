@@ -7,7 +7,7 @@ A second call trains only what is missing. Needs pip install -e '.[mujoco,video]
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -34,10 +34,10 @@ HEIGHT, FPS, SECONDS = 100, 12, 8
 """Pixels, frames per second, and the length that an animation is cut to."""
 
 
-def main() -> None:
+def main(envs: list[str]) -> None:
     gallery = ROOT / "docs" / "assets" / "gallery"
     gallery.mkdir(parents=True, exist_ok=True)
-    for env in sys.argv[1:] or TRAINED:
+    for env in envs or TRAINED:
         algorithm, *options = TRAINED[env]
         folder, seeds = ROOT / "runs" / "gallery" / env, f"{SEEDS[0]}-{SEEDS[-1]}"
         if command(["train", algorithm, env, *options, "--seed", seeds, "--out", str(folder), "--quiet"]):
@@ -66,4 +66,6 @@ def animate(run: Run, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="none for all")
+    main(parser.parse_args().envs)

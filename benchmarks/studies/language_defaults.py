@@ -9,6 +9,7 @@ initial model, in nats. Runs that are in `benchmarks/results/language-defaults.j
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import tempfile
@@ -54,4 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -5,6 +5,7 @@ python benchmarks/studies/learning_curves.py    # results/classic and results/lm
 
 from __future__ import annotations
 
+import argparse
 from functools import partial
 from pathlib import Path
 
@@ -52,4 +53,5 @@ def draw(axes: Axes, study: Study, env: str, algorithm: str, colour: str) -> Non
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

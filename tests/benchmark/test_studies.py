@@ -1,8 +1,24 @@
-"""The figures of runs with one wrong setting."""
+"""Scripts of studies: their help, and the figures of runs with one wrong setting."""
 
+import runpy
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from benchmarks.studies.failures import FAILURES, drawn, measured, read
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    "name", ["speed/fisher_products", "studies/learning_curves", "studies/language_defaults", "studies/failures"]
+)
+def test_help_runs_nothing(name, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+    assert f"python benchmarks/{name}.py" in capsys.readouterr().out
 
 
 def test_a_figure_is_drawn_from_each_of_the_committed_curves():
