@@ -205,6 +205,9 @@ def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizer
 def _reward_model(
     model: Model, tokenizer: Tokenizer | None, settings: RewardModelSettings, out: Path | str | None
 ) -> RewardModel:
+    if isinstance(model, (Path, str)):
+        fault = f"model {model} is a configuration without weights: train a model from it with rlzoo sft first"
+        require(not pretrained.is_config(model), fault)
     words = _tokenizer(tokenizer or settings.tokenizer, model)
     if not isinstance(model, PreTrainedModel):
         return RewardModel(pretrained.load_reward_model(model, head_seed=settings.seed), words)

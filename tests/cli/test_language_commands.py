@@ -292,6 +292,7 @@ def test_fine_tuned_model_and_reward_model_make_a_run(folder):
         ("sft texts.txt pairs.jsonl --model model --out x", "unexpected argument 'pairs.jsonl'"),
         ("reward-model texts.txt --model model --out x", "texts.txt: pairs are read from a .jsonl file"),
         ("reward-model pairs.jsonl --model model --out x --margin 1", "no option '--margin'"),
+        ("reward-model pairs.jsonl --model small.json --out x", "model small.json is a configuration without weights"),
     ],
 )
 def test_wrong_use_of_a_fit(arguments, message, folder, capsys):

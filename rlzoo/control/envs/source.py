@@ -222,8 +222,3 @@ def _check_options(builtin: Callable[..., VectorEnv], options: Mapping[str, Any]
             float: (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x), "a finite number"),
         }[kind]
         require(accepted, f"env_kwargs: {name} must be {wanted}, got {x!r}")
-
-
-def builtin_ids() -> tuple[str, ...]:
-    """Ids of the environments with a vectorised NumPy version."""
-    return tuple(_BUILTIN)
