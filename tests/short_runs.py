@@ -74,8 +74,8 @@ def weights(run):
     return (run.checkpoints / str(run.steps()[-1]) / "model.safetensors").read_bytes()
 
 
-def in_child(work, kill_after=None):
-    """Runs `work` in a forked process, which may be killed after some seconds; returns its wait status."""
+def in_child(work):
+    """Runs `work` in a forked process; returns its wait status."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -84,9 +84,6 @@ def in_child(work, kill_after=None):
             code = 0
         finally:
             os._exit(code)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
 
 
@@ -104,10 +101,10 @@ def dies_in_iteration(number):
     Trainer.iterate = wrapper
 
 
-def in_processes(count, work, kill_after=None):
+def in_processes(count, work):
     """Runs `work` in forked processes that are one group, as torchrun's are; returns their exit codes.
 
-    All may be killed after some seconds. A process that a signal killed has the negative number of the signal.
+    A process that a signal killed has the negative number of the signal.
     """
     listener = socket.create_server(("127.0.0.1", 0))  # kept until the store takes it over, so that no one else gets it
     port = listener.getsockname()[1]
@@ -129,10 +126,6 @@ def in_processes(count, work, kill_after=None):
         pids.append(pid)
     listening = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
     store = TCPStore("127.0.0.1", port, **listening)  # as in torchrun's own process
-    if kill_after is not None:
-        time.sleep(kill_after)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
     codes = {}
     while len(codes) < count:  # in the order of their ends, as torchrun does
         time.sleep(0.02)

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import time
 
 import pytest
 import short_runs
@@ -12,6 +11,7 @@ from short_language_runs import CONTAINED, KINDS, save_data, settings
 
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
+from tests.faults.campaign.kill import killed_at
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,10 @@ SLOW = [kind for kind in KINDS if kind not in ("ppo-clip", *CONTAINED)]
 
 
 @pytest.mark.parametrize("kind", ["ppo-clip", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
-def test_stopped_and_killed_at_random_instants(kind, data, tmp_path):
+def test_stopped_and_killed_at_random_moments(kind, data, tmp_path):
     algorithm, more = KINDS[kind]
     quick = settings(data, algorithm, **more)
-    start = time.perf_counter()
     whole = short_runs.outcome(train(**quick, out=tmp_path / "whole"))
-    duration = time.perf_counter() - start
 
     path = tmp_path / "stopped"
     train(**quick, out=path, on_iteration=lambda trainer, _: trainer.step > 60)
@@ -39,8 +37,8 @@ def test_stopped_and_killed_at_random_instants(kind, data, tmp_path):
     assert short_runs.outcome(Run(path)) == whole
 
     rng, path = random.Random(0), tmp_path / "killed"
-    for _ in range(4):
-        short_runs.in_child(lambda: short_runs.go_on(path, quick), kill_after=rng.uniform(0, duration))
+    for most in (90, 30, 30, 30):
+        assert killed_at(path, quick, "operation", rng.randint(1, most))
     short_runs.go_on(path, quick)
     assert short_runs.outcome(Run(path)) == whole
 

@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import gymnasium
 import pytest
@@ -18,6 +17,8 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, EnvError, ProcessError, RunError
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume, train
+from tests.faults.campaign.kill import Moments
+from tests.faults.campaign.kill import go_on as watched
 
 SETTINGS = {**short_runs.PPO, "checkpoint_interval": 100}
 
@@ -166,17 +167,19 @@ def test_killed_together_and_resumed(kind, tmp_path):
         algorithm, more = short_language_runs.KINDS["turns-trpo"]
         settings = short_language_runs.settings(tmp_path, algorithm, **more)
 
-    def go_on(path):
-        return short_runs.in_processes(2, lambda: short_runs.go_on(path, settings))
+    def go_on(path, at=0):
+        """Both are killed when the first is about to touch the run's files for the n-th time."""
+        kill, rank = os.kill, os.environ["RANK"]
+        (tmp_path / f"pid-{rank}").write_text(str(os.getpid()))
+        os.kill = lambda _, number: [kill(int((tmp_path / f"pid-{i}").read_text()), number) for i in (1, 0)]
+        watched(path, settings, Moments(path, "operation", at) if rank == "0" else None)
 
-    start = time.perf_counter()
-    assert go_on(tmp_path / "whole") == [0, 0]
-    duration = time.perf_counter() - start
+    assert short_runs.in_processes(2, lambda: go_on(tmp_path / "whole")) == [0, 0]
     rng, path = random.Random(0), tmp_path / "killed"
-    for _ in range(3):
-        kill_after = rng.uniform(0, duration)
-        short_runs.in_processes(2, lambda: short_runs.go_on(path, settings), kill_after)
-    assert go_on(path) == [0, 0]
+    for most in (90, 30, 30):
+        at = rng.randint(1, most)
+        assert short_runs.in_processes(2, lambda at=at: go_on(path, at)) == [-signal.SIGKILL] * 2
+    assert short_runs.in_processes(2, lambda: go_on(path)) == [0, 0]
     assert short_runs.outcome(Run(path)) == short_runs.outcome(Run(tmp_path / "whole"))
 
 

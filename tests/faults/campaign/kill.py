@@ -68,7 +68,7 @@ class Moments(Display):
 
         def open_watched(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             file = opened(path, mode, *args, **kwargs)
-            if mode in ("wb", "a") and self.folder in str(path):
+            if {*mode} & {*"wax"} and self.folder in str(path):
                 write = file.write
 
                 def write_watched(data: Any) -> Any:
@@ -124,6 +124,11 @@ def go_on(path: Path, settings: dict[str, Any], moments: Moments | None = None) 
     if moments is not None:
         moments.watch()
     short_runs.go_on(path, settings, progress=moments or False)
+
+
+def killed_at(path: Path, settings: dict[str, Any], kind: str, number: int) -> bool:
+    """Runs in a child until the n-th moment of a kind; whether it got so far, and was killed."""
+    return os.WIFSIGNALED(short_runs.in_child(lambda: go_on(path, settings, Moments(path, kind, number))))
 
 
 def _control(rng: Random, sandbox: Sandbox) -> list[str]:
