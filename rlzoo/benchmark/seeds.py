@@ -96,10 +96,8 @@ def train_seeds(
     """
     require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
     display, signals, ended = display or Display(), Signals(), threading.Event()
-    configs = {seed: run.read_config() for seed, run in runs.items()}
-    if total_steps is not None:
-        configs = {seed: replace(config, total_steps=total_steps) for seed, config in configs.items()}
-    totals = {seed: config.total_steps for seed, config in configs.items()}
+    changes: dict[str, Any] = {} if total_steps is None else {"total_steps": total_steps}
+    totals = {seed: replace(run.read_config(), **changes).total_steps for seed, run in runs.items()}
     finished = {seed for seed, run in runs.items() if run.finished and (total_steps or 0) <= run.steps()[-1]}
     failed: dict[int, Failed] = {}
 

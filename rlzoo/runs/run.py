@@ -109,9 +109,7 @@ class Run:
         run = cls(path.path if isinstance(path, Run) else path)
         if not run._config.is_file():
             seeds = sorted(run.path.glob("seed-*/config.json"))
-            remedy = (
-                f"; it holds the runs of several seeds: name one of them, such as {seeds[0].parent}" if seeds else ""
-            )
+            remedy = f"; it holds the runs of several seeds: name one, such as {seeds[0].parent}" if seeds else ""
             raise RunError(f"{run.path} holds no run (no config.json){remedy}")
         return run
 

@@ -51,7 +51,7 @@ def test_runs_of_the_same_settings_are_kept_and_others_refused(tmp_path):
 def test_folder_of_seeds_is_no_run_and_a_range_has_an_end(tmp_path, capsys):
     create_runs(tmp_path, config(), [1, 2])
     assert main(["eval", str(tmp_path)]) == 2
-    assert f"it holds the runs of several seeds: name one of them, such as {tmp_path}/seed-1" in capsys.readouterr().err
+    assert f"it holds the runs of several seeds: name one, such as {tmp_path}/seed-1" in capsys.readouterr().err
     assert main(["train", "ppo", "CartPole-v1", "--seed", "1-60000", "--out", str(tmp_path / "more")]) == 2
     assert "'1-60000' are more than 1,000 seeds" in capsys.readouterr().err
 
