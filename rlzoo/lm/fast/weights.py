@@ -70,31 +70,27 @@ class Embedding(nn.Embedding):
 
     def forward(self, token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch H"]:
         if torch.is_grad_enabled() and isinstance(self.weight, nn.Parameter):
-            return _Embedded.apply(self.weight, token, self.padding_idx)  # type: ignore[no-untyped-call]
+            return _Embedded.apply(self.weight, token)  # type: ignore[no-untyped-call]
         return super().forward(token)
 
 
 class _Embedded(torch.autograd.Function):
-    """The rows of a weight that belong to tokens. That of `padding` gets no gradient."""
+    """The rows of a weight that belong to tokens."""
 
     @staticmethod
-    def forward(
-        ctx: Any, weight: Float[Tensor, "V H"], token: Int[Tensor, "*batch"], padding: int | None
-    ) -> Float[Tensor, "*batch H"]:
-        ctx.weight, ctx.token, ctx.padding = weight, token, padding
+    def forward(ctx: Any, weight: Float[Tensor, "V H"], token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch H"]:
+        ctx.weight, ctx.token = weight, token
         return nn.functional.embedding(token, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Float[Tensor, "*batch H"]) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Float[Tensor, "*batch H"]) -> tuple[Tensor | None, None]:
         refuse_second_derivatives()
         total, row = summed_gradient(ctx.weight), ctx.token.reshape(-1)
         grad = grad.reshape(-1, grad.shape[-1]).to(ctx.weight.dtype)
-        if ctx.padding is not None:
-            grad = grad.masked_fill((row == ctx.padding).unsqueeze(-1), 0)
         if total is None:  # not in place, which batched gradients (vmap) do not allow
-            return torch.zeros_like(ctx.weight).index_add(0, row, grad), None, None
+            return torch.zeros_like(ctx.weight).index_add(0, row, grad), None
         total.index_add_(0, row, grad)
-        return None, None, None
+        return None, None
 
 
 def use_faster_layers(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.progress import track
 from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
-from rlzoo.lm.model.pretrained import without_dropout
+from rlzoo.lm.model.pretrained import without_dropout, without_padding
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single, tempered
 
@@ -160,6 +160,7 @@ class LanguageModel(ActorCritic):
     ) -> None:
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
+            without_padding(transformer)
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)

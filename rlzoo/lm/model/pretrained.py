@@ -313,6 +313,7 @@ def _start_head(head: nn.Module, seed: int) -> None:
 def _ready(model: Any, name: str) -> PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
+    without_padding(model)
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     numbers = ends is None or all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends]))
     require(numbers, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
@@ -334,6 +335,13 @@ def without_dropout(model: nn.Module) -> None:
         for name, x in vars(module).items():
             if "dropout" in name and isinstance(x, float):
                 setattr(module, name, 0.0)
+
+
+def without_padding(model: nn.Module) -> None:
+    """Lets embeddings train their row of padding: it may be a token of texts, such as the end of sequence."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.padding_idx = None
 
 
 def _zero_dropout(config: PretrainedConfig) -> None:

@@ -384,6 +384,23 @@ def test_the_end_of_sequence_trains_where_padding_has_its_id(kind):
     assert not g[~buffer.mask].any()
 
 
+def test_the_padding_token_of_a_model_trains_where_it_is_one_of_the_text():
+    """Chat models pad with the end of a turn, which is in every prompt."""
+    rows, results = make_rows(SIZES, "right"), []
+    padding = int(rows.token[1, 0])
+    settings = {"dtype": torch.float64, "attention": "eager"}
+    models = [make_model("llama", pad_token_id=own, **settings) for own in (None, padding)]
+    models[1].load_state_dict(models[0].state_dict())
+    for model in models:
+        policy = FlatPolicy(model)
+        model.distribution(rows).log_prob(rows.action).sum().backward()
+        v = torch.randn(policy.theta.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        product = fisher_vector_product(policy, policy.theta, make_buffer(model, rows).rows(0))(v)
+        results.append((model.trunk.base.embed_tokens.weight.grad, product))
+    assert results[0][0][padding].abs().max() > 0.01
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_junk_where_nothing_acts_changes_no_parameter(name):
     weights = []
