@@ -49,6 +49,7 @@ def read_config(folder: Path | str) -> dict[str, Any]:
 def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the tokenizer's padding, beginning and end of sequence into the model's configurations.
 
+    A list of tokens that end a text stays (`save` adds the tokenizer's).
     A sequence classifier needs the padding token to find the last token of a row.
     """
     configs: list[Any] = [model.config, model.config.get_text_config()]
@@ -56,7 +57,8 @@ def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
         configs.append(model.generation_config)
     for config in configs:
         for name in SPECIAL_TOKENS:
-            setattr(config, name, getattr(tokenizer, name))
+            if not isinstance(getattr(config, name, None), list):
+                setattr(config, name, getattr(tokenizer, name))
 
 
 def save(

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.pretrained import load_causal_lm
-from rlzoo.lm.model.saving import check_output, save
+from rlzoo.lm.model.saving import check_output, save, use_tokens
 
 
 def test_saved_model_is_read_by_hugging_face(tmp_path):
@@ -126,6 +126,15 @@ def test_a_tokenizer_without_end_of_sequence_adds_none(tmp_path):
 def test_other_tokens_that_end_a_text_stay(stops, expected, tmp_path):
     config = saved_generation_config(tmp_path / "out", GenerationConfig(eos_token_id=stops, pad_token_id=9))
     assert (config.eos_token_id, config.pad_token_id) == (expected, 9)
+
+
+def test_other_tokens_that_end_a_text_stay_where_those_of_the_tokenizer_are_used(tmp_path):
+    model = make_lm()
+    model.generation_config = GenerationConfig(eos_token_id=[7, 8], pad_token_id=9)
+    use_tokens(model, make_tokenizer())
+    save(model, make_tokenizer(), tmp_path / "out")
+    config = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (config.eos_token_id, config.pad_token_id) == ([7, 8, EOS], PAD)
 
 
 def test_the_generation_configuration_of_a_checkpoint_stays(tmp_path):
