@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -127,22 +128,30 @@ class Responses:
         return reward, replied
 
 
-def stop_ids(tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = ()) -> frozenset[int]:
-    """Ids of the tokens that end a response; by default the tokenizer's end of sequence.
+def end_ids(model: Any) -> list[int]:
+    """Ids of the tokens that end a text by the generation configuration of a Hugging Face model."""
+    own = model.generation_config.eos_token_id if model.can_generate() else None
+    return own if isinstance(own, list) else [] if own is None else [own]
+
+
+def stop_ids(
+    tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = (), ends: Sequence[int] = ()
+) -> frozenset[int]:
+    """Ids of the tokens that end a response; by default the tokenizer's end of sequence and the model's own `ends`.
 
     Raises:
         ConfigError: there is none, or a text is not a single token, such as one that the tokenizer does not know.
     """
     if not stop_tokens:
-        end = tokenizer.eos_token_id
-        require(end is not None, "the tokenizer has no end-of-sequence token; set stop_tokens")
-        return frozenset([int(end)])
+        ids = frozenset(x for x in (tokenizer.eos_token_id, *ends) if x is not None)
+        require(bool(ids), "the tokenizer has no end-of-sequence token; set stop_tokens")
+        return ids
     vocabulary = tokenizer.get_vocab()
-    ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in stop_tokens}
-    for text, tokens in ids.items():
+    encoded = {text: tokenizer.encode(text, add_special_tokens=False) for text in stop_tokens}
+    for text, tokens in encoded.items():
         if text not in vocabulary and len(tokens) != 1:
             raise ConfigError(f"stop_tokens: {text!r} is {len(tokens)} tokens to this tokenizer, not one")
         meant = str(tokenizer.decode(tokens))
         known = text in vocabulary or meant.strip() == text.strip()
         require(known, f"stop_tokens: {text!r} is {meant!r} to this tokenizer")
-    return frozenset(int(vocabulary[text] if text in vocabulary else ids[text][0]) for text in stop_tokens)
+    return frozenset(int(vocabulary[text] if text in vocabulary else encoded[text][0]) for text in stop_tokens)

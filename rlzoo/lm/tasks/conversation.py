@@ -18,6 +18,7 @@ from rlzoo.lm.finetune.records import Messages
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.language_model import LanguageModel, Memory
 from rlzoo.lm.model.tokens import Tokens
+from rlzoo.lm.reward.generation import end_ids
 from rlzoo.lm.reward.turns import decode
 from rlzoo.lm.tasks.language import LanguageTask
 
@@ -51,7 +52,8 @@ class Speaker:
         """A speaker from a directory or from the Hub. What its generation configuration stops at ends an answer."""
         tokenizer, actor = pretrained.load_tokenizer(name), pretrained.load_causal_lm(name)
         pretrained.check_vocabulary(actor, len(tokenizer), str(name))
-        return cls(LanguageModel(actor, temperature=temperature), tokenizer, _stops(actor, tokenizer), *args)
+        stop = frozenset(x for x in (tokenizer.eos_token_id, *end_ids(actor)) if x is not None)
+        return cls(LanguageModel(actor, temperature=temperature), tokenizer, stop, *args)
 
     @classmethod
     def of(cls, task: Task, temperature: float, *args: Any) -> Speaker:
@@ -113,9 +115,3 @@ class Speaker:
             if following in self.stop:
                 return
             ids, unread = [*ids, following], [following]
-
-
-def _stops(actor: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids that end an answer: the tokenizer's end of sequence, and those of the model's generation configuration."""
-    own = actor.generation_config.eos_token_id if actor.can_generate() else None
-    return frozenset(x for x in (tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])) if x is not None)

@@ -38,7 +38,7 @@ from rlzoo.lm.model.language_model import LanguageModel, causal_lm, merged, with
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
-from rlzoo.lm.reward.generation import Generation, stop_ids
+from rlzoo.lm.reward.generation import Generation, end_ids, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.prompt import Prompts
 from rlzoo.lm.reward.scores import Score, call_score, columns_for, missing_columns, score_name
@@ -196,10 +196,14 @@ class LanguageTask(Task):
         if settings.beta_target is not None:
             control = AdaptiveKL(settings.beta, settings.beta_target, settings.beta_horizon)
         treatment = ScoreTreatment(settings.score_normalization, settings.score_clip, settings.missing_eos_penalty)
+        stop = stop_ids(self.tokenizer, settings.stop_tokens, end_ids(causal_lm(self.model.actor)))
+        if not settings.stop_tokens and stop != {self.tokenizer.eos_token_id}:
+            ends = ", ".join(repr(self.tokenizer.decode([x])) for x in sorted(stop))
+            self.setup.progress.say(f"responses end with {ends}, as the model's generation configuration has it")
         generation = Generation(
             settings.max_new_tokens,
             settings.max_prompt_tokens,
-            stop_ids(self.tokenizer, settings.stop_tokens),
+            stop,
             self._find_turns(),
             self._find_allowed(),
         )

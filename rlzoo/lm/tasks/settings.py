@@ -84,7 +84,8 @@ class Language(TaskSettings):
     responses_per_prompt: Count = 1
     """Responses to each prompt in a buffer; responses_per_batch must be a multiple of it."""
     stop_tokens: tuple[str, ...] = ()
-    """Tokens that end a response or a turn; empty for the tokenizer's end of sequence."""
+    """Tokens that end a response or a turn; empty for the tokenizer's end of sequence and those of the model's
+    generation configuration."""
     reply: Text | None = None
     """What is said to the model when it has ended a turn: module:function; none for the task's own, or for responses of
     one turn."""

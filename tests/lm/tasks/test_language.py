@@ -14,9 +14,11 @@ from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.fast import packed
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.tasks.conversation import Speaker
 from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.optim.objective import surrogate
 from rlzoo.runs.configuration.config import check
+from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS
 
@@ -57,6 +59,21 @@ def test_every_algorithm_trains_a_language_model(algorithm, data):
     assert any(name.startswith("value") for name in moved)
     assert metrics["kl_reference"] != 0
     assert np.isfinite(list(metrics.values())).all()
+
+
+def test_responses_end_where_the_generation_configuration_ends_them(tmp_path):
+    """As in chat; also after a resume, from the run's own copy."""
+    tiny.save_lm(tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [7, tiny.EOS]}))
+    (tmp_path / "prompts.txt").write_text("ab\n")
+    lines = []
+    own = Trainer(config(tmp_path), progress=tiny.Said(lines)).task.env.stop
+    assert own == {7, tiny.EOS} == Speaker.load(tmp_path / "model", 1.0, 4).stop
+    assert "responses end with 'h', '<eos>', as the model's generation configuration has it" in lines
+    run = rlzoo.train(config(tmp_path, total_steps=40), out=tmp_path / "run")
+    assert load_task(run).env.stop == own
+    assert Trainer(config(tmp_path, stop_tokens=("a",))).task.env.stop == {0}
 
 
 @pytest.mark.parametrize("estimator", ["leave-one-out", "group-mean", "group-norm"])
