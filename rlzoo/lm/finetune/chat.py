@@ -16,6 +16,7 @@ import jinja2
 
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.finetune.records import Messages
+from rlzoo.lm.model.beginning import begins
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,10 +121,11 @@ def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, fir
 
 def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Row:
     """Prompt and completion as tokens, with end of sequence. The completion and the end train."""
-    before = _without_end(tokenizer(prompt)["input_ids"], tokenizer)
-    ids = _without_end(tokenizer(prompt + completion)["input_ids"], tokenizer)
+    special = begins(tokenizer)
+    before = _without_end(_tokens(tokenizer, prompt, special), tokenizer)
+    ids = _without_end(_tokens(tokenizer, prompt + completion, special), tokenizer)
     if ids[: len(before)] != before:  # a token spans the border, which it cannot in generation
-        ids = before + tokenizer(completion, add_special_tokens=False)["input_ids"]
+        ids = before + _tokens(tokenizer, completion)
     require(len(ids) > len(before), "the completion has no tokens to this tokenizer")
     return _ended(Row(ids, [k >= len(before) for k in range(len(ids))]), tokenizer)
 
@@ -167,8 +169,8 @@ def _ended(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:
     return Row([*row.ids, int(end)], [*row.trains, True])
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
 def _render(

@@ -26,6 +26,7 @@ from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
 from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.model import gguf
+from rlzoo.lm.model.beginning import begins
 from rlzoo.lm.model.hugging_face import license_of, loading, location, quiet
 from rlzoo.lm.model.precision import equal_but_for_rounding
 from rlzoo.lm.model.saving import LICENSE, SPECIAL_TOKENS, read_config
@@ -217,14 +218,14 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text, with the special tokens that the tokenizer adds by default, but no end of sequence.
+    """Tokens of each text, with special tokens that the tokenizer adds (see `begins`), but no end of sequence.
 
     Raises:
         ConfigError: the tokenizer has no tokens for a text.
     """
     try:
         with quiet():
-            rows = tokenizer(list(texts))["input_ids"] if texts else []
+            rows = tokenizer(list(texts), add_special_tokens=begins(tokenizer))["input_ids"] if texts else []
             return [row[:-1] for row in rows] if _adds_end(tokenizer, rows, texts) else rows
     except Exception as error:  # tokenizers raise Exception itself
         raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error

@@ -8,11 +8,13 @@ import time
 import pytest
 from tiny import CHARACTERS, EOS, make_tokenizer
 from tokenizers import normalizers
+from tokenizers.processors import TemplateProcessing
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune import chat
 from rlzoo.lm.finetune.chat import completion_row, conversation_row, prompt_text, reply_text
 from rlzoo.lm.finetune.data import Pair, read_examples, read_pairs, read_prompts
+from rlzoo.lm.model.pretrained import encode
 
 TALK = [
     {"role": "system", "content": "be"},
@@ -99,6 +101,21 @@ def test_beginning_of_sequence_is_not_doubled():
     assert prompt_text(TALK[:1], Begins(False)) == "<s>hi"
 
 
+@pytest.mark.parametrize("begin", ["", "{{ bos_token }}"])
+def test_prompts_begin_in_training_as_in_fine_tuning(begin):
+    """As in `apply_chat_template`, which adds no beginning of sequence that the template does not write."""
+    words = tokenizer(begin + PLAIN)
+    words.bos_token = "!"
+    special = [("!", words.bos_token_id)]
+    words.backend_tokenizer.post_processor = TemplateProcessing(single="! $A", special_tokens=special)
+    expected = words.apply_chat_template(TALK[:2], add_generation_prompt=True)["input_ids"]
+    assert (expected[0] == words.bos_token_id) is bool(begin)
+    prompt = prompt_text(TALK[:2], words)
+    assert encode(words, [prompt]) == [expected]
+    for row in (conversation_row(TALK, words), completion_row(prompt, "yo", words)):
+        assert row.ids[: len(expected)] == expected
+
+
 def test_reply_is_what_follows_the_prompt_without_its_end():
     assert reply_text(TALK[:2], TALK[2:3], tokenizer()) == "yo"
     assert reply_text(TALK[:2], TALK[2:3], tokenizer(NO_END)) == "yo"
@@ -132,7 +149,7 @@ def test_token_that_would_span_prompt_and_completion_is_cut():
     class Pairs:
         """Two letters a token, from the beginning."""
 
-        eos_token_id = 99
+        eos_token_id, chat_template, bos_token = 99, None, None
 
         def __call__(self, text, add_special_tokens=True):
             return {"input_ids": [text[k : k + 2] for k in range(0, len(text), 2)]}

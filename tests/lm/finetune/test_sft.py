@@ -213,7 +213,7 @@ def test_same_seed_gives_the_same_weights_and_another_does_not():
 
 def test_end_that_the_tokenizer_puts_itself_is_not_doubled():
     class Ends:
-        eos_token_id, pad_token_id = EOS, PAD
+        eos_token_id, pad_token_id, chat_template, bos_token = EOS, PAD, None, None
 
         def __len__(self):
             return PAD + 1
