@@ -212,9 +212,17 @@ def check_vocabulary(model: Any, vocab_size: int, name: str) -> None:
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
-    """Length of the model's context; None if its configuration does not say."""
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return longest if isinstance(longest, int) and longest > 0 else None
+    """Length of the model's context; None if its configuration does not say.
+
+    That of a model with longrope is the original one: beyond it, a longer row places its earlier tokens differently.
+    """
+    config: Any = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    if rope.get("rope_type") == "longrope":
+        original = "original_max_position_embeddings"
+        limits += [rope.get(original), getattr(config, original, None)]
+    return min((x for x in limits if isinstance(x, int) and x > 0), default=None)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

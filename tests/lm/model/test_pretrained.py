@@ -341,6 +341,11 @@ def test_an_end_of_sequence_that_the_tokenizer_adds_is_left_out(begins):
 
 def test_longest_row():
     assert [max_positions(make_lm(kind)) for kind in KINDS] == [32, 32, 32]
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 16
+    assert max_positions(make_lm("llama", rope_parameters={"rope_theta": 1e4, **rope})) == 16
+    mpt = {"model_type": "mpt", "d_model": 8, "n_heads": 2, "n_layers": 1, "max_seq_len": 24}
+    assert max_positions(new_causal_lm(mpt, 20)) == 24
 
 
 # Tokenizers
