@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from lm_builders import KINDS, buffer_of, make_fast, make_model, make_rows, make_small
+from lm_builders import KINDS, buffer_of, make_fast, make_model, make_rows, make_small, move
+from tiny import PAD
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rlzoo.lm.fast import model as fast_model
 from rlzoo.lm.fast.attention import NAMES
 from rlzoo.lm.fast.model import accelerate_model
 from rlzoo.lm.fast.unpadded import Unpadded
+from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.model.pretrained import new_causal_lm
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy
@@ -144,6 +147,18 @@ def test_attention_of_another_kind_is_left_alone(attention, monkeypatch):
     assert not model.trunk.unpads
     assert model.trunk.base.config._attn_implementation == {"sdpa": NAMES["sdpa"], "eager": "eager"}[attention]
     for mine, theirs in zip(results(model, rows), expected, strict=True):
+        assert (mine - theirs).norm() < 3e-6 * theirs.norm()
+
+
+def test_a_window_that_is_in_the_mask_alone_is_left_alone():
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    experts = {"intermediate_size": 48, "num_local_experts": 2, "sliding_window": 5}
+    config = {"model_type": "phimoe", "initializer_range": 0.2, **shape, **experts}
+    plain, fast = (move(LanguageModel(new_causal_lm(config, PAD + 1))) for _ in range(2))
+    accelerate_model(fast)
+    rows = shared()
+    assert rows.attention.sum(1).max() > 5
+    for mine, theirs in zip(results(fast, rows), results(plain, rows), strict=True):
         assert (mine - theirs).norm() < 3e-6 * theirs.norm()
 
 
