@@ -27,6 +27,8 @@ from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_sing
 
 _NO_GRAD_TOKENS = 4096
 """Tokens of a micro-batch in forwards without gradient."""
+_LARGE = 1024
+"""Factor that brings the logits of random weights to a size at which a soft cap changes them."""
 
 
 class Trunk(nn.Module):
@@ -187,10 +189,13 @@ class LanguageModel(ActorCritic):
         token = torch.arange(2, device=device).unsqueeze(0)
         seen = torch.ones_like(token)
         logits = lm(token, attention_mask=seen, use_cache=False).logits[0]
+        with self.policy.head.register_forward_hook(lambda *x: _LARGE * x[-1]):
+            large = lm(token, attention_mask=seen, use_cache=False).logits[0] / _LARGE
         plain, head = Trunk(self.trunk.base), self.policy.functional._replace(temperature=1.0, precision=None)
         states: Any = getattr(plain.run(token, seen.bool()), "last_hidden_state", None)
         fault = f"{name} is not supported: its logits are more than an output embedding of its hidden states"
-        require(states is not None and equal_but_for_rounding(head(states[0]), at_least_single(logits)), fault)
+        for own in (logits, large):
+            require(states is not None and equal_but_for_rounding(head(states[0]), at_least_single(own)), fault)
         hidden = states[0]
         fault, cache = f"{name} is not supported: it cannot continue from a key-value cache", plain.new_cache()
         try:

@@ -229,6 +229,12 @@ def test_an_architecture_that_does_more_to_its_logits_is_refused(name):
         LanguageModel(other_actor(name))
 
 
+def test_a_soft_cap_is_refused_where_the_logits_do_not_reach_it():
+    config = {"model_type": "gemma2", **SHAPE, "head_dim": 16, "initializer_range": 0.002}
+    with pytest.raises(ConfigError, match="its logits are more than an output embedding of its hidden states"):
+        LanguageModel(new_causal_lm(config, PAD + 1))
+
+
 def scaled(kind, size, dtype=torch.float32):
     """A model of random weights whose logits are about `size`, as pretrained ones have them."""
     actor = other_actor(kind) if kind in OTHERS else make_actor(kind, tie_word_embeddings=False)
