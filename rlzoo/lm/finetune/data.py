@@ -161,7 +161,7 @@ def _prompt(record: Record, tokenizer: PreTrainedTokenizerBase | None) -> Prompt
         return content if isinstance(content, str) else prompt_text(content, _needed(tokenizer))
 
     own = next((name for name in _PROMPT if name in record.values), None)
-    return Prompt(record.read(text), {name: x for name, x in record.row.items() if name != own})
+    return Prompt(record.read(text), {name: x for name, x in record.row.items() if name not in (own, _PROMPT[0])})
 
 
 def _example(values: Values) -> tuple[str | Messages | None, str | Messages]:
