@@ -53,12 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain("interrupted", INTERRUPTED)
     except (TrainingError, NonFiniteError, ProcessError) as error:
         return _complain(str(error), 1)
-    except MemoryError as error:
-        return _complain(f"there is not enough memory: {error}", 1)
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except (ConfigError, RunError, EnvError, UnknownEnv, UnsupportedSpace) as error:
         return _complain(str(error), 2)
+    except (MemoryError, RuntimeError) as error:
+        from rlzoo.runs.session import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        remedy = "use a smaller model, or lower micro_batch_tokens, max_tokens or max_new_tokens if it is a setting"
+        return _complain(f"there is not enough memory: {' '.join(str(error).split())}; {remedy}", 1)
 
 
 @contextlib.contextmanager

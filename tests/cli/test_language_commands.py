@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import tiny
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import rlzoo
@@ -466,3 +467,14 @@ def test_play_has_no_score_without_the_columns_that_it_takes(folder, capsys, tmp
     assert record["mean_kl"] > -1
     assert command("play", "asked", prompt="Say b") == 0
     assert "response 1: KL" in out_of(capsys)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_a_lack_of_memory_is_one_line_with_a_remedy(error, monkeypatch, capsys):
+    def fails(*arguments):
+        raise error("Tried\nto allocate")
+
+    monkeypatch.setattr("rlzoo.lm.finetune.sft.fit", fails)
+    assert command("sft", "texts.txt", model="model", out="none") == 1
+    message = "there is not enough memory: Tried to allocate; .*lower micro_batch_tokens"
+    assert re.search(message, capsys.readouterr().err)
