@@ -72,7 +72,7 @@ def _convert(file: Path, new: Path, folder: Path, progress: Progress) -> None:
         with loading(str(file), "tokenizer"):
             tokenizer = _with_tokens(AutoTokenizer.from_pretrained(scratch, trust_remote_code=False, **where), reader)
         with loading(str(file), "model"):
-            model = _plain(_dequantised(scratch, where))
+            model = _plain(_dequantised(scratch, where, file))
     use_tokens(model, tokenizer)
     if license := _value(reader, "general.license"):
         setattr(model.config, LICENSE, license)
@@ -121,7 +121,7 @@ def _with_tokens(tokenizer: PreTrainedTokenizerBase, reader: Any) -> PreTrainedT
     return tokenizer
 
 
-def _dequantised(folder: str, where: dict[str, Any]) -> Any:
+def _dequantised(folder: str, where: dict[str, Any], file: Path) -> Any:
     def shown(tensors: Sequence[Any], **_: Any) -> Iterable[Any]:
         return track("tensor", tensors)
 
@@ -135,7 +135,7 @@ def _dequantised(folder: str, where: dict[str, Any]) -> Any:
     finally:
         library.tqdm = bar
     missing = sorted(info["missing_keys"])
-    require(not missing, f"{len(missing)} of its weights are missing, such as {''.join(missing[:1])}")
+    require(not missing, f"{file} lacks {len(missing)} weights of its architecture, such as {''.join(missing[:1])}")
     return model
 
 

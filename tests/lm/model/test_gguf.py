@@ -181,6 +181,14 @@ def test_truncated_files(tmp_path, share, cache):
     assert [path for path in cache.iterdir() if not path.name.startswith(".")] == []
 
 
+def test_a_file_that_lacks_weights(tmp_path, monkeypatch):
+    monkeypatch.delitem(NAMES, "ffn_up")
+    file = write(tmp_path / "tiny.gguf")
+    message = rf"^\S*tiny\.gguf lacks {LAYERS} weights of its architecture, such as model\.layers\.0\.mlp\.up_proj"
+    with pytest.raises(ConfigError, match=message):
+        located(str(file))
+
+
 def test_files_that_are_no_model(tmp_path):
     other = tmp_path / "other.gguf"
     with pytest.raises(ConfigError, match=r"^no such file: \S*other\.gguf$"):
