@@ -163,11 +163,13 @@ def fit(
         on_epoch: called with the number of the epoch, from 1, and its mean loss.
 
     Raises:
+        ConfigError: all parameters are frozen.
         NonFiniteError: a loss or gradient is not finite; the step was not taken.
     """
     rng = np.random.default_rng(settings.seed)
     optimizer = _adamw(model, settings)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    require(bool(parameters), "the model has no parameter to train; unfreeze it, such as model.requires_grad_(True)")
     steps = settings.epochs * math.ceil(len(rows) / settings.batch_size)
     step = 0
     with operation("step", steps) as fitting:

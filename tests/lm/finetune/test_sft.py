@@ -232,6 +232,8 @@ def test_tokenizer_that_does_not_fit_is_refused():
         sft(["a", "b"], settings(), new_causal_lm(CONFIGS["gpt2"], 9), make_tokenizer())
     with pytest.raises(ConfigError, match="leaves nothing to train on"):
         sft(["a"], settings(held_out=0.1), make_lm(), make_tokenizer())
+    with pytest.raises(ConfigError, match=r"no parameter to train; unfreeze it, such as model\.requires_grad_\(True\)"):
+        sft(["a", "b"], settings(), make_lm().requires_grad_(False), make_tokenizer())
 
 
 WRONG = {"epochs": 0, "batch_size": 0, "learning_rate": 0.0, "warmup": 1.5, "held_out": 1.0, "max_tokens": 1}
