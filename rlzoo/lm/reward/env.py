@@ -93,12 +93,14 @@ class LMEnv(VectorEnv):
         sample = self.with_turns(prompts[:1], [[]])
         for column in missing_columns(self.scoring.score, sample):
             have = ", ".join(columns_of(sample)) or "none"
-            raise ConfigError(f"reward {self.scoring.name} takes a column {column!r} of the {name}; they have {have}")
+            fault = f"reward {self.scoring.name} takes a column {column!r} of the {name}; they have {have}"
+            raise ConfigError(f"{fault}: add it to the {name}, or give the argument a default")
         encoded = encode(self.tokenizer, prompts)
         for number, (text, ids) in enumerate(zip(prompts, encoded, strict=True), 1):
             require(len(ids) > 0, f"{name}: prompt {number} ({text!r}) is empty")
             fault = f"{name}: prompt {number} ({text[:40]!r}) has {len(ids)} tokens; there is room for {self._room}"
-            require(self._room is None or len(ids) <= self._room, fault)
+            remedy = "shorten it, lower max_new_tokens, or raise max_prompt_tokens if it is set"
+            require(self._room is None or len(ids) <= self._room, f"{fault}: {remedy}")
         return encoded
 
     def over(self, prompts: Sequence[str]) -> LMEnv:

@@ -249,7 +249,7 @@ def test_state_dict_round_trip():
         ([], {}, "prompts: there are none"),
         (["a", ""], {}, r"prompts: prompt 2 \(''\) is empty"),
         (["a" * 28], {}, r"prompts: prompt 1 \('a+'\) has 28 tokens; there is room for 26"),
-        (["ab", "abcd"], {"max_prompt_tokens": 3}, r"prompt 2 \('abcd'\) has 4 tokens; there is room for 3"),
+        (["ab", "abcd"], {"max_prompt_tokens": 3}, r"2 \('abcd'\) has 4 tokens; there is room for 3: shorten it"),
         (["a"], {"max_new_tokens": 32}, "must leave room for a prompt in the model's context of 32, got 32"),
     ],
 )

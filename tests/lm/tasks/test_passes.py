@@ -82,5 +82,6 @@ def test_a_run_keeps_the_columns(run):
 
 def test_prompts_without_a_column_that_the_score_takes(run):
     settings = {"model": str(run.path / "start"), "prompts": ["ab"], "reward": contains, "max_new_tokens": 8}
-    with pytest.raises(ConfigError, match="reward contains takes a column 'answer' of the prompts; they have none"):
+    message = "reward contains takes a column 'answer' of the prompts; they have none: add it to the prompts, or give"
+    with pytest.raises(ConfigError, match=message):
         rlzoo.train("ppo-clip", "Prompts", out="never", **settings)
