@@ -356,10 +356,10 @@ class LanguageTask(Task):
             save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START, self.env.stop, sealed=True)
 
     def end(self, folder: Path) -> None:
-        """Saves the actor as a Hugging Face model, with its adapter merged, and the adapter by itself."""
-        self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
+        """Saves the adapter, which is small, and then the actor with it merged, as a Hugging Face model."""
         if self.settings.lora_rank is not None:
             save_adapter(self.model.actor, self._base() or str((folder / START).resolve()), folder / ADAPTER)
+        self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
 
     def _base(self) -> str | None:
         """Hub name of the initial model; None if it is a file, a directory or an object."""

@@ -181,6 +181,18 @@ def test_a_run_leaves_models_that_transformers_loads(data, tmp_path):
     assert record["samples"]
 
 
+def test_the_adapter_is_there_if_the_disk_is_too_full_for_the_model(data, tmp_path, monkeypatch):
+    task = Trainer(config(data, lora_rank=2)).task
+
+    def full(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(task.model, "save_pretrained", full)
+    with pytest.raises(OSError, match="no space left"):
+        task.end(tmp_path)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_a_run_depends_on_no_directory_but_its_own(data, tmp_path):
     tiny.save_lm(tmp_path / "model")
     run = rlzoo.train(config(data, model=str(tmp_path / "model"), total_steps=40), out=tmp_path / "run")
