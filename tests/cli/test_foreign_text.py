@@ -45,11 +45,12 @@ def test_settings_on_a_help_page(run, capsys):
 
 def test_versions_and_names_in_a_report(run, capsys, tmp_path):
     change(run, versions={ESCAPE: ESCAPE}, wrappers=[ESCAPE])
-    shown(capsys, "report", run.path, "--out", tmp_path / "report")
+    assert shown(capsys, "report", run.path, "--out", tmp_path / "report")[0] == 0
     for name in ("report.md", "report.html"):
         text = (tmp_path / "report" / name).read_text()
         assert "\x1b" not in text
         assert "\u202e" not in text
+        assert text.replace("&#92;", "\\").count(SHOWN) == 2
 
 
 def test_command_line_itself(capsys):
