@@ -212,9 +212,11 @@ def test_a_suite_that_was_stopped_goes_on(suite, whole, tmp_path):
 @pytest.mark.slow
 def test_a_suite_killed_at_any_moment_ends_with_the_same_results(suite, whole, tmp_path):
     command = [sys.executable, "-m", "rlzoo", "benchmark", str(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]
-    for delay in (2.2, 3.4):
+    results = tmp_path / "out" / "results.jsonl"
+    for jobs in (1, 3):
         process = subprocess.Popen([*command, "--jobs", "2"], start_new_session=True, stdout=subprocess.DEVNULL)
-        time.sleep(delay)
+        while process.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") >= jobs):
+            time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     subprocess.run([*command, "--jobs", "1"], check=True, stdout=subprocess.DEVNULL)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlzoo.benchmark.search import _Problem, score_of, search
-from rlzoo.benchmark.spaces import SPACES, Between, as_parameters, as_settings, space_for
+from rlzoo.benchmark.spaces import SCHEDULED, SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
 from rlzoo.core.system.errors import TrainingError
 from rlzoo.core.system.fields import check_fields
@@ -129,6 +129,12 @@ def test_range_moves_to_a_value_that_it_does_not_hold_and_other_choices_stay():
     space = space_for("ppo-clip", values, fixed={"epochs": 4})
     assert space["learning_rate"] == Between(pytest.approx(2e-6), pytest.approx(5e-5))
     assert space.keys() == {"learning_rate", "anneal_lr", "beta"}
+
+
+def test_spaces_hold_settings_of_some_algorithm_and_no_other_names():
+    pairs = [(algorithm, env) for algorithm in SPACES for env in ("CartPole-v1", "RandomWalks")]
+    known = set().union(SCHEDULED, *(assemble(*pair, {}).table for pair in pairs))
+    assert set().union(*SPACES.values()) - known == set()
 
 
 @pytest.mark.parametrize("algorithm", SPACES)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 
 import pytest
 import short_runs
@@ -25,6 +24,8 @@ from rlzoo.runs.logs.trackers import continue_tracker
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume
 
+pytestmark = pytest.mark.timeout(120)  # a hang fails
+
 HUGE = 200 * 2**30
 
 
@@ -42,20 +43,6 @@ def huge(path):
 
 
 KINDS = pytest.mark.parametrize("kind", [pipe, device, huge])
-
-
-@pytest.fixture(autouse=True)
-def in_time():
-    """A hang fails after ten seconds."""
-
-    def hang(*_):
-        raise AssertionError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, hang)
-    signal.alarm(10)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")
