@@ -1,9 +1,9 @@
-"""Fisher products over graphs that are kept, beside forward-mode passes: microseconds of one product.
+"""Fisher products: forward-mode passes, graphs that are kept, and passes that are written out. Microseconds of one.
 
     python benchmarks/speed/fisher_products.py
 
-A policy of single steps (context 1) takes the first way, one of whole rows the second, so the same model is measured
-with either context, in turns, on one thread. Writes benchmarks/results/fisher-products.md.
+A policy of whole rows (context 0) takes the first way, one of single steps the second or, if its networks are built in, the
+third. The same model is measured in each way, in turns, on one thread. Writes benchmarks/results/fisher-products.md.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ import torch
 from rlzoo import Trainer, make_config
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate
+from rlzoo.optim.fast.tape import TapeJacobian
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy
 
 RESULT = Path(__file__).parents[1] / "results" / "fisher-products.md"
 CASES = {"CartPole-v1": {"num_envs": 2, "num_steps": 512}, "HalfCheetah-v5": {"num_envs": 1, "num_steps": 2048}}
+WAYS = {"forward mode": (0, None), "kept graphs": (1, None), "written out": (1, TapeJacobian)}
 ROUNDS, PRODUCTS = 7, 50
 
 
-def microseconds(policy: FlatPolicy, batch: Buffer, context: int) -> float:
+def microseconds(policy: FlatPolicy, batch: Buffer, way: str) -> float:
     """The processor time of one product."""
-    policy.model.context = context
+    policy.model.context, policy.model.jacobian = WAYS[way]
     product = fisher_vector_product(policy, policy.theta, batch, 0.1)
     v = torch.randn(len(policy.theta), generator=torch.Generator().manual_seed(0))
     product(v)
@@ -40,15 +42,16 @@ def microseconds(policy: FlatPolicy, batch: Buffer, context: int) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    lines = ["| task | rows | forward mode, µs | kept graphs, µs | ratio |", "|---|--:|--:|--:|--:|"]
+    heads = ["task", "rows", *(f"{way}, µs" for way in WAYS), "first / last", "second / last"]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * (len(heads) - 1)]
     for env, settings in CASES.items():
         trainer = Trainer(make_config("trpo", env, **settings, total_steps=5000, compile=False))
         batch = trainer.algorithm.estimator(evaluate(trainer.model, trainer.task.collect().buffer)).rows(1)
         policy = FlatPolicy(trainer.model)
-        rounds = [[microseconds(policy, batch, context) for context in (0, 1)] for _ in range(ROUNDS)]
-        forward, kept = (statistics.median(x) for x in zip(*rounds, strict=True))
-        ratio = statistics.median(a / b for a, b in rounds)
-        lines.append(f"| {env} | {batch.num_rows:,} | {forward:,.0f} | {kept:,.0f} | {ratio:.2f} |")
+        rounds = [[microseconds(policy, batch, way) for way in WAYS] for _ in range(ROUNDS)]
+        times = [f"{statistics.median(x):,.0f}" for x in zip(*rounds, strict=True)]
+        ratios = [f"{statistics.median(x[i] / x[-1] for x in rounds):.2f}" for i in (0, 1)]
+        lines.append(f"| {' | '.join([env, f'{batch.num_rows:,}', *times, *ratios])} |")
     RESULT.write_text("\n".join(lines) + "\n\n`python benchmarks/speed/fisher_products.py`, medians of 7 rounds.\n")
     print(RESULT.read_text())
 
