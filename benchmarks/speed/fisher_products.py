@@ -2,8 +2,9 @@
 
     python benchmarks/speed/fisher_products.py
 
-A policy of whole rows (context 0) takes the first way, and one of single steps the second or, with the built-in networks,
-the third. The same model is measured in each way, in turns, on one thread. Writes benchmarks/results/fisher-products.md.
+A policy of whole rows (context 0) takes the first way; one of single steps takes the second, or the third with the
+built-in networks. The same model is measured in each way, in turns, on one thread. Writes
+benchmarks/results/fisher-products.md.
 """
 
 from __future__ import annotations
