@@ -214,11 +214,13 @@ def check_vocabulary(model: Any, vocab_size: int, name: str) -> None:
 def max_positions(model: PreTrainedModel) -> int | None:
     """Length of the model's context; None if its configuration does not say.
 
-    That of a model with longrope is the original one: beyond it, a longer row places its earlier tokens differently.
+    That of a model with longrope is the original one: beyond it, a longer row places its earlier tokens differently. That
+    of Doge is its window: beyond it, a token that is read from the cache sees others than in the whole row.
     """
     config: Any = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    limits = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len")]
+    names = ("max_position_embeddings", "max_seq_len", "keep_window_size")
+    limits = [getattr(config, name, None) for name in names]
     if rope.get("rope_type") == "longrope":
         original = "original_max_position_embeddings"
         limits += [rope.get(original), getattr(config, original, None)]

@@ -346,6 +346,8 @@ def test_longest_row():
     assert max_positions(make_lm("llama", rope_parameters={"rope_theta": 1e4, **rope})) == 16
     mpt = {"model_type": "mpt", "d_model": 8, "n_heads": 2, "n_layers": 1, "max_seq_len": 24}
     assert max_positions(new_causal_lm(mpt, 20)) == 24
+    doge = {"model_type": "doge", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1}
+    assert max_positions(new_causal_lm({**doge, "intermediate_size": 8, "keep_window_size": 12}, 20)) == 12
 
 
 # Tokenizers
