@@ -214,8 +214,8 @@ def check_vocabulary(model: Any, vocab_size: int, name: str) -> None:
 def max_positions(model: PreTrainedModel) -> int | None:
     """Length of the model's context; None if its configuration does not say.
 
-    That of a model with longrope is the original one: beyond it, a longer row places its earlier tokens differently. That
-    of Doge is its window: beyond it, a token that is read from the cache sees others than in the whole row.
+    That of a model with longrope is the original one: beyond it, a longer row places its earlier tokens differently. Of
+    Doge it is the window: beyond it, a token that continues from the cache sees others than in the whole row.
     """
     config: Any = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
