@@ -49,9 +49,12 @@ def find_results(paths: Sequence[Path | str], warn: Callable[[str], None]) -> li
     """
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
-        below = list(_walk(path, warn, set()))
+        faults: list[str] = []
+        below = list(_walk(path, faults.append, set()))
         if not below:
-            raise RunError(f"{path} holds neither runs nor results of a suite")
+            raise RunError("; ".join(faults) or f"{path} holds neither runs nor results of a suite")
+        for fault in faults:
+            warn(f"{fault}; the run is left out")
         for folder in below:
             folders.setdefault(folder.resolve(), folder)
     suites = [Results.read(folder, warn) for folder in folders.values() if holds_results(folder)]
@@ -116,30 +119,31 @@ def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callabl
     )
 
 
-def _walk(path: Path, warn: Callable[[str], None], seen: set[Path]) -> Iterator[Path]:
+def _walk(path: Path, complain: Callable[[str], None], seen: set[Path]) -> Iterator[Path]:
     """Result folders and run directories in a directory, in the order of their names.
 
     Args:
+        complain: called with a message for each run that cannot be read.
         seen: directories that are not entered again, such as by a link to one around it.
     """
     if path.resolve() in seen:
         return
     seen.add(path.resolve())
-    if holds_results(path) or _is_run(path, warn):
+    if holds_results(path) or _is_run(path, complain):
         yield path
     elif path.is_dir():
         for below in sorted(path.iterdir()):
             if below.is_dir() and not below.name.startswith("."):
-                yield from _walk(below, warn, seen)
+                yield from _walk(below, complain, seen)
 
 
-def _is_run(path: Path, warn: Callable[[str], None]) -> bool:
+def _is_run(path: Path, complain: Callable[[str], None]) -> bool:
     """Whether a directory holds a run. A language model's directory also has a `config.json`."""
     try:
         return (path / "config.json").exists() and {"algorithm", "env"} <= read_record(path / "config.json").keys()
     except RunError as error:
         if not isinstance(error.__cause__, (KeyError, TypeError)):  # it is a file of something else
-            warn(f"{error}; the run is left out")
+            complain(str(error))
         return False
 
 

@@ -198,7 +198,8 @@ def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_gr
     files = {Path(inspect.getfile(x)) for x in of_user if x.__module__ != "__main__"}
     files |= {*Path(__file__).parents[2].rglob("*.py"), *(_files_of_the_user() if of_user else [])}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
-    if of_user and not hasattr(sys.modules["__main__"], "__file__"):  # a notebook, whose code is in no file
+    interactive = not hasattr(sys.modules["__main__"], "__file__")
+    if interactive and any(x.__module__ == "__main__" for x in of_user):  # of a notebook, in no file
         source += os.urandom(8).hex()
     settings = getattr(loss, "__self__", None), adam.betas, adam.rest, max_grad_norm, minibatches.whiten
     return repr((loss.__qualname__, settings, list(names.values()), modules, source))
