@@ -100,9 +100,11 @@ class TapeJacobian(Jacobian):
     def pull(self, forces: list[Tensor], total: Vector, keep: bool) -> None:
         for leaf, piece in zip(self.leaves, unflatten(total, self.leaves), strict=True):
             leaf.grad = piece
-        grads = torch.autograd.grad(self.moving, self.inputs, self.of_moving(forces), retain_graph=True)
+        moving = self.of_moving(forces)
+        grads = torch.autograd.grad(self.moving, self.inputs, moving, retain_graph=True, allow_unused=True)
         for record, grad in zip(self.tape.records, grads, strict=False):
-            record.pull_back(grad)
+            if grad is not None:
+                record.pull_back(grad)
         for leaf, grad in zip(self._others, grads[len(self.tape.records) :], strict=True):
             leaf.grad.add_(grad)  # type: ignore[union-attr]
         for leaf in self.leaves:

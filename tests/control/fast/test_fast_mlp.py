@@ -64,6 +64,17 @@ def test_products_with_the_jacobian_are_those_of_autograd(space, settings, activ
         torch.testing.assert_close(own, theirs)
 
 
+def test_jacobian_of_a_policy_that_leaves_out_what_a_network_computed():
+    model = accelerated(make_model())
+    unused = FastMLP(4, (3,)).double()
+    model.policy.register_forward_pre_hook(lambda policy, args: unused(args[0]) is None or None)
+    policy, batch = FlatPolicy(model), make_buffer(model).rows(1)
+    at_theta, total = jacobian(policy, policy.theta, batch), torch.zeros_like(policy.theta)
+    at_theta.pull(at_theta.push(torch.ones_like(total)), total, keep=True)
+    assert len(at_theta.tape.records) == 2
+    assert total.abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_outputs_are_those_of_the_plain_network_to_rounding(dtype):
     net = MLP(1, (1,)).to(dtype)
