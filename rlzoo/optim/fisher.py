@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,11 +13,9 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.system import processes
 from rlzoo.core.system.progress import track
-from rlzoo.optim.natural_gradient import FlatPolicy, add_gradients, leaves_of
+from rlzoo.optim.natural_gradient import FlatPolicy, T, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
 from rlzoo.optim.vectors import Vector
-
-T = TypeVar("T")
 
 
 class Jacobian:

@@ -183,18 +183,13 @@ def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_gr
     code = [inspect.unwrap(loss), *(type(module) for module in model.modules())]
     of_user = [x for x in code if not x.__module__.startswith(("rlzoo.", "torch."))]
     common = vars(nn.Module()).keys()
-    modules = [
-        (
-            name,
-            type(module),
-            {
-                k: _as_text(x, names)
-                for k, x in vars(module).items()
-                if k not in common and (k[0] != "_" or type(module) in of_user)
-            },
-        )
-        for name, module in model.named_modules()
-    ]
+
+    def held(module: nn.Module) -> dict[str, Any]:
+        """What a module holds besides its tensors; of one of this package, what was given to it."""
+        own = {k: x for k, x in vars(module).items() if k not in common}
+        return {k: _as_text(x, names) for k, x in own.items() if k[0] != "_" or type(module) in of_user}
+
+    modules = [(name, type(module), held(module)) for name, module in model.named_modules()]
     files = {Path(inspect.getfile(x)) for x in of_user if x.__module__ != "__main__"}
     files |= {*Path(__file__).parents[2].rglob("*.py"), *(_files_of_the_user() if of_user else [])}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
