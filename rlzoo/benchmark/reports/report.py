@@ -155,8 +155,8 @@ def to_html(
 
 
 def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
-    """Runs that failed, are missing or diverged: a line for each state of a pair, and for how many runs."""
-    seeds: dict[tuple[str, str, str], list[int]] = {}
+    """Runs that failed, are missing or diverged: a line for each state of a label's seeds, and for how many runs."""
+    seeds: dict[tuple[str, str, str, str], list[int]] = {}
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
         totals = {run.key: run.settings.get("total_steps") for run in folder.outcomes}
@@ -169,11 +169,14 @@ def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
         }
         for kind, by_key in states.items():
             for (label, env, seed), state in by_key.items():
-                seeds.setdefault((kind, f"{label} on {env}", f"{where}: {state}"), []).append(seed)
+                seeds.setdefault((kind, label, env, f"{where}: {state}"), []).append(seed)
+    environments: dict[tuple[str, str, tuple[int, ...], str], list[str]] = {}
+    for (kind, label, env, state), of_pair in seeds.items():
+        environments.setdefault((kind, label, tuple(of_pair), state), []).append(env)
     lines: dict[str, list[tuple[str, int]]] = {}
-    for (kind, pair, state), of_pair in seeds.items():
-        named = f"seed{'s' * (len(of_pair) > 1)} {', '.join(map(str, of_pair))}"
-        lines.setdefault(kind, []).append((f"{pair}, {named}{state}", len(of_pair)))
+    for (kind, label, same, state), envs in environments.items():
+        named = f"seed{'s' * (len(same) > 1)} {', '.join(map(str, same))}"
+        lines.setdefault(kind, []).append((f"{label} on {', '.join(envs)}, {named}{state}", len(same) * len(envs)))
     return lines
 
 

@@ -307,6 +307,17 @@ def test_every_run_has_its_place() -> None:
     assert [row[-1] for row in table(page, "Final scores")[1:]] == ["2 of 3", "1 of 3"]
 
 
+def test_environments_that_lack_the_same_seeds_share_a_line() -> None:
+    missing = [("trpo", "E", 1), ("trpo", "F", 1), ("trpo", "G", 1), ("trpo", "G", 2), ("npg", "F", 1)]
+    page = report(results([outcome(seed=0)], seeds=[0, 1, 2], missing=missing))
+    assert [line for line in page.splitlines() if line.startswith("> ")] == [
+        "> **Runs missing: 5.** ",
+        "> - trpo on E, F, seed 1: missing",
+        "> - trpo on G, seeds 1, 2: missing",
+        "> - npg on F, seed 1: missing",
+    ]
+
+
 def test_settings_are_flat_and_show_where_seeds_and_algorithms_differ() -> None:
     first = outcome(settings={"seed": 0, "policy": {"hidden": [64, 64]}, "num_envs": 8, "gamma": 0.9})
     second = outcome(seed=1, settings={"seed": 1, "policy": {"hidden": [64, 64]}, "num_envs": 16, "gamma": 0.9})
