@@ -9,7 +9,6 @@ from rlzoo.control.acting import make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.fast.mlp import FastMLP, FastRecurrentMLP
 from rlzoo.core.collector import evaluate
-from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.runs import acceleration
 from rlzoo.runs.configuration.config import make_config
@@ -73,7 +72,7 @@ def cache(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["npg", "trpo", "ppo-penalty", "ppo-clip"])
+@pytest.mark.parametrize("algorithm", SIZES)
 def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, monkeypatch):
     """Both see the buffers of the eager one, since one action that is rounded the other way would change the rest."""
     monkeypatch.setenv("RLZOO_CACHE", str(cache))
@@ -87,11 +86,6 @@ def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, mon
             trainer.algorithm.update(trainer.model, trainer.state, buffer)
     assert list(cache.glob("*.pt2")), "nothing was compiled"
     torch.testing.assert_close(*(parameters(x.model) for x in (eager, native)), rtol=1e-4, atol=1e-5)
-
-
-def test_whole_episodes_refuse_compilation():
-    with pytest.raises(ConfigError, match="compile cannot be used with reinforce"):
-        make_config("reinforce", "CartPole-v1", compile=True)
 
 
 @pytest.mark.parametrize(

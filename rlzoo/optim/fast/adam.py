@@ -37,7 +37,8 @@ class FastAdam(Adam):
 
     Args:
         compile: whether to run the steps of an update as native code, which is compiled for each shape of buffer (see
-            `rlzoo.optim.fast.compilation`). Steps with an auxiliary loss or a `KLStop` are not.
+            `rlzoo.optim.fast.compilation`), with the number of rows rounded up to a power of two. Steps with an
+            auxiliary loss or a `KLStop` are not.
         waits: whether to wait for the compilation. Until it says so, steps are not native.
     """
 
@@ -97,7 +98,7 @@ class FastAdam(Adam):
         **_: Any,
     ) -> tuple[int, float] | None:
         """`minimize_each` as one call of native code; None if the code is not there (yet)."""
-        most, rows, fields = minibatches.most, minibatches.rows, minibatches.buffer.tensors()
+        most, rows, fields = _padded(minibatches)
         mine, order = {id(p) for p in self.parameters}, torch.zeros(most, rows, dtype=torch.int64)
         state = [*model.named_parameters(), *model.named_buffers()]
         rest = {name: x.detach() for name, x in state if id(x) not in mine}
@@ -125,6 +126,18 @@ class FastAdam(Adam):
         self.count += len(drawn)
         increment_version(self.parameters)
         return len(drawn), float(norm)
+
+
+def _padded(minibatches: Epochs) -> tuple[int, int, list[Tensor]]:
+    """The number of minibatches, rows in each, and tensors of a buffer that ends with zeros which no minibatch has.
+
+    With them its rows are a power of two, so that few loops serve whole episodes, of which no two buffers are equal.
+    """
+    n, tensors = minibatches.buffer.num_rows, minibatches.buffer.tensors()
+    rounded = 1 << (n - 1).bit_length()
+    rows = rounded if minibatches.rows == n else minibatches.rows
+    fields = [torch.cat([x, x.new_zeros(rounded - n, *x.shape[1:])]) for x in tensors] if rounded > n else tensors
+    return minibatches.number * -(-rounded // rows), rows, fields
 
 
 def _pure_step(

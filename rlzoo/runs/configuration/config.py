@@ -265,14 +265,9 @@ def check(config: Config) -> None:
     """
     for setting in config.table.values():
         _check_magnitude(setting)
-    algorithm = config.algorithm
     require(
         config.fast or not config.compile,
         "compile is one of the faster implementations that fast=False switches off: leave out one of the two",
-    )
-    require(
-        not (config.compile and algorithm.estimator.whole_episodes),
-        f"compile cannot be used with {algorithm.name}: each buffer of whole episodes has another shape",
     )
     task_class(config.env).check(config.task, config.setup())
 

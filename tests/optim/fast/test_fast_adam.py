@@ -165,6 +165,21 @@ def test_the_fit_of_the_value_is_compiled_too(loops):
     torch.testing.assert_close(parameters(models[1]), parameters(models[0]), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("size", [8, "all"])
+def test_buffers_of_other_sizes_share_a_loop_up_to_a_power_of_two(size, loops):
+    """Whole episodes: the rows of a buffer are as many as the longest episode takes."""
+    models = make_model(), make_model()
+    batch = make_batch(models[0])
+    plain, native = Adam(models[0].value_parameters()), FastAdam(Adam(models[1].value_parameters()), compile=True)
+    for rows in (32, 27, 17, 29, 16):
+        episodes = batch.with_tensors(x[:rows] for x in batch.tensors())
+        for model, optimizer in zip(models, (plain, native), strict=True):
+            fit_value(model, optimizer, episodes, 2, size, 1e-2, np.random.default_rng(0))
+    assert len(loops) == 2  # one for up to 32 rows, one for up to 16
+    assert native.count == plain.count
+    torch.testing.assert_close(parameters(models[1]), parameters(models[0]), rtol=0, atol=1e-9)
+
+
 def test_a_fit_of_no_epochs_compiles_nothing(loops):
     model = make_model()
     optimizer = FastAdam(Adam(model.value_parameters()), compile=True)
