@@ -194,9 +194,10 @@ class RewardScale(nn.Module):
     @torch.no_grad()
     def forward(self, buffer: Buffer) -> Buffer:
         """`buffer` with scaled rewards. Its own rewards enter the statistics first."""
-        x, mask = torch.where(buffer.mask, buffer.reward, 0.0).double(), buffer.mask.double()
+        x = torch.where(buffer.mask, buffer.reward, 0.0).double()
         continues = (~(buffer.terminated | buffer.truncated)).double()
-        carry = self.gamma * mask * torch.nn.functional.pad(continues[:, :-1], (1, 0), value=1.0)
+        discount = self.gamma ** buffer.mask.double()  # a forced step in the middle of an episode takes no time
+        carry = discount * torch.nn.functional.pad(continues[:, :-1], (1, 0), value=1.0)
         x[:, 0] += carry[:, 0] * self.running
         sums = discounted_sum(x.flip(1), carry.flip(1)).flip(1)  # forward in time
         self.running.copy_(sums[:, -1] * continues[:, -1])

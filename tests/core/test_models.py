@@ -96,6 +96,18 @@ def test_rewards_of_masked_steps_do_not_enter_the_reward_scale():
         assert torch.equal(spoiled.state_dict()[name], statistic)
 
 
+def test_a_forced_step_in_the_middle_of_an_episode_takes_no_time_in_the_reward_scale():
+    plain, forced = RewardScale(4, 0.9), RewardScale(4, 0.9)
+    buffer = make_buffer(make_model())
+    mask, ended = torch.ones_like(buffer.mask), torch.zeros_like(buffer.mask)
+    ended[0, 5] = True
+    buffer, at = buffer.replace(mask=mask, terminated=ended, truncated=~mask), 3
+    plain(buffer)
+    forced(buffer.map(lambda x: torch.cat([x[:, :at], torch.zeros_like(x[:, :1]), x[:, at:]], 1)))
+    for name, statistic in plain.state_dict().items():
+        assert torch.equal(forced.state_dict()[name], statistic)
+
+
 def test_flattened_parameters_are_views_of_the_vector():
     layer = nn.Linear(2, 3)
     before = layer(torch.ones(2)).detach()
