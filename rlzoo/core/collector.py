@@ -102,6 +102,8 @@ class Collector:
             self._memory = memories[-1]
             seen = Seen.of(seen).replace(start=starts, memory=np.stack(memories))  # type: ignore[arg-type]
         own = _Steps(seen, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
+        if (own.done & forced[:-1]).any():
+            raise EnvError("an episode ended in a forced step; the step that ends it must be one of the policy's")
         return own.all_gather() if self.env.divided else own
 
     def _episodes(self, steps: _Steps) -> list[Episode]:
@@ -132,9 +134,9 @@ class Collector:
         """All that the next buffer depends on except the actor. `env` is None if it cannot give its state."""
         whole = self.whole_episodes or self._obs is None
         obs = Seen(None) if whole else Seen.of(self._obs)
-        own, env = {"obs": obs.obs, "legal": obs.legal, "forced": self._forced}, self.env.state_dict()
-        if self._memory is not None:
-            own |= {"memory": self._memory, "starts": self._starts, "ended": self._ended}
+        own = {"obs": obs.obs, "legal": obs.legal, "memory": self._memory}
+        own |= {"forced": self._forced, "starts": self._starts, "ended": self._ended}
+        env = self.env.state_dict()
         if self.env.divided:
             gather = processes.all_gather
             own = {name: x if x is None else gather(torch.from_numpy(x))[0].numpy() for name, x in own.items()}
@@ -168,8 +170,8 @@ class Collector:
         self._forced = restored(state["forced"], self._forced)
         self._returns = restored(state["returns"], self._returns)
         self._lengths = restored(state["lengths"], self._lengths)
-        if memory is not None:
-            self._memory = memory
+        self._memory = memory
+        if "starts" in state:  # rlzoo 0.1.0 saved it for networks with memory alone
             self._starts = restored(state["starts"], self._starts)
             self._ended = restored(state["ended"], self._ended)
 

@@ -88,7 +88,8 @@ class VectorEnv(abc.ABC):
     `forced[i]` means that copy i will ignore the next action. Autoreset is Gymnasium's NEXT_STEP mode: the step that
     ends an episode returns its *final* observation, with `terminated` or `truncated` set and `forced` true. The
     next step ignores that copy's action and returns the first observation of a new episode, with reward 0 and
-    `terminated`, `truncated` and `forced` false. An environment may also force steps in the middle of an episode.
+    `terminated`, `truncated` and `forced` false. An environment may also force steps in the middle of an episode: their
+    rewards do not count, and no episode may end in one.
 
     An observation is an array (N, *obs), or a structure of arrays where the model sees more than one: `Seen` with the
     legal actions, or `Tokens` of a language model. Returned arrays may be overwritten by the next call.

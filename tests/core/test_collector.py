@@ -148,6 +148,38 @@ def test_actor_is_told_which_rows_are_forced():
     assert np.array_equal(np.transpose(seen), ~buffer.mask.numpy())
 
 
+def test_actor_is_told_after_a_resume_too_where_episodes_begin():
+    def starts_of(collector):
+        seen = []
+
+        def actor(obs, forced, starts):
+            seen.append(starts.tolist())
+            return np.zeros(2, np.int64)
+
+        collector.collect(actor)
+        return seen
+
+    collector = make_collector([3, 7])
+    starts_of(collector)
+    other = make_collector([3, 7])
+    other.load_state_dict(collector.state_dict())
+    expected = starts_of(collector)
+    assert starts_of(other) == expected == [[False, False]] * 3 + [[True, True], [False, False]]
+
+
+@pytest.mark.parametrize("whole_episodes", [False, True])
+def test_an_episode_that_ends_in_a_forced_step_is_an_error(whole_episodes):
+    class OpponentWins(Scripted):
+        """Its second step is the opponent's."""
+
+        def step(self, action):
+            obs, reward, terminated, truncated, forced = super().step(action)
+            return obs, reward, terminated, truncated, forced | (self.time == 2)
+
+    with pytest.raises(EnvError, match="an episode ended in a forced step"):
+        collect(Collector(OpponentWins([3, 3]), 5, whole_episodes))
+
+
 @pytest.mark.parametrize("network", [{}, {"shared_trunk": True, "normalize_obs": True}])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_ratio_is_one_after_evaluate(env_id, network):
