@@ -61,7 +61,7 @@ class State:
             self.fisher_rng.bit_generator.state = state["fisher_rng"]
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        self.scalars = {name: float(state["scalars"][name]) for name in self.scalars | state["scalars"]}
+        self.scalars = {name: state["scalars"][name] for name in self.scalars | state["scalars"]}
 
 
 def joint_state(model: ActorCritic, rng: np.random.Generator, warmup: int, two_rates: bool, **scalars: float) -> State:

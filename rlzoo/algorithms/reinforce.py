@@ -28,9 +28,9 @@ from rlzoo.optim.adam import Adam, fit_value
 class Reinforce(Algorithm):
     """One step along E[Σ_t ∇log π(a_t|s_t)·(G_t − b(s_t))], where the baseline b is the learned value or 0.
 
-    Trains on complete episodes only. The factor γᵗ of the discounted objective's gradient is dropped, as is usual.
-    Without a baseline a time limit counts as the episode's end; with one, a truncated return continues with the value
-    of the final state.
+    With Monte-Carlo returns it trains on complete episodes only. The factor γᵗ of the discounted objective's gradient
+    is dropped, as is usual. Without a baseline a time limit counts as the episode's end; with one, a truncated return
+    continues with the value of the final state.
     """
 
     name: ClassVar[str] = "reinforce"

@@ -1,6 +1,7 @@
 """What holds for all five algorithms."""
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -335,3 +336,13 @@ def test_a_warm_up_goes_on_after_a_checkpoint(name):
         for _ in range(2):
             algorithm.update(model, state, make_buffer(model, seed=1))
     assert torch.equal(parameters(models[0]), parameters(models[1]))
+
+
+@pytest.mark.parametrize("settings", [{"vf_warmup": 5}, {"kl_coef": 1, "target_kl": 1e-9}])
+def test_a_restored_state_is_saved_in_the_same_bytes(settings):
+    algorithm, model = dataclasses.replace(SMALL["ppo-penalty"], **settings), make_model()
+    state = algorithm.init(model, np.random.default_rng(0))
+    algorithm.update(model, state, make_buffer(model))
+    restored = algorithm.init(model, np.random.default_rng(0))
+    restored.load_state_dict(state.state_dict())
+    assert json.dumps(restored.state_dict()["scalars"]) == json.dumps(state.state_dict()["scalars"])
