@@ -61,10 +61,6 @@ class Buffer(Tensors):
         present = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return partial(Buffer, **{name: x for name, x in present.items() if x is not _ABSENT}), ()
 
-    def replace(self, **changes: Any) -> Buffer:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
     def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
         """A copy with `fn` applied to every tensor that is present."""
         fields: dict[str, Any] = {}

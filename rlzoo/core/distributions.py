@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -273,10 +272,10 @@ class _Independent(Distribution):
         sizes = [0 if part.std is not None else part.noise_size for part in self.parts]
         masks = torch.split(legal, sizes, -1)
         parts = [part.restrict(x) if n else part for part, x, n in zip(self.parts, masks, sizes, strict=True)]
-        return dataclasses.replace(self, parts=tuple(parts))
+        return self.replace(parts=tuple(parts))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return dataclasses.replace(self, parts=tuple(part.map(fn) for part in self.parts))
+        return self.replace(parts=tuple(part.map(fn) for part in self.parts))
 
     def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
         """The Fisher matrix has one block for each part."""

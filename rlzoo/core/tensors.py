@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,10 @@ class Tensors(abc.ABC):
     @abc.abstractmethod
     def map(self, fn: Callable[[Any], Any]) -> Self:
         """A copy with `fn` applied to every tensor that is present, always in the same order."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed. Subclasses are dataclasses."""
+        return dataclasses.replace(cast(Any, self), **changes)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, in the order of `map`."""

@@ -24,7 +24,7 @@ class FlatPolicy:
 
     def __init__(self, model: ActorCritic) -> None:
         self.model = model
-        self._view = _TermView(model)
+        self._view = TermView(model)
         wanted = {id(p) for p in model.policy_parameters() if p.requires_grad}
         self.named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
         """The policy parameters, in the order of θ."""
@@ -54,7 +54,9 @@ class FlatPolicy:
         return Objective(self, surrogate, batch)
 
 
-class _TermView(nn.Module):
+class TermView(nn.Module):
+    """A module that gives `term(model)`, for `torch.func.functional_call` with other tensors in the model."""
+
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
         self.model = model

@@ -25,6 +25,7 @@ from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.compilation import Compilation
 from rlzoo.optim.fast.tape import Tape
+from rlzoo.optim.natural_gradient import TermView
 from rlzoo.optim.objective import Loss
 from rlzoo.optim.vectors import Vector, clip_norm
 
@@ -150,7 +151,7 @@ def _pure_step(
     """
     by_id = {id(p): name for name, p in model.named_parameters()}
     parameters, names = adam.parameters, [by_id[id(p)] for p in adam.parameters]
-    view, betas, split = _LossView(model, loss), adam.betas, adam.rest
+    view, betas, split = TermView(model), adam.betas, adam.rest
     like, whiten = minibatches.buffer, minibatches.whiten
 
     def step(
@@ -166,7 +167,7 @@ def _pure_step(
             own = zip(names, unflatten(theta, parameters), strict=True)
             values = [*own, *zip(rest, tensors, strict=False)]
             inputs = {f"model.{name}": x for name, x in values}
-            total = torch.func.functional_call(view, inputs, (batch, *scalars.unbind()))
+            total = torch.func.functional_call(view, inputs, (lambda model: loss(model, batch, *scalars.unbind()),))
             (g,) = torch.autograd.grad(total, theta)
         norm = torch.linalg.vector_norm(g)
         if max_grad_norm is not None:
@@ -178,16 +179,6 @@ def _pure_step(
         return theta.detach() - step_size * m / (v.sqrt() + eps), m, v, norm
 
     return step
-
-
-class _LossView(nn.Module):
-    def __init__(self, model: ActorCritic, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, batch: Buffer, *scalars: Tensor) -> Tensor:
-        return self.loss(self.model, batch, *scalars)
 
 
 def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_grad_norm: float | None) -> str:
