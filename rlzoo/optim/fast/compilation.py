@@ -83,12 +83,14 @@ class Compilation:
                 return
             _check_possible(self._example)
             _log.info("compiling the update in the background, once on this machine")
+            # The current directory last: it may have the user's modules, which must not hide Python's own.
+            path = os.pathsep.join([*filter(None, sys.path), os.getcwd()])
             with tempfile.TemporaryFile() as job:
                 job.write(cloudpickle.dumps((step, len(carry), self._example, self._package)))
                 job.seek(0)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", __name__, str(torch.get_num_threads())],
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    [sys.executable, "-P", "-m", __name__, str(torch.get_num_threads())],
+                    env={**os.environ, "PYTHONPATH": path},
                     stdin=job, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                     start_new_session=True,
                 )  # fmt: skip

@@ -168,6 +168,19 @@ def test_a_failed_compilation_is_reported_by_its_last_line_alone(cache, monkeypa
     assert list(cache.iterdir()) == []
 
 
+def test_modules_in_the_current_directory_hide_none_of_pythons(cache, tmp_path, monkeypatch, caplog):
+    def untraceable(i, x):
+        import beside
+
+        raise RuntimeError(beside.TEXT)
+
+    (tmp_path / "copy.py").write_text("raise RuntimeError('the wrong module')")
+    (tmp_path / "beside.py").write_text("TEXT = 'cannot be traced'")
+    monkeypatch.chdir(tmp_path)
+    assert Compilation(untraceable, [torch.ones(2)], [], lambda: "key").loop() is None
+    assert caplog.messages[-1].endswith(": RuntimeError: cannot be traced")
+
+
 def test_a_compilation_that_nobody_waits_for_ends_with_its_process(cache, monkeypatch):
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     started = []
