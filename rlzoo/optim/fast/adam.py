@@ -39,7 +39,8 @@ class FastAdam(Adam):
     Args:
         compile: whether to run the steps of an update as native code, which is compiled for each shape of buffer (see
             `rlzoo.optim.fast.compilation`), with the number of rows rounded up to a power of two. Steps with an
-            auxiliary loss or a `KLStop` are not.
+            auxiliary loss or a `KLStop` are not, nor those of a loss that reads variables of an enclosing function:
+            they may change, and would be constants of the code.
         waits: whether to wait for the compilation. Until it says so, steps are not native.
     """
 
@@ -54,7 +55,8 @@ class FastAdam(Adam):
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
     ) -> tuple[int, float]:
         auxiliary = options.get("auxiliary", True) and model.auxiliary
-        plain = options.get("stop") is None and not auxiliary
+        closure = getattr(inspect.unwrap(loss), "__closure__", None)
+        plain = options.get("stop") is None and not auxiliary and closure is None
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.most:
             result = self._native(loss, model, minibatches, scalars, **options)
             if result is not None:
@@ -109,12 +111,12 @@ class FastAdam(Adam):
         carry = self.theta, self.m, self.v, self.theta.new_zeros(())
         inputs = order, order.bool(), knobs, self.theta.new_tensor(scalars), *rest.values(), *fields
 
-        shapes = loss.__qualname__, minibatches.whiten, *(x.shape for x in (order, *fields))
-        if shapes not in self._compilations:
+        kind = loss.__qualname__, minibatches.whiten, max_grad_norm, *(x.shape for x in (order, *fields))
+        if kind not in self._compilations:
             step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
             key = partial(_key, loss, model, self, minibatches, max_grad_norm)
-            self._compilations[shapes] = Compilation(step, carry, inputs, key)
-        loop = self._compilations[shapes].loop() if self._waits() else None
+            self._compilations[kind] = Compilation(step, carry, inputs, key)
+        loop = self._compilations[kind].loop() if self._waits() else None
         if loop is None:
             return None
         drawn = minibatches.drawn()

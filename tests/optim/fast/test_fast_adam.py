@@ -260,6 +260,31 @@ def test_a_failed_compilation_leaves_eager_steps(tmp_path, monkeypatch, caplog):
     assert len(caplog.records) == 1
 
 
+def test_a_loss_that_reads_variables_of_an_enclosing_function_is_not_compiled(loops):
+    model, scale = make_model(), 2.0
+
+    def loss(model, batch):
+        return policy_loss(model, batch, scale)
+
+    optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
+    optimizer.minimize_each(loss, model, Epochs(make_batch(model), 1, 8, np.random.default_rng(0)), learning_rate=0.1)
+    assert optimizer.count > 0
+    assert loops == []
+
+
+def test_another_bound_of_the_norm_is_another_loop(loops):
+    after = []
+    for compile in (False, True):
+        model = make_model()
+        optimizer, rng = FastAdam(Adam(list(model.parameters())), compile), np.random.default_rng(0)
+        for bound in (None, 1e-6):
+            epochs = Epochs(make_batch(model), 1, 8, rng)
+            optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1, max_grad_norm=bound)
+        after.append(parameters(model))
+    assert len(loops) == 2
+    torch.testing.assert_close(after[1], after[0], rtol=0, atol=1e-9)
+
+
 def test_steps_with_an_auxiliary_loss_are_not_compiled(loops):
     model = make_model()
     model.auxiliary = Imitation(model)
