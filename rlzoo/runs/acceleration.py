@@ -30,6 +30,7 @@ def gains_by_compiling(config: Config) -> bool:
         and type(config.algorithm) in map(algorithm_class, ALGORITHMS)
         and task_class(config.env).compiles(config.task)
         and not config.algorithm.estimator.whole_episodes
+        and getattr(config.algorithm, "stop_kl", None) is None
         and bool(compilers())
     )
 

@@ -97,6 +97,7 @@ def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, mon
         ("ppo-clip", "CartPole-v1", {"total_steps": 500_000, "compile": False}, False),
         ("ppo-clip", "CartPole-v1", {"total_steps": 500_000, "fast": False}, False),
         ("ppo-clip", "CartPole-v1", {"total_steps": 500_000, "network": "gru"}, False),
+        ("ppo-clip", "CartPole-v1", {"total_steps": 500_000, "stop_kl": 0.02}, False),
         ("reinforce", "CartPole-v1", {"total_steps": 500_000}, False),
         ("ppo-clip", "RandomWalks", {"total_steps": 500_000}, False),
     ],
