@@ -146,7 +146,7 @@ def _reason(cause: BaseException | None, box: str) -> str:
 
 
 def _is_rule(row: str) -> bool:
-    return not row.strip("─-")
+    return not row.strip("─-╰╯")
 
 
 _STYLE = (

@@ -124,7 +124,7 @@ class ControlPolicy(DeployedPolicy):
 def _rows(masks: Any) -> int:
     """Rows of a batch of masks (see `mask_row`)."""
     while isinstance(masks, dict | tuple):
-        masks = next(x for x in (masks.values() if isinstance(masks, dict) else masks) if x is not None)
+        masks = next((x for x in (masks.values() if isinstance(masks, dict) else masks) if x is not None), [])
     return len(masks)
 
 

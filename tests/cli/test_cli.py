@@ -418,6 +418,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
             "no option '--minibatch-size'; did you mean '--minibatch-responses'?",
         ),
         ("train ppo CartPole-v1 --preset", "Missing value for argument '--preset'. Expected 1 values."),
+        ("train ppo CartPole-v1 --out", "Missing value for argument '--out'. Expected 1 values."),
         ("train ppo RandomWalks --preset x --no-preset", "--preset and --no-preset contradict each other"),
         ("train ppo RandomWalks --num-steps 3", "no option '--num-steps'"),
         ("train ppo RandomWalks --responses-per-batch 6 --responses-per-prompt 4", PER_PROMPT),

@@ -246,6 +246,9 @@ def test_wrong_mask_for_a_deployed_policy_is_one_line(mask, said, policy):
         policy(np.zeros(2, np.float32), mask)
     with pytest.raises(ConfigError, match="action_mask has 2 rows, and obs has 1"):
         policy(np.zeros((1, 2), np.float32), np.ones((2, 4)))
+    for none in ({}, (), (None, None)):
+        with pytest.raises(ConfigError, match="action_mask has 0 rows, and obs has 2"):
+            policy(np.zeros((2, 2), np.float32), none)
 
 
 @pytest.mark.parametrize("env", [Forbidding, lambda: Nested()], ids=["masks", "parts"])

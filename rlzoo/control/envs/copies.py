@@ -108,9 +108,11 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = self.env.step(action)
             terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
             self._ended = terminated or truncated
-            tells = (terminated or truncated) and "is_success" in info
-            success = {"is_success": bool(info["is_success"])} if tells else {}
-            kept = {**self._logged(info), **success, **({} if self._ended else self._legal(info))}
+            kept = self._logged(info)
+            if not self._ended:
+                kept |= self._legal(info)
+            elif info.get("is_success") is not None:
+                kept["is_success"] = _flag("is_success", info["is_success"])
             return self._flatten(obs), _reward(reward), terminated, truncated, kept
         except (Exception, SystemExit) as error:
             return self._no_obs, 0.0, False, False, self._report(error)
@@ -127,7 +129,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
         return flat_observation(self.raw_space, obs)
 
-    def _logged(self, info: dict[str, Any]) -> dict[str, float]:
+    def _logged(self, info: dict[str, Any]) -> dict[str, Any]:
         """The numbers to log."""
         logged = {name: np.asarray(info[name]) for name in self._log_info if name in info}
         for name, x in logged.items():
@@ -164,7 +166,7 @@ class _InTurn(SyncVectorEnv):
 
 
 def _flag(name: str, x: Any) -> bool:
-    """`terminated` or `truncated` of one step, which may also be 0 or 1, or an array of one of these."""
+    """`terminated`, `truncated` or `is_success` of one step: also 0 or 1, or an array of one of these."""
     if type(x) in (bool, np.bool_):
         return bool(x)
     array = np.asarray(x)

@@ -127,16 +127,17 @@ class GymnasiumEnv(VectorEnv):
                 episode.append(x)
         for sums, name in zip(self._info, self.log_info, strict=True):
             if name in info:
-                tells = np.broadcast_to(info.get(f"_{name}", True), self.num_envs) & ~self._ended
-                sums += np.asarray(info[name], float)[tells].sum(), tells.sum()
+                numbers, has = self._numbers(name, info)
+                tells = has & ~self._ended
+                sums += numbers[tells].sum(), tells.sum()
         if self._is_users:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         self._ended = done = terminated | truncated
         seen = self._store(obs, reward, info, done)
         self.success.fill(np.nan)
         if "is_success" in info:
-            tells = np.asarray(info.get("_is_success", True)) & done
-            self.success[tells] = np.asarray(info["is_success"]).astype(bool)[tells]
+            successes, has = self._numbers("is_success", info)
+            self.success[has & done] = successes[has & done]
         return seen, self._reward, terminated, truncated, done
 
     def info_sums(self) -> Array:
@@ -286,6 +287,14 @@ class GymnasiumEnv(VectorEnv):
             if part is not None:
                 raise self._error(f"copy {i} has no legal action" + (f" in part {part}" if part else ""))
         return masks
+
+    def _numbers(self, name: str, info: dict[str, Any]) -> tuple[Array, Bools]:
+        """A number in `info` for each copy (N,), NaN for None, and which copies have it."""
+        try:
+            numbers = np.broadcast_to(np.asarray(info[name], float), self.num_envs)
+        except (TypeError, ValueError) as error:
+            raise self._error(f"info[{name!r}] must be a number for each copy, got {info[name]!r}") from error
+        return numbers, np.broadcast_to(info.get(f"_{name}", True), self.num_envs)
 
     def _flags(self, name: str, x: Any) -> Bools:
         flags = np.asarray(x)

@@ -19,6 +19,7 @@ from rlzoo.control.envs.wrappers import load_wrapper, wrap
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Episode, success_rate
+from rlzoo.core.evaluation import play_episodes
 from rlzoo.core.system.errors import ConfigError, EnvError, RunError, UnsupportedSpace
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
@@ -309,6 +310,52 @@ def test_processes_are_not_for_the_vectorised_environments():
 
 
 # Successes
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["function", "vector"])
+@pytest.mark.parametrize(("success", "known"), [(None, None), (np.True_, True), (np.float32(0), False)], ids=repr)
+def test_success_of_none_is_unknown(success, known, given):
+    class Ends(Walk):
+        def step(self, action):
+            return *super().step(action)[:4], {"is_success": success}
+
+    env = envs.make(SyncVectorEnv([partial(Ends, 2)]) if given else Ends, 1, 0, **({} if given else {"length": 2}))
+    episodes = play_episodes(env, right, 2)
+    assert [episode.success for episode in episodes] == [known, known]
+
+
+@pytest.mark.parametrize("success", [np.nan, "no", 2, [1, 0]], ids=repr)
+def test_success_that_is_neither_true_nor_false_is_an_error(success):
+    class Ends(Walk):
+        def step(self, action):
+            return *super().step(action)[:4], {"is_success": success}
+
+    with pytest.raises(EnvError, match="copy 0 raised TypeError: is_success must be True or False, got "):
+        play_episodes(envs.make(Ends, 1, 0), right, 1)
+
+
+@pytest.mark.parametrize("info", [np.array(["a", "b"]), np.ones((2, 2)), np.array([[1], None], object)], ids=repr)
+@pytest.mark.parametrize("name", ["is_success", "x"])
+def test_info_of_a_vector_environment_that_is_no_number_is_an_error(info, name, monkeypatch):
+    env = Source(given := vector(2), log_info=("x",)).make(2, 0)
+    env.reset()
+    step = given.step
+    monkeypatch.setattr(given, "step", lambda action: (*step(action)[:4], {name: info}))
+    with pytest.raises(EnvError, match=rf"step 1: info\['{name}'\] must be a number for each copy, got "):
+        env.step(np.zeros(2, np.int64))
+
+
+def test_number_for_all_copies_of_a_vector_environment(monkeypatch):
+    env = Source(given := vector(2), log_info=("x",)).make(2, 0)
+    env.reset()
+    step = given.step
+    monkeypatch.setattr(given, "step", lambda action: (*step(action)[:4], {"is_success": True, "x": 3.0}))
+    steps = 0
+    for _ in range(8):
+        steps += (~env._ended).sum()
+        *_, done = env.step(np.ones(2, np.int64))
+        np.testing.assert_array_equal(env.success, np.where(done, 1, np.nan))
+    np.testing.assert_array_equal(env.info_sums(), [[3 * steps, steps]])
 
 
 def test_rate_of_successes():
