@@ -143,9 +143,9 @@ def make_heads(
         log_std: initial log standard deviation for Box actions.
         state_dependent: the log standard deviation is an output of the network.
     """
-    parts = [_make_policy(net, space, log_std, state_dependent) for space in leaves(action_space)]
-    product = is_product(action_space)
-    policy = ProductPolicy(parts, [action_columns(space) for space in leaves(action_space)]) if product else parts[0]
+    each = leaves(action_space)
+    parts = [_make_policy(net, space, log_std, state_dependent) for space in each]
+    policy = ProductPolicy(parts, [*map(action_columns, each)]) if is_product(action_space) else parts[0]
     return policy, MLPValue(net(1, 1.0))
 
 

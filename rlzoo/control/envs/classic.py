@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, final
 
@@ -30,10 +30,10 @@ _THREE = _constant(3.0)
 _TWO_PI = _constant(2 * math.pi)
 
 
-def _box(*high: float, low: Sequence[float] | None = None) -> Box:
-    """A box with these bounds, by default symmetric."""
-    low = [-x for x in high] if low is None else low
-    return Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
+def _box(*high: float) -> Box:
+    """A symmetric box."""
+    bound = np.array(high, np.float32)
+    return Box(-bound, bound)
 
 
 class ClassicControl(VectorEnv):
@@ -283,14 +283,13 @@ class _Car(ClassicControl):
     def __init__(
         self, num_envs: int, seed: int, max_episode_steps: int, goal_velocity: float, action_space: gymnasium.Space[Any]
     ) -> None:
-        super().__init__(num_envs, seed, max_episode_steps, 2, _box(0.6, 0.07, low=[-1.2, -0.07]), action_space)
+        observed = Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32))
+        super().__init__(num_envs, seed, max_episode_steps, 2, observed, action_space)
         self._goal_velocity = _constant(goal_velocity)
 
     def _initial(self, count: int) -> Array:
         """At rest near the bottom of the valley: x uniform in [-0.6, -0.4]."""
-        state = np.zeros((2, count))
-        state[0] = self._rng.uniform(-0.6, -0.4, count)
-        return state
+        return np.stack([self._rng.uniform(-0.6, -0.4, count), np.zeros(count)])
 
     def _drive(self, push: Array) -> tuple[Array, Array]:
         """One step, which returns x and v.
@@ -381,9 +380,7 @@ class Pendulum(ClassicControl):
         self._gravity_gain = _constant(3 * g / 2)
 
     def _initial(self, count: int) -> Array:
-        state = self._rng.uniform(-1.0, 1.0, (2, count))
-        state[0] *= math.pi
-        return state
+        return self._rng.uniform(-1.0, 1.0, (2, count)) * [[math.pi], [1.0]]
 
     def _dynamics(self, action: Array) -> tuple[Array, Bools]:
         theta, theta_dot = self._state
@@ -398,9 +395,7 @@ class Pendulum(ClassicControl):
 
     def _observe(self, rows: Array) -> None:
         theta, theta_dot = self._state
-        rows[0] = np.cos(theta)
-        rows[1] = np.sin(theta)
-        rows[2] = theta_dot
+        rows[0], rows[1], rows[2] = np.cos(theta), np.sin(theta), theta_dot
 
 
 BUILTIN: Mapping[str, Callable[..., ClassicControl]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ def push_forward(net: FastMLP, affine: Affine, layers: list[Tensor], moving: Aff
         following = torch.addmm(moving_bias, layers[i], moving_weight.t())
         if x is not None:
             following.addmm_(x, weight.t())
-        x = _slope(net.activation)(following, layers[i + 1]) if net.activated[i] else following
+        x = _slope(net, following, layers[i + 1]) if net.activated[i] else following
     assert x is not None
     return x
 
@@ -107,7 +107,7 @@ def pull_back(
     for i in reversed(range(len(affine))):
         (weight, bias), x = affine[i], layers[i]
         if net.activated[i]:
-            grad = _slope(net.activation)(grad, layers[i + 1])
+            grad = _slope(net, grad, layers[i + 1])
         add_affine(weight, bias, x, grad)
         if i or to_input:
             grad = grad @ weight
@@ -118,10 +118,6 @@ def _direction(p: Tensor, directions: Mapping[int, Tensor]) -> Tensor:
     return directions[id(p)] if id(p) in directions else torch.zeros_like(p)  # of a frozen one
 
 
-def _slope(activation: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """(vector, the activation's output) ↦ its derivative times the vector."""
-    return torch.ops.aten.tanh_backward if activation == "tanh" else _relu_backward
-
-
-def _relu_backward(grad: Tensor, output: Tensor) -> Tensor:
-    return grad * (output > 0)
+def _slope(net: MLP, vector: Tensor, output: Tensor) -> Tensor:
+    """The derivative of the activation where it has this output, times the vector."""
+    return torch.ops.aten.tanh_backward(vector, output) if net.activation == "tanh" else vector * (output > 0)

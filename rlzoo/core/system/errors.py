@@ -1,6 +1,7 @@
 """The exceptions that users can meet.
 
-The command line prints them as one line. The exit code is 1 for `TrainingError`, 2 for the others.
+The command line prints them as one line. The exit code is 1 for `TrainingError`, `NonFiniteError` and `ProcessError`, 2
+for the others; after a signal, 128 and its number.
 """
 
 from __future__ import annotations
