@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlzoo.core.env import Array
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.schedules import linear_ends
 from rlzoo.runs.configuration.record import read_settings
 from rlzoo.runs.registry import reward_threshold
 from rlzoo.runs.run import Run
-
-Array = np.ndarray[Any, Any]
 
 PAGE = "docs/metrics.md"
 """The page that explains metrics, with a section for each rule."""

@@ -51,7 +51,8 @@ def watch(
 def _check_output(video: Path | None) -> None:
     """Checks that there is a screen, or that the video can be written."""
     if video is None:
-        require(_has_screen(), "there is no screen to open a window on: give --video FILE.mp4")
+        has_screen = sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        require(has_screen, "there is no screen to open a window on: give --video FILE.mp4")
     else:
         require(video.suffix in (".mp4", ".gif"), f"video must end in .mp4 or .gif, got {str(video)!r}")
         require(video.parent.is_dir(), f"video: there is no directory {video.parent}")
@@ -104,9 +105,3 @@ def _packages_named() -> Iterator[None]:
         if cause is None:
             raise
         raise ConfigError(f"rendering needs a package that rlzoo[video] may install: {cause}") from error
-
-
-def _has_screen() -> bool:
-    if sys.platform != "linux":
-        return True
-    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
