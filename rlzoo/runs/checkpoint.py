@@ -38,7 +38,7 @@ def pack(step: int, checkpoint: Checkpoint, run: Mapping[str, Any] | None = None
     """
     arrays, rest = _split(checkpoint.state)
     files = {
-        "model.safetensors": save({k: v.detach().cpu().contiguous() for k, v in checkpoint.model.items()}),
+        "model.safetensors": save(_copies(checkpoint.model)),
         "state.safetensors": save(arrays),
         "state.json": json.dumps({"format": FORMAT, "step": step, "run": run or {}, "state": rest}).encode(),
     }
@@ -66,6 +66,12 @@ def unpack(files: dict[str, bytes], step: int, run: Mapping[str, Any]) -> Checkp
         require(own == there, f"it is that of another run: {name} was {own!r} there, and is {there!r} here")
     state = _join(record["state"], load(files["state.safetensors"]))
     return Checkpoint(load(files["model.safetensors"]), state)
+
+
+def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor in memory of its own, which safetensors asks for also where a layer has two names."""
+    layout = torch.contiguous_format
+    return {name: x.detach().to("cpu", copy=True, memory_format=layout) for name, x in tensors.items()}
 
 
 def _split(state: Any) -> tuple[dict[str, Tensor], Any]:

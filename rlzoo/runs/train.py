@@ -136,13 +136,13 @@ def resume(
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
         saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
-        finished = run.finished and checkpoint is None
+        finished = run.finished and checkpoint in (None, run.steps()[-1])
         if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
         trainer = _trainer(config, model, run.path, display)
-        run.check_spaces(trainer.task.described_spaces())
-        flat = config.to_dict()
+        spaces = trainer.task.described_spaces()
+        run.check_spaces(spaces)
         if saved is None:
             _warm_start(trainer)
         else:
@@ -153,8 +153,8 @@ def resume(
         if processes.rank() > 0:
             _follow(trainer)
             return run
-        trackers = continue_tracker(run.path, flat)
-        logger = Logger(run.path, config.total_steps, flat, display, trainer.step, trackers)
+        flat = config.to_dict()
+        logger = Logger(run.path, config.total_steps, flat, display, trainer.step, continue_tracker(run.path, flat))
         if saved is not None:
             with _restoring(run):
                 logger.load_state_dict(saved.state["logger"])
@@ -162,10 +162,9 @@ def resume(
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
-        if config != before or finished or saved is None:
-            run.write_config(
-                config, model, trainer.task.described_spaces(), trainer.step if finished else run.extended_at
-            )
+        extended = (finished or config != before) and not trainer.done
+        if extended or config != before or saved is None:
+            run.write_config(config, model, spaces, trainer.step if extended else run.extended_at)
         trainer.task.begin(run.path)
         stopped = saved is not None and saved.state.get("stopped", False)
         Session(trainer, run, logger, hooks, stopped).go()

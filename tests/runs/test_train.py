@@ -219,6 +219,35 @@ def test_resume_takes_a_run_further(tmp_path):
     assert sum(e["final"] for e in run.evaluations()) == 4
 
 
+def test_resume_from_the_last_checkpoint_takes_a_finished_run_further(tmp_path):
+    run = short_runs.quick_run(tmp_path, on_iteration=lambda trainer, _: trainer.step >= 300)
+    stopped = run.steps()[-1]
+    resume(run, checkpoint=stopped)
+    assert run.steps()[-1] == stopped
+    resume(run, total_steps=600, checkpoint=stopped)
+    assert run.steps()[-1] >= 600
+
+
+def test_more_steps_for_a_run_that_a_callback_ended_without_its_final_evaluation(tmp_path):
+    def interrupt(trainer, iteration):
+        os.kill(os.getpid(), signal.SIGINT)
+        return True
+
+    with pytest.raises(Interrupted):
+        short_runs.quick_run(tmp_path, on_iteration=interrupt)
+    assert resume(tmp_path, total_steps=700).steps()[-1] >= 700
+
+
+def test_a_run_that_went_back_can_end_where_it_ended_before(tmp_path):
+    run = short_runs.quick_run(tmp_path, checkpoint_interval=100)
+    earlier, end = run.steps()[-2:]
+    run.mark_best(earlier, 1e9)
+    resume(run, total_steps=700)
+    resume(run, total_steps=600, checkpoint=earlier)
+    assert run.steps()[-1] == end
+    assert run.finished
+
+
 def test_resume_from_an_earlier_checkpoint_does_the_rest_again(tmp_path):
     run = short_runs.quick_run(tmp_path, checkpoint_interval=100)
     reference = short_runs.outcome(run)
@@ -316,6 +345,19 @@ def test_model_of_ones_own(tmp_path):
     resume(run, total_steps=800, model=own_model(seed=1))
     assert rlzoo.evaluate(run, 3, model=own_model(seed=2)).returns.size == 3
     assert run.objects == {"model": "pass model=... (an instance of OwnModel of test_train)"}
+
+
+def test_model_with_a_layer_under_two_names(tmp_path):
+    def tied():
+        model = own_model()
+        model.policy.again = model.policy.net
+        return model
+
+    run = short_runs.quick_run(tmp_path, model=tied())
+    loaded = rlzoo.load_model(run, model=tied())
+    assert loaded.policy.again is loaded.policy.net
+    resume(run, total_steps=800, model=tied())
+    assert run.steps()[-1] >= 800
 
 
 # Settings that are objects
