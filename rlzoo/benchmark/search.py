@@ -77,13 +77,20 @@ class _Problem:
     seeds: tuple[int, ...]
 
     def study(self, sampler_seed: int = 0) -> Any:
-        """The study in the file, which is created if there is none."""
-        optuna = _optuna()
+        """The study in the file, which is created if there is none.
+
+        Raises:
+            RunError: the file has the study of another pair.
+        """
+        optuna, pair = _optuna(), f"{self.algorithm}/{self.env}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            storage = optuna.storages.JournalStorage(_journal(self.file))
+            for other in {*optuna.get_all_study_names(storage)} - {pair}:
+                raise RunError(f"{self.file.parent} holds a search of {other}: give another --out")
             return optuna.create_study(
-                study_name=f"{self.algorithm}/{self.env}",
-                storage=optuna.storages.JournalStorage(_journal(self.file)),
+                study_name=pair,
+                storage=storage,
                 sampler=optuna.samplers.TPESampler(
                     multivariate=True, group=True, n_startup_trials=_STARTUP, seed=sampler_seed
                 ),
@@ -107,7 +114,7 @@ class _Problem:
                 for mean_return in curve(self.algorithm, self.env, settings, seed):
                     returns[-1].append(mean_return)
                     trial.report(float(np.mean(np.concatenate(returns))), sum(map(len, returns)))
-                    if trial.should_prune():
+                    if "start" not in trial.user_attrs and trial.should_prune():
                         trial.set_user_attr("pruned", f"pruned in run {len(returns)} of {len(self.seeds)}")
                         return None
         except NonFiniteError as error:
@@ -147,8 +154,8 @@ def search(
 
     The first trial is the present preset. Each trial trains all seeds, one after the other. The score of a run is 0.7
     times the mean return over the last quarter of 20 evaluations, plus 0.3 times that over all of them. From the middle
-    of its first run on, a trial that lies below the median of the others is pruned. The best trial and the first are
-    then validated on other seeds.
+    of its first run on, a trial that lies below the median of the others is pruned, but never the first. The best trial
+    and the first are then validated on other seeds.
 
     Args:
         out: folder of the study. A study that it holds is continued; trials that were running are run again.
@@ -164,34 +171,22 @@ def search(
         TrainingError: a trial failed.
         Interrupted: a signal was received.
     """
-    algorithm = ALIASES.get(algorithm, algorithm)
     require(trials >= 1, f"trials must be at least 1, got {trials}")
     require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
     require(bool(seeds) and not {*seeds} & {*validation_seeds}, "seeds and validation seeds must differ")
-    fixed, out, variant = dict(fixed or {}), Path(out), json.loads(json.dumps(dict(variant or {})))
-    _optuna()
-    base = starting_from(algorithm, env, fixed, True)[0]
-    values = {name: x.value for name, x in assemble(algorithm, env, base).table.items()}
-    make_config(algorithm, env, **{**base, **variant})
-    space = space_for(algorithm, values, fixed)
-    require(bool(space), f"there is nothing to search for {algorithm} on {env}")
-    file = (out / _STUDY).absolute()  # worker processes may have another working directory
-    problem = _Problem(file, algorithm, env, base, space, tuple(seeds))
+    out, variant = Path(out), json.loads(json.dumps(dict(variant or {})))
+    problem, values = _problem(ALIASES.get(algorithm, algorithm), env, out, seeds, dict(fixed or {}), variant)
     with lock(out):
         study = problem.study()
-        _check_same(study, out, base=json.loads(json.dumps(base)), seeds=list(seeds))
-        _enqueue(study, space, values, variant)
+        _check_same(study, out, base=json.loads(json.dumps(problem.base)), seeds=list(seeds))
+        _enqueue(study, problem.space, values, variant)
         trials = max(trials, _count(study) + len(_in(study, "WAITING")) if variant else 0)
 
         def stopped() -> str:
             return f"stopped with {_count(study)} of {trials} trials done; the same command continues"
 
-        runs = {n: (problem, n) for n in range(_count(study), trials)}
-        with interruptible(stopped), contextlib.closing(each(_run_trial, runs, jobs)) as lines:
-            for _, line in lines:
-                if line is None:
-                    raise TrainingError(f"a trial ended: {KILLED}")
-                say(f"{line}  ({_count(study)} of {trials})")
+        with interruptible(stopped):
+            _run_trials(study, problem, trials, jobs, say)
             best, start = _best_and_start(study)
             validation = _validate(study, best, start, problem, validation_seeds, jobs, say)
         preset = out / _PRESET
@@ -200,6 +195,30 @@ def search(
         comments = [command, f"study {out / _STUDY}, {seeds_used}", *result.lines]
         write_atomically(preset, _preset(problem, best.user_attrs["settings"], comments))
     return result
+
+
+def _problem(
+    algorithm: str, env: str, out: Path, seeds: Sequence[int], fixed: Mapping[str, Any], variant: Mapping[str, Any]
+) -> tuple[_Problem, dict[str, Any]]:
+    """What is searched, and every setting of the pair, with its present value."""
+    _optuna()
+    base = starting_from(algorithm, env, fixed)[0]
+    values = {name: x.value for name, x in assemble(algorithm, env, base).table.items()}
+    make_config(algorithm, env, **{**base, **variant})
+    space = space_for(algorithm, values, fixed)
+    require(bool(space), f"there is nothing to search for {algorithm} on {env}")
+    file = (out / _STUDY).absolute()  # worker processes may have another working directory
+    return _Problem(file, algorithm, env, base, space, tuple(seeds)), values
+
+
+def _run_trials(study: Any, problem: _Problem, trials: int, jobs: int, say: Callable[[str], None]) -> None:
+    """Runs trials until the study has as many as are asked for."""
+    runs = {n: (problem, n) for n in range(_count(study), trials)}
+    with contextlib.closing(each(_run_trial, runs, jobs)) as lines:
+        for _, line in lines:
+            if line is None:
+                raise TrainingError(f"a trial ended: {KILLED}")
+            say(f"{line}  ({_count(study)} of {trials})")
 
 
 def _run_trial(work: tuple[_Problem, int]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from rlzoo.benchmark.search import _Problem, score_of, search
 from rlzoo.benchmark.spaces import SCHEDULED, SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
-from rlzoo.core.system.errors import TrainingError
+from rlzoo.core.system.errors import RunError, TrainingError
 from rlzoo.core.system.fields import check_fields
 from rlzoo.runs.configuration.config import assemble, make_config, present_names
 from rlzoo.runs.configuration.presets import environments, find_preset
@@ -118,6 +118,38 @@ def test_a_trial_that_fails_ends_the_search_with_its_error(tmp_path):
     fixed = {"wrappers": ["gymnasium.wrappers:ClipAction"], "num_envs": 2, "num_steps": 128, "total_steps": 512}
     with pytest.raises(TrainingError, match=r"^failed: trial 0: EnvError: .*ClipAction cannot wrap the environment"):
         search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], fixed=fixed)
+
+
+def test_folder_of_another_pair_is_refused(tmp_path):
+    fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
+    search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed)
+    preset = (tmp_path / "preset.toml").read_bytes()
+    with pytest.raises(RunError, match="holds a search of ppo-clip/CartPole-v1: give another --out"):
+        search("ppo-clip", "Acrobot-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed)
+    assert (tmp_path / "preset.toml").read_bytes() == preset
+
+
+class LowTrial:
+    """A trial that lies below the median of the others."""
+
+    number = 0
+
+    def __init__(self, **user_attrs):
+        self.user_attrs = user_attrs
+        self.set_user_attr = user_attrs.__setitem__
+
+    def report(self, value, step):
+        pass
+
+    def should_prune(self):
+        return True
+
+
+def test_start_is_never_pruned_because_the_best_trial_is_compared_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlzoo.benchmark.search.curve", lambda *_: iter([2.0] * 20))
+    problem = _Problem(tmp_path / "study.log", "ppo-clip", "CartPole-v1", {}, {}, (0,))
+    assert problem.score(LowTrial()) is None
+    assert problem.score(LowTrial(start=True)) == 2
 
 
 def test_score_is_of_the_end_and_of_the_whole():
