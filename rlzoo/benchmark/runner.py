@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -66,7 +66,7 @@ def run_suite(
         writer = Writer(out, suite, f"rlzoo benchmark {shlex.quote(suite.source)} --jobs {workers}", kept)
         writer.rewrite()
         remaining = [job for job in suite.jobs if job.key not in kept]
-        total, start = len(suite.jobs), time.monotonic()
+        total = len(suite.jobs)
         if kept:
             progress.say(f"{len(kept)} of {total} jobs are done already")
 
@@ -74,20 +74,25 @@ def run_suite(
             return f"stopped with {len(writer.outcomes)} of {total} jobs done; the same command resumes"
 
         try:
-            with (
-                interruptible(stopped),
-                contextlib.closing(BACKENDS[backend](remaining, workers)) as outcomes,
-                operation("jobs", len(remaining)) as running,
-            ):
-                for number, outcome in enumerate(outcomes, 1):
-                    writer.add(outcome)
-                    left = (time.monotonic() - start) / number * (len(remaining) - number)
-                    count = len(kept) + number
-                    progress.say(f"{count:{len(str(total))}}/{total}  {_line(outcome, suite)}  {duration(left)} left")
-                    running.done, running.note = number, f"{len(writer.failures)} failed"
+            with interruptible(stopped), contextlib.closing(BACKENDS[backend](remaining, workers)) as outcomes:
+                _collect(outcomes, writer, suite, len(remaining), progress)
         finally:
             writer.rewrite()
     return Results.read(out)
+
+
+def _collect(
+    outcomes: Iterable[Outcome | Failure], writer: Writer, suite: Suite, remaining: int, progress: Progress
+) -> None:
+    """Writes outcomes as they arrive, with a line of progress for each."""
+    start, total = time.monotonic(), len(suite.jobs)
+    with operation("jobs", remaining) as running:
+        for number, outcome in enumerate(outcomes, 1):
+            writer.add(outcome)
+            left = (time.monotonic() - start) / number * (remaining - number)
+            count = total - remaining + number
+            progress.say(f"{count:{len(str(total))}}/{total}  {_line(outcome, suite)}  {duration(left)} left")
+            running.done, running.note = number, f"{len(writer.failures)} failed"
 
 
 def _line(outcome: Outcome | Failure, suite: Suite) -> str:
@@ -126,34 +131,28 @@ def each(
     waiting = dict(items)
     while waiting and not stopped():
         try:
-            unstopped = ((work, *item) for item in list(waiting.items()) if not stopped())
-            for key, result in parallel(_keyed, unstopped, workers, threads):
+            unstopped = (item for item in list(waiting.items()) if not stopped())
+            for key, result in _parallel(work, unstopped, workers, threads):
                 del waiting[key]
                 yield key, result
         except TerminatedWorkerError:
             for key, item in list(waiting.items())[:workers]:
                 del waiting[key]
                 try:
-                    yield from parallel(_keyed, [(work, key, item)], workers, threads)
+                    yield from _parallel(work, [(key, item)], workers, threads)
                 except TerminatedWorkerError:
                     yield key, None
 
 
-def _keyed(item: tuple[Callable[[Any], Any], Any, Any]) -> tuple[Any, Any]:
-    work, key, argument = item
-    return key, work(argument)
-
-
-def parallel(work: Callable[[T], R], items: Iterable[T], workers: int, threads: int = 1) -> Iterator[R]:
-    """Results of `work` in the order in which they are ready, from processes with `threads` threads each.
-
-    An item is drawn when a process is free for it.
-    """
+def _parallel(
+    work: Callable[[T], R], items: Iterable[tuple[K, T]], workers: int, threads: int
+) -> Iterator[tuple[K, R]]:
+    """`each` for items of which no process is killed. An item is drawn when a process is free for it."""
     start = {"initializer": worker.begin, "initargs": (os.getpid(), os.getcwd())}
     with joblib.parallel_config("loky", inner_max_num_threads=threads, **start):
         # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
-        outcomes = pool(joblib.delayed(work)(item) for item in items)
+        outcomes = pool(joblib.delayed(_keyed)(work, key, item) for key, item in items)
     try:
         for outcome in outcomes:  # noqa: UP028 - closing `yield from` would close joblib's generator first
             yield outcome
@@ -161,6 +160,10 @@ def parallel(work: Callable[[T], R], items: Iterable[T], workers: int, threads: 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about cancelled jobs
             outcomes.close()
+
+
+def _keyed(work: Callable[[T], R], key: K, item: T) -> tuple[K, R]:
+    return key, work(item)
 
 
 BACKENDS: dict[str, Callable[[Sequence[Job], int], Generator[Outcome | Failure]]] = {

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,21 +96,41 @@ def train_seeds(
         Interrupted: a signal was received.
     """
     require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
-    display, signals, ended = display or Display(), Signals(), threading.Event()
+    display, signals = display or Display(), Signals()
     changes: dict[str, Any] = {} if total_steps is None else {"total_steps": total_steps}
     totals = {seed: replace(run.read_config(), **changes).total_steps for seed, run in runs.items()}
     finished = {seed for seed, run in runs.items() if run.finished and (total_steps or 0) <= run.steps()[-1]}
     failed: dict[int, Failed] = {}
+    work = {seed: (run.path, total_steps, threads) for seed, run in runs.items() if seed not in finished}
+    display.start(_progress(runs, totals, finished)["step"], sum(totals.values()))
+    with signals, _shown(lambda: _progress(runs, totals, finished), display, signals):
+        for seed, outcome in each(_train, work, jobs, threads, lambda: bool(signals.received)):
+            if outcome == "finished":
+                finished.add(seed)
+                display.say(f"seed {seed}: {describe(*final_scores(runs[seed]))}")
+            elif not isinstance(outcome, str):
+                failed[seed] = outcome or Failed(KILLED)
+                display.say(f"seed {seed} failed: {failed[seed].error}")
+    if signals.received:
+        folder = next(iter(runs.values())).path.parent
+        raise Interrupted(f"stopped; continue with: rlzoo resume {folder}", signals.received)
+    return failed
 
-    def progress() -> dict[str, Any]:
-        """Steps of all runs together, and the mean of their last mean returns."""
-        last = {seed: run.last_metrics() or {"step": 0} for seed, run in runs.items()}
-        steps = sum(totals[seed] if seed in finished else min(x["step"], totals[seed]) for seed, x in last.items())
-        returns = [x["mean_return"] for x in last.values() if x.get("mean_return") is not None]
-        return {"step": steps, "mean_return": sum(returns) / len(returns) if returns else None}
+
+def _progress(runs: Mapping[int, Run], totals: Mapping[int, int], finished: set[int]) -> dict[str, Any]:
+    """Steps of all runs together, and the mean of their last mean returns."""
+    last = {seed: run.last_metrics() or {"step": 0} for seed, run in runs.items()}
+    steps = sum(totals[seed] if seed in finished else min(x["step"], totals[seed]) for seed, x in last.items())
+    returns = [x["mean_return"] for x in last.values() if x.get("mean_return") is not None]
+    return {"step": steps, "mean_return": sum(returns) / len(returns) if returns else None}
+
+
+@contextlib.contextmanager
+def _shown(progress: Callable[[], dict[str, Any]], display: Display, signals: Signals) -> Iterator[None]:
+    """Context that shows the progress of processes and, after a signal, stops them."""
+    ended = threading.Event()
 
     def follow() -> None:
-        """Shows the steps so far, and after a signal stops the processes."""
         step = -1
         while not ended.wait(_POLL):
             if signals.received:
@@ -120,28 +141,15 @@ def train_seeds(
                 step = record["step"]
                 display.update(record)
 
-    work = ((seed, (run.path, total_steps, threads)) for seed, run in runs.items() if seed not in finished)
     follower = threading.Thread(target=follow, daemon=True)
-    with signals:
-        display.start(progress()["step"], sum(totals.values()))
-        follower.start()
-        try:
-            for seed, outcome in each(_train, dict(work), jobs, threads, lambda: bool(signals.received)):
-                if outcome == "finished":
-                    finished.add(seed)
-                    display.say(f"seed {seed}: {describe(*final_scores(runs[seed]))}")
-                elif not isinstance(outcome, str):
-                    failed[seed] = outcome or Failed(KILLED)
-                    display.say(f"seed {seed} failed: {failed[seed].error}")
-        finally:
-            ended.set()
-            follower.join()
-            display.update(progress())
-            display.close()
-    if signals.received:
-        folder = next(iter(runs.values())).path.parent
-        raise Interrupted(f"stopped; continue with: rlzoo resume {folder}", signals.received)
-    return failed
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
+        display.update(progress())
+        display.close()
 
 
 def final_scores(run: Run) -> tuple[int, dict[str, Any], dict[str, Any]]:

@@ -37,8 +37,12 @@ def fixed(x: float, digits: int) -> str:
 
 def significant(x: float) -> str:
     """A number with three significant digits, and every digit before the point."""
-    digits = 2 - math.floor(math.log10(abs(x))) if math.isfinite(x) and x != 0 else 0
-    return fixed(x, min(6, max(0, digits)))
+    return fixed(x, _digits(x, 6))
+
+
+def _digits(x: float, most: int) -> int:
+    """Digits after the point, at most so many, with which a number has three significant ones."""
+    return min(most, max(0, 2 - math.floor(math.log10(abs(x))))) if math.isfinite(x) and x != 0 else 0
 
 
 def estimate(interval: Interval, digits: int, enough: bool = True) -> str:
@@ -60,9 +64,7 @@ def mean(scores: Any, digits: int) -> str:
 def mean_metric(values: Any) -> str:
     """The IQM of (runs,) values of a metric with three significant digits, and its interval if they differ."""
     interval = iqm_interval([values[np.isfinite(values)]])
-    middle = abs(float(interval.estimate))
-    digits = 2 - math.floor(math.log10(middle)) if 0 < middle < math.inf else 0
-    return estimate(interval, min(4, max(0, digits)))
+    return estimate(interval, _digits(float(interval.estimate), 4))
 
 
 def better(study: Study, ours: str, theirs: str, environments: Sequence[str]) -> str:
