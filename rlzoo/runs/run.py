@@ -22,16 +22,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from safetensors import SafetensorError
 
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes
-from rlzoo.runs.checkpoint import FILES, FORMAT, Checkpoint, unpack
+from rlzoo.runs.checkpoint import FILES, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
-from rlzoo.runs.configuration.record import git_commit, read_record, read_settings, reason, versions
+from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
@@ -60,8 +59,11 @@ _RECORDS: Mapping[str, Mapping[str, Any]] = {
 class Run:
     """A run directory."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str | Run) -> None:
         self.path = Path(path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
 
     @classmethod
     def create(cls, path: Path | str, config: Config, overwrite: bool = False) -> Run:
@@ -106,7 +108,7 @@ class Run:
         """
         if hub.is_name(path):
             path = hub.download(str(path).removeprefix(hub.PREFIX))
-        run = cls(path.path if isinstance(path, Run) else path)
+        run = cls(path)
         if not run._config.is_file():
             seeds = sorted(run.path.glob("seed-*/config.json"))
             remedy = f"; it holds the runs of several seeds: name one, such as {seeds[0].parent}" if seeds else ""
@@ -187,16 +189,7 @@ class Run:
             extended_at: the step where the run had finished before its number of steps was raised.
         """
         objects = config.objects | ({} if model is None else {"model": describe(model)})
-        record = {
-            "format": FORMAT,
-            **config.to_dict(),
-            "objects": {name: f"pass {name}=... ({what})" for name, what in objects.items()},
-            "spaces": dict(spaces or {}),
-            "extended_at": extended_at,
-            "threads": torch.get_num_threads(),
-            "versions": versions(),
-            "git_commit": git_commit(),
-        }
+        record = new_record(config, objects, spaces or {}, extended_at)
         write_atomically(self._config, (json.dumps(record, indent=2) + "\n").encode())
 
     def read_config(self, **objects: Any) -> Config:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rlzoo.core.env import env_name
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, RunError, described, require
+from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configured
 from rlzoo.runs.hooks import Hooks, OnIteration
@@ -36,7 +38,7 @@ def train(
     algorithm: str | Algorithm | Config | None = None,
     env: Any = None,
     *,
-    config: Config | Path | str | None = None,
+    config: Config | Run | Path | str | None = None,
     out: Path | str | None = None,
     overwrite: bool = False,
     preset: bool | str = True,
@@ -52,8 +54,8 @@ def train(
     Args:
         algorithm: a name (`rlzoo list`), `module:Class`, an instance, or a `Config`.
         env: Gymnasium id, name of a task, `module:Id` of an environment, or `module:Class` of a task.
-        config: a `config.json` or the run directory that holds it: start from its algorithm, env and settings, with
-            `settings` as changes. Or a `Config`, as for `algorithm`.
+        config: a `config.json`, the run directory that holds it, or its `Run`: start from its algorithm, env and
+            settings, with `settings` as changes. Or a `Config`, as for `algorithm`.
         out: the run directory; `runs/<algorithm>-<env>-s<seed>-<time>` by default.
         overwrite: replace an existing run.
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
@@ -74,10 +76,8 @@ def train(
         TrainingError: training failed.
         Interrupted: a signal stopped training, after a checkpoint was written.
     """
-    if isinstance(model, Run):
-        model = model.path
     if not isinstance(model, ActorCritic | None):
-        settings["model"], model = str(model) if isinstance(model, Path) else model, None
+        settings["model"], model = os.fspath(model) if isinstance(model, os.PathLike) else model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
@@ -140,15 +140,7 @@ def resume(
         if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
-        trainer = _trainer(config, model, run.path, display)
-        spaces = trainer.task.described_spaces()
-        run.check_spaces(spaces)
-        if saved is None:
-            _warm_start(trainer)
-        else:
-            with _restoring(run):
-                trainer.restore(saved)
-                require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
+        trainer = _restored(run, config, model, checkpoint, saved, display)
         processes.ready(None)
         if processes.rank() > 0:
             _follow(trainer)
@@ -164,6 +156,7 @@ def resume(
         display.say(f"resuming {run.path} at step {trainer.step:,}")
         extended = (finished or config != before) and not trainer.done
         if extended or config != before or saved is None:
+            spaces = trainer.task.described_spaces()
             run.write_config(config, model, spaces, trainer.step if extended else run.extended_at)
         trainer.task.begin(run.path)
         stopped = saved is not None and saved.state.get("stopped", False)
@@ -196,6 +189,26 @@ def _trainer(config: Config, model: ActorCritic | None, folder: Path | None, dis
         items = ((x, name) for name, y in values.items() for x in (y if isinstance(y, tuple) else (y,)))
         size, name = max(item for item in items if type(item[0]) is int)
         raise ConfigError(f"there is not enough memory; the largest setting is {name} = {size}") from error
+
+
+def _restored(
+    run: Run,
+    config: Config,
+    model: ActorCritic | None,
+    checkpoint: int | None,
+    saved: Checkpoint | None,
+    display: Display,
+) -> Trainer:
+    """The trainer of an existing run, at a checkpoint if there is one."""
+    trainer = _trainer(config, model, run.path, display)
+    run.check_spaces(trainer.task.described_spaces())
+    if saved is None:
+        _warm_start(trainer)
+        return trainer
+    with _restoring(run):
+        trainer.restore(saved)
+        require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
+    return trainer
 
 
 def _follow(trainer: Trainer) -> None:

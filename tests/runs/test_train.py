@@ -279,6 +279,8 @@ def test_settings_by_name_config_and_instance(tmp_path):
     by_instance = train(TRPO(max_kl=0.02), env, out=tmp_path / "b", gamma=0.9, **settings)
     by_config = train(make_config("trpo", env, max_kl=0.02, gamma=0.9, **settings), out=tmp_path / "c")
     assert short_runs.outcome(by_name) == short_runs.outcome(by_instance) == short_runs.outcome(by_config)
+    by_run = train(config=by_name, out=tmp_path / "d")
+    assert short_runs.outcome(by_run) == short_runs.outcome(by_name)
     with pytest.raises(ConfigError, match="give either a Config or settings, not both"):
         train(by_config.read_config(), gamma=0.5)
     with pytest.raises(ConfigError, match="give either a Config or settings, not both"):

@@ -234,7 +234,7 @@ def fill(config: Config, settings: Mapping[str, Any]) -> Config:
     for name in sorted(settings.keys() - config.names):
         raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
-    settings = {name: None if x == "none" and name in optional else x for name, x in settings.items()}
+    settings = {name: None if name in optional and x == "none" else x for name, x in settings.items()}
     return _replace(config, settings, config.task.units)
 
 

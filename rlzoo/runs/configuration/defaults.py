@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
 def configured(
     algorithm: str | Algorithm | Config | None,
     env: Any,
-    config: Config | Path | str | None,
+    config: Config | os.PathLike[str] | str | None,
     preset: bool | str,
     settings: Mapping[str, Any],
 ) -> tuple[Config, list[str]]:
@@ -37,9 +38,10 @@ def configured(
         require(isinstance(preset, bool), "give either config or preset, not both")
         if isinstance(algorithm, Algorithm):
             raise ConfigError("config has an algorithm already: give its settings by name")
-        algorithm, env, base = from_config(config, algorithm, env, settings)
-        blank, settings, _ = merge(algorithm, env, settings, [Source(str(config), base)])
-        return fill(blank, settings), [f"settings of {config}"]
+        file = os.fspath(config)
+        algorithm, env, base = from_config(file, algorithm, env, settings)
+        blank, settings, _ = merge(algorithm, env, settings, [Source(file, base)])
+        return fill(blank, settings), [f"settings of {file}"]
     if algorithm is None:
         raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
     if env is None:

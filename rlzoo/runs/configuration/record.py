@@ -18,11 +18,27 @@ from rlzoo.core.system.errors import ConfigError, RunError, UnknownEnv
 from rlzoo.core.system.files import read_bytes
 from rlzoo.core.system.version import __version__
 from rlzoo.runs.checkpoint import FORMAT
-from rlzoo.runs.configuration.config import present_names
+from rlzoo.runs.configuration.config import Config, present_names
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 NOT_SETTINGS = ("format", "objects", "spaces", "extended_at", "threads", "versions", "git_commit")
 """Entries of `config.json` beside the settings."""
+
+
+def new_record(
+    config: Config, objects: Mapping[str, str], spaces: Mapping[str, str], extended_at: int | None
+) -> dict[str, Any]:
+    """The contents of a `config.json`; `objects` has the descriptions of what it cannot hold."""
+    return {
+        "format": FORMAT,
+        **config.to_dict(),
+        "objects": {name: f"pass {name}=... ({what})" for name, what in objects.items()},
+        "spaces": dict(spaces),
+        "extended_at": extended_at,
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "git_commit": git_commit(),
+    }
 
 
 def read_record(file: Path, readable: int = FORMAT) -> dict[str, Any]:

@@ -73,6 +73,7 @@ def test_flat_form_survives_json(algorithm):
         ({"seed": None}, "seed must be an integer, got None"),
         ({"wrappers": "TimeLimit"}, "wrappers must be a list, got 'TimeLimit'"),
         ({"hidden": 5}, "hidden must be a tuple, each an integer, got 5"),
+        ({"hidden": np.array([5, 6])}, "hidden must be a tuple, each an integer, got array([5, 6])"),
         ({"hidden": [5, "x"]}, "hidden must be a tuple, each an integer, got (5, 'x')"),
         ({"activation": "tan"}, "activation must be tanh or relu, got 'tan'"),
         ({"normalize_obs": 1}, "normalize_obs must be True or False, got 1"),
