@@ -191,9 +191,8 @@ def search(
             validation = _validate(study, best, start, problem, validation_seeds, jobs, say)
         preset = out / _PRESET
         result = Result(preset, best.number, start.number, _count(study), best.value, start.value, validation)
-        seeds_used = f"seeds {[*seeds]}, validation seeds {[*validation_seeds]}"
-        comments = [command, f"study {out / _STUDY}, {seeds_used}", *result.lines]
-        write_atomically(preset, _preset(problem, best.user_attrs["settings"], comments))
+        source = f"study {out / _STUDY}, seeds {[*seeds]}, validation seeds {[*validation_seeds]}"
+        write_atomically(preset, _preset(problem, best.user_attrs["settings"], [command, source, *result.lines]))
     return result
 
 

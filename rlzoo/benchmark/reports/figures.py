@@ -17,11 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import Formatter
 
-from rlzoo.benchmark.reports.statistics import Interval
+from rlzoo.benchmark.reports.statistics import Array, Interval
 from rlzoo.benchmark.reports.study import Algorithm
 from rlzoo.core.system.screen import printable
 
-Array = np.ndarray[Any, Any]
 Styles = Mapping[str, dict[str, Any]]
 """Keyword arguments of `Axes.plot`, by name of the algorithm."""
 

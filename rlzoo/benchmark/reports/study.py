@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from rlzoo.benchmark.job import Outcome
 from rlzoo.benchmark.reports.statistics import (
+    Array,
     Interval,
     are_comparable,
     iqm,
@@ -25,8 +26,6 @@ from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import require
 from rlzoo.runs.configuration.record import unequal_versions
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
