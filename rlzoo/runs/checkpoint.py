@@ -38,7 +38,7 @@ def pack(step: int, checkpoint: Checkpoint, run: Mapping[str, Any] | None = None
     """
     arrays, rest = _split(checkpoint.state)
     files = {
-        "model.safetensors": save(_copies(checkpoint.model)),
+        "model.safetensors": save(_apart(checkpoint.model)),
         "state.safetensors": save(arrays),
         "state.json": json.dumps({"format": FORMAT, "step": step, "run": run or {}, "state": rest}).encode(),
     }
@@ -68,10 +68,15 @@ def unpack(files: dict[str, bytes], step: int, run: Mapping[str, Any]) -> Checkp
     return Checkpoint(load(files["model.safetensors"]), state)
 
 
-def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each tensor in memory of its own, which safetensors asks for also where a layer has two names."""
-    layout = torch.contiguous_format
-    return {name: x.detach().to("cpu", copy=True, memory_format=layout) for name, x in tensors.items()}
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Contiguous tensors on the CPU. Of a layer with two names one is a copy, which safetensors asks for."""
+    apart: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, x in tensors.items():
+        own = x.detach().cpu().contiguous()
+        apart[name] = own.clone() if own.data_ptr() in taken else own
+        taken.add(own.data_ptr())
+    return apart
 
 
 def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
