@@ -16,7 +16,6 @@ import jinja2
 
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.finetune.records import Messages
-from rlzoo.lm.model.beginning import begins
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -121,9 +120,9 @@ def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, fir
 
 def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Row:
     """Prompt and completion as tokens, with end of sequence. The completion and the end train."""
-    special = begins(tokenizer)
-    before = _without_end(_tokens(tokenizer, prompt, special), tokenizer)
-    ids = _without_end(_tokens(tokenizer, prompt + completion, special), tokenizer)
+    from rlzoo.lm.model.pretrained import encode  # imports PyTorch
+
+    before, ids = encode(tokenizer, [prompt, prompt + completion])
     if ids[: len(before)] != before:  # a token spans the border, which it cannot in generation
         ids = before + _tokens(tokenizer, completion)
     require(len(ids) > len(before), "the completion has no tokens to this tokenizer")
@@ -154,11 +153,6 @@ def _row_of_turns(messages: Messages, tokenizer: PreTrainedTokenizerBase, turns:
     return Row(ids, trains)
 
 
-def _without_end(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    end = tokenizer.eos_token_id
-    return ids[:-1] if end is not None and ids[-1:] == [end] else ids
-
-
 def _ended(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:
     """The row with end of sequence, unless there is one in or after the last run of tokens that train."""
     end, start = tokenizer.eos_token_id, len(row.trains) - row.trains[::-1].index(True)
@@ -169,8 +163,8 @@ def _ended(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:
     return Row([*row.ids, int(end)], [*row.trains, True])
 
 
-def _tokens(tokenizer: PreTrainedTokenizerBase, text: str, special: bool = False) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+def _tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _render(

@@ -213,8 +213,9 @@ def _same_kind(**values: Any) -> None:
 
 def _content(values: Values, *names: str) -> str | Messages:
     """The first of the named values that is present: a text or messages."""
-    name = next((name for name in names if isinstance(values.get(name), list)), None)
-    return _text(values, *names) if name is None else check_messages(name, values[name])
+    name = next((name for name in names if name in values), names[0])
+    messages = values.get(name)
+    return check_messages(name, messages) if isinstance(messages, list) else _text(values, *names)
 
 
 def _text(values: Values, *names: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -67,8 +68,8 @@ def read_records(source: Source, name: str, text: str, messages: str) -> list[Re
     path = Path(source) if isinstance(source, (Path, str)) else None
     if path is None:
         records = list(_of_object(source, name, text, messages))
-    elif path.is_dir() or path.suffix == ".parquet":
-        rows = _directory(path) if path.is_dir() else _parquet(path)
+    elif os.path.isdir(path) or path.suffix == ".parquet":  # unlike Path.is_dir, it takes a name of any length
+        rows = _directory(path) if os.path.isdir(path) else _parquet(path)
         records = [Record(f"{path}, row {number}", row) for number, row in enumerate(rows, 1)]
     else:
         require(path.suffix in (".txt", ".jsonl"), f"{path}: the name must end in .txt, .jsonl or .parquet")
@@ -156,7 +157,7 @@ def _of_object(source: Any, name: str, text: str, messages: str) -> Iterator[Rec
         if isinstance(entry, Mapping):
             yield Record(place, entry)
         elif isinstance(entry, str):
-            yield Record(place, {text: entry})
+            yield Record(place, {**getattr(entry, "columns", {}), text: entry})  # of a `Prompt`
         elif isinstance(entry, tuple) and hasattr(entry, "_asdict"):
             yield Record(place, entry._asdict())
         elif isinstance(entry, (list, tuple)):

@@ -138,6 +138,12 @@ def test_completion_trains_and_its_prompt_does_not():
     assert row.ids == [0, 1, 2, 3, EOS]
 
 
+def test_end_of_sequence_at_the_end_of_a_prompt_is_no_part_of_the_completion():
+    row = completion_row("ab<eos>", "cd", make_tokenizer())
+    assert text_of(row) == "___cd|"
+    assert row.ids == [0, 1, EOS, 2, 3, EOS]
+
+
 def test_completion_without_tokens_is_refused():
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("!", "")
@@ -151,8 +157,9 @@ def test_token_that_would_span_prompt_and_completion_is_cut():
 
         eos_token_id, chat_template, bos_token = 99, None, None
 
-        def __call__(self, text, add_special_tokens=True):
-            return {"input_ids": [text[k : k + 2] for k in range(0, len(text), 2)]}
+        def __call__(self, texts, add_special_tokens=True):
+            rows = [[x[k : k + 2] for k in range(0, len(x), 2)] for x in ([texts] if isinstance(texts, str) else texts)]
+            return {"input_ids": rows[0] if isinstance(texts, str) else rows}
 
     assert completion_row("abc", "de", Pairs()) == (["ab", "c", "de", 99], [False, False, True, True])
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune.data import Example, Pair, read_examples, read_pairs, read_prompts, read_texts, split
+from rlzoo.lm.reward.prompt import Prompt
 
 ASK = [{"role": "user", "content": "Hi"}]
 TALK = [*ASK, {"role": "assistant", "content": "Yes"}]
@@ -29,6 +30,15 @@ def test_prompts_texts_and_pairs_of_json_lines(tmp_path):
     one = {"question": "q", "chosen": "c", "rejected": "r", "source": 3}
     two = '{"prompt": "p", "chosen": "\\u00e9", "rejected": "s", "margin": 2}'
     assert read_pairs(lines(tmp_path, one, two)) == [Pair("q", "c", "r", 0.0), Pair("p", "é", "s", 2.0)]
+
+
+def test_prompt_comes_before_a_question_of_another_kind():
+    assert read_prompts([{"prompt": "a", "question": ASK}]) == ["a"]
+
+
+def test_prompts_in_a_list_keep_their_columns():
+    (prompt,) = read_prompts([Prompt("a", {"answer": 1})])
+    assert (prompt, prompt.columns) == ("a", {"answer": 1})
 
 
 def test_examples():

@@ -46,6 +46,12 @@ def test_wrong_files(tmp_path, name, data, message):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["What is 2 + 2? " * 400, "a\0b"])
+def test_text_in_place_of_a_file(text):
+    with pytest.raises(ConfigError, match=r"the name must end in \.txt, \.jsonl or \.parquet"):
+        read_prompts(text)
+
+
 @pytest.mark.parametrize("read", [read_prompts, read_texts, read_pairs])
 def test_file_that_is_missing(tmp_path, read):
     with pytest.raises(ConfigError, match=r"no such file: .*x\.jsonl"):
