@@ -76,7 +76,7 @@ def sft(
     with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
         examples = read_examples(texts)
         bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
-        if bare and not (tokenizer or settings.tokenizer or (Path(str(model)) / "tokenizer.json").exists()):
+        if bare and not (tokenizer or settings.tokenizer or any(Path(str(model)).glob("tokenizer*"))):
             tokenizer = texts_fit.train_tokenizer([x.plain() for x in examples], settings.vocab_size)
         words = _tokenizer(tokenizer or settings.tokenizer, model)
         if isinstance(model, PreTrainedModel):
@@ -211,7 +211,10 @@ def _reward_model(
     words = _tokenizer(tokenizer or settings.tokenizer, model)
     if not isinstance(model, PreTrainedModel):
         return RewardModel(pretrained.load_reward_model(model, head_seed=settings.seed), words)
-    if isinstance(getattr(model, pretrained.HEAD, None), nn.Linear):
+    head = getattr(model, pretrained.HEAD, None)
+    if isinstance(head, nn.Linear):
+        count, kind = head.out_features, type(model).__name__
+        require(count == 1, f"the given {kind} has {count} labels; a reward model has one: num_labels=1")
         return RewardModel(pretrained.check_given(model, len(words)), words)
     require(out is not None, "out is missing: a language model gets a new head in a copy, which must be saved")
     with tempfile.TemporaryDirectory() as folder:

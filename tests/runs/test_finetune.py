@@ -1,12 +1,17 @@
 """`rlzoo.sft` and `rlzoo.train_reward_model` with objects instead of names."""
 
+import json
+
 import datasets
 import pytest
 import tiny
 import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForSequenceClassification
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, RunError
+from rlzoo.lm.model.pretrained import load_tokenizer
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.runs.files import lock
 
@@ -70,6 +75,19 @@ def test_wrong_objects(arguments, message):
         rlzoo.sft(**{"texts": TEXTS, "model": tiny.make_lm(), **arguments})
 
 
+def test_configuration_keeps_its_tokenizer_of_any_kind(tmp_path):
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(tiny.CONFIGS["gpt2"]))
+    vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "zz", "<eos>"]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(vocabulary)}))
+    (folder / "merges.txt").write_text("#version: 0.2\nz z\n")
+    own = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<eos>", "bos_token": "<eos>", "unk_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(own))
+    rlzoo.sft(TEXTS, folder, tmp_path / "out", **BRIEF)
+    assert load_tokenizer(tmp_path / "out").get_vocab() == load_tokenizer(folder).get_vocab()
+
+
 def test_models_that_cannot_be_trained():
     with pytest.raises(ConfigError, match=r"the given GPT2LMHeadModel is in torch.bfloat16: training needs float32"):
         rlzoo.sft(TEXTS, tiny.make_lm().bfloat16(), tokenizer=tiny.make_tokenizer())
@@ -80,6 +98,11 @@ def test_models_that_cannot_be_trained():
         rlzoo.sft(TEXTS, broken, tokenizer=tiny.make_tokenizer())
     with pytest.raises(ConfigError, match="out is missing: a language model gets a new head in a copy"):
         rlzoo.train_reward_model(PAIRS, tiny.make_lm(), tokenizer=tiny.make_tokenizer())
+    classes = AutoModelForSequenceClassification.from_config(tiny.make_lm().config)
+    with pytest.raises(
+        ConfigError, match="the given GPT2ForSequenceClassification has 2 labels; a reward model has one"
+    ):
+        rlzoo.train_reward_model(PAIRS, classes, tokenizer=tiny.make_tokenizer())
 
 
 def test_one_process_at_a_time(tmp_path):

@@ -55,7 +55,7 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     files = tokenizer.vocab_files_names.values()
-    holds = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in files)
+    holds = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in ("tokenizer.json", *files))
     require(holds, f"{name} holds no tokenizer: there is no tokenizer.json")
     longest = tokenizer.model_max_length
     number = isinstance(longest, int | float) and not isinstance(longest, bool)

@@ -140,8 +140,10 @@ class LanguageTask(Task):
     def _find_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the run's own copy, of the setting, or of the initial model."""
         tokenizer, folder = self.settings.tokenizer, self.setup.folder
-        if tokenizer is None or isinstance(tokenizer, Mapping) or (folder is not None and (folder / START).is_dir()):
+        if tokenizer is None or (folder is not None and (folder / START).is_dir()):
             return pretrained.load_tokenizer(self._source)
+        if isinstance(tokenizer, Mapping):
+            raise ConfigError(f"{folder} was stopped before its tokenizer was saved in it: train it again")
         if isinstance(tokenizer, str):
             return pretrained.load_tokenizer(pretrained.located(tokenizer, self.setup.progress))
         return pretrained.with_padding(tokenizer, "given")

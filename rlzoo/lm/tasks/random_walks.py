@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -164,17 +164,20 @@ class RandomWalks(LanguageTask):
         """Returns are the exact expected optimality from each start, whatever the number of episodes.
 
         `score` is the mean score of sampled responses. With `deterministic`, returns are the optimality of the most
-        probable response to each start.
+        probable response to each start. A tokenizer that does not read each node as one token has no sum to compute:
+        returns are then those of other tasks.
         """
         sampled = super().evaluate(episodes, seed=seed, deterministic=deterministic)
         further = {name: x for name, x in sampled.further.items() if name != "true_score"}
         graph, prompts = benchmark(), benchmark().prompts
+        walks = graph.solutions()
+        if [len(ids) for ids in self.tokenizer(walks).input_ids] != [len(walk) for walk in walks]:
+            return sampled
         if deterministic:
             returns = np.array(graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
         else:
-            allowed = self.env.generation.allowed
-            longest = self.settings.max_new_tokens
-            returns = expected_optimality(self.model, self.tokenizer, graph, prompts, allowed, longest).numpy()
+            limits = self.env.generation.allowed, self.settings.max_new_tokens, self.env.stop
+            returns = expected_optimality(self.model, self.tokenizer, graph, prompts, *limits).numpy()
         return replace(sampled, returns=returns, further={"exact": True, "score": sampled.mean_return, **further})
 
 
@@ -186,15 +189,20 @@ def expected_optimality(
     prompts: Sequence[str],
     allowed: AllowedTokens | None = None,
     longest: int = MAX_NODES,
+    stop: Collection[int] = (),
 ) -> Float[Tensor, "N"]:
     """E[optimality] of the policy from each start: Σ π(walk | start)·optimality(walk) over all walks to the goal.
 
-    Walks have at most `longest` further nodes. Every other response has optimality 0. It takes one forward over a few
-    thousand rows, without sampling.
+    Walks have at most `longest` further nodes, and none of the tokens `stop` before the goal. Every other response has
+    optimality 0. It takes one forward over a few thousand rows, without sampling.
+
+    Args:
+        tokenizer: reads each node as one token.
     """
-    solutions = [walk for walk in graph.solutions() if len(walk) - 1 <= longest]
+    rows = dict(zip(graph.solutions(), tokenizer(graph.solutions()).input_ids, strict=True))
+    solutions = [w for w, ids in rows.items() if len(w) - 1 <= longest and not {*stop} & {*ids[1:-1]}]
     device = next(model.parameters()).device
-    tokens = Tokens.of_texts(tokenizer(solutions).input_ids, int(tokenizer.pad_token_id))
+    tokens = Tokens.of_texts([rows[w] for w in solutions], int(tokenizer.pad_token_id))
     tokens = (tokens if allowed is None else allowed.observed(tokens)).map(lambda x: x.to(device))
     logp = model.distribution(tokens).log_prob(tokens.action).double().sum(1).cpu()
     optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))

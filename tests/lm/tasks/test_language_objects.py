@@ -101,6 +101,14 @@ def test_killed_before_its_objects_were_saved(run):
         rlzoo.evaluate(run)
 
 
+def test_killed_before_its_tokenizer_was_saved(objects, tmp_path):
+    tiny.save_lm(tmp_path / "model")
+    run = train(**{**objects, "model": "model"})
+    shutil.rmtree(run.path / "start")
+    with pytest.raises(ConfigError, match="stopped before its tokenizer was saved"):
+        rlzoo.evaluate(run)
+
+
 def test_prompts_of_messages_are_rendered_and_kept(objects):
     objects["tokenizer"].chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}!"
     run = train(**{**objects, "prompts": [[{"role": "user", "content": "Hi"}]], "eval_prompts": ["Bye"]})

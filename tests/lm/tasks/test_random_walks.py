@@ -4,14 +4,18 @@ import itertools
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lm_builders import collect, make_actor, move
 from simulated_gpu import GPU, simulated
 
+import rlzoo
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.lm.finetune.sft import train_tokenizer
 from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.model.pretrained import new_causal_lm
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation, stop_ids
@@ -242,6 +246,8 @@ def test_a_uniform_policy_by_hand():
     torch.testing.assert_close(swapped, expected.flip(0))
     shorter = expected_optimality(model, walks.tokenizer(), walks, ["b", "c"], longest=1)
     torch.testing.assert_close(shorter, torch.tensor([1 / 5, 1 / 5], dtype=torch.float64))
+    stopped = expected_optimality(model, walks.tokenizer(), walks, ["b", "c"], stop=stop_ids(walks.tokenizer(), ["c"]))
+    torch.testing.assert_close(stopped, torch.tensor([1 / 5, 1 / 5], dtype=torch.float64))
     with simulated():
         on_gpu = expected_optimality(model.to(GPU), walks.tokenizer(), walks, ["b", "c"])
         torch.testing.assert_close(on_gpu, expected)
@@ -284,3 +290,14 @@ def test_with_only_legal_moves_every_walk_is_valid_from_the_start():
     sampled = torch.tensor(GRAPH.optimality(starts, [walk[1:] for walk in walks(allowed)])).view(50, 20)
     error = sampled.mean(1).std() / 50**0.5
     assert abs(float(sampled.mean() - exact.mean())) < 4 * error + 1e-3
+
+
+def test_evaluation_has_no_sum_if_a_token_is_several_nodes(tmp_path):
+    tokenizer = train_tokenizer(GRAPH.walks, vocab_size=300)
+    assert len(tokenizer(GRAPH.walks[0])["input_ids"]) < len(GRAPH.walks[0])
+    settings = {"responses_per_batch": 8, "minibatch_responses": 8, "total_steps": 8, "eval_episodes": 20}
+    model = new_causal_lm(tiny.CONFIGS["gpt2"], len(tokenizer))
+    run = rlzoo.train("ppo", "RandomWalks", out=tmp_path / "run", model=model, tokenizer=tokenizer, **settings)
+    start = run.evaluations()[0]
+    assert "exact" not in start
+    assert start["episodes"] == 20
