@@ -13,9 +13,9 @@ from torch.nn.functional import logsigmoid
 
 from rlzoo.core.system.fields import Count, NonNegative, Positive, Range
 from rlzoo.lm.finetune.data import Pair, split
-from rlzoo.lm.finetune.sft import FitSettings, Metrics, OnEpoch, fit, mean_of, no_report
+from rlzoo.lm.finetune.sft import FitSettings, Metrics, OnEpoch, fit, longest_row, mean_of, no_report
 from rlzoo.lm.model.padding import pad
-from rlzoo.lm.model.pretrained import encode, max_positions
+from rlzoo.lm.model.pretrained import encode
 from rlzoo.lm.reward.reward_model import RewardModel, last_scores
 
 
@@ -58,25 +58,18 @@ def train_reward_model(
         NonFiniteError: the loss or gradient is not finite; the weights are those of the step before.
     """
     train, held_out = split([pair.prompt for pair in pairs], settings.held_out, settings.seed)
-    net, tokenizer = model.model, model.tokenizer
-    longest = min(filter(None, (settings.max_tokens, max_positions(net))), default=0)
-    chosen = encode(tokenizer, [pair.prompt + pair.chosen for pair in pairs])
-    rejected = encode(tokenizer, [pair.prompt + pair.rejected for pair in pairs])
-    cut = sum(0 < longest < len(row) for row in (*chosen, *rejected))
-    rows = [(c[-longest:], r[-longest:]) for c, r in zip(chosen, rejected, strict=True)]
-    widths = [2 * max(map(len, both)) for both in rows]
-    margins = torch.tensor([pair.margin for pair in pairs], device=net.device)
-
-    def both_scores(batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        padded = pad([rows[i][k] for k in (0, 1) for i in batch], int(tokenizer.pad_token_id or 0), "right")
-        chosen, rejected = last_scores(net, *(x.to(net.device) for x in padded)).chunk(2)
-        return chosen, rejected
+    whole, longest = encode(model.tokenizer, _texts(pairs)), longest_row(model.model, settings)
+    rows = [ids[-longest:] for ids in whole]
+    both = list(zip(rows[::2], rows[1::2], strict=True))
+    widths = [2 * max(len(chosen), len(rejected)) for chosen, rejected in both]
+    margins = torch.tensor([pair.margin for pair in pairs], device=model.model.device)
 
     def loss(batch: Sequence[int]) -> Tensor:
-        return preference_loss(*both_scores(batch), margins[batch], settings.centring).sum()
+        scores = _both_scores(model, [both[i] for i in batch])
+        return preference_loss(*scores, margins[batch], settings.centring).sum()
 
     def right(batch: Sequence[int]) -> Tensor:
-        return torch.gt(*both_scores(batch)).sum()
+        return torch.gt(*_both_scores(model, [both[i] for i in batch])).sum()
 
     metrics: Metrics = {}
     counts = [1] * len(pairs)
@@ -88,7 +81,19 @@ def train_reward_model(
             metrics.update(held_out_loss=mean_of(loss, *batches), held_out_accuracy=mean_of(right, *batches))
         on_epoch(dict(metrics))
 
-    fit(net, train, widths, counts, loss, settings, report)
-    reference = [pairs[i] for i in held_out or train]
-    gain, bias = model.calibrate([pair.prompt + text for pair in reference for text in (pair.chosen, pair.rejected)])
-    return {**metrics, "gain": gain, "bias": bias, "cut": cut}
+    fit(model.model, train, widths, counts, loss, settings, report)
+    gain, bias = model.calibrate(_texts([pairs[i] for i in held_out or train]))
+    return {**metrics, "gain": gain, "bias": bias, "cut": sum(len(ids) > longest for ids in whole)}
+
+
+def _texts(pairs: Sequence[Pair]) -> list[str]:
+    """The chosen and the rejected text of each pair, in turn."""
+    return [pair.prompt + response for pair in pairs for response in (pair.chosen, pair.rejected)]
+
+
+def _both_scores(model: RewardModel, rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+    """The head's outputs for the chosen rows of tokens, and for the rejected ones."""
+    ids = [row[k] for k in (0, 1) for row in rows]
+    padded = pad(ids, int(model.tokenizer.pad_token_id or 0), "right")
+    chosen, rejected = last_scores(model.model, *(x.to(model.model.device) for x in padded)).chunk(2)
+    return chosen, rejected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -86,10 +87,7 @@ def sft(
 
     Of a conversation only the assistant's turns are predicted, and of a prompt with its completion only the completion.
     The loss of a batch is the mean over all its predicted tokens, without padding. The first token of a row is not
-    predicted, and a text that is cut has no end of sequence.
-
-    Args:
-        texts: see `read_examples`.
+    predicted, and a text that is cut has no end of sequence. `read_examples` says what texts may be.
 
     Returns:
         The last epoch's metrics: `loss` (mean over the epoch), `held_out_loss` and `held_out_perplexity` = e^loss of
@@ -103,10 +101,9 @@ def sft(
     check_vocabulary(model, len(tokenizer), "to train")
     examples = read_examples(texts)
     train, held_out = split([x.key for x in examples], settings.held_out, settings.seed)
-    rows = _rows(examples, tokenizer)
-    longest = min(filter(None, (settings.max_tokens, max_positions(model))), default=None)
-    cut = sum(longest is not None and len(row.ids) > longest for row in rows)
-    rows = [Row(row.ids[:longest], row.trains[:longest]) for row in rows]
+    whole, longest = _rows(examples, tokenizer), longest_row(model, settings)
+    metrics: Metrics = {"cut": sum(len(row.ids) > longest for row in whole)}
+    rows = [Row(row.ids[:longest], row.trains[:longest]) for row in whole]
     widths = [len(row.ids) for row in rows]
     counts = [sum(row.trains[1:]) for row in rows]
     require(any(counts[i] for i in train), "no token is left to train on; raise max_tokens")
@@ -115,8 +112,6 @@ def sft(
         ids, attention = pad([rows[i].ids for i in batch], int(tokenizer.pad_token_id or 0), "right")
         trains = pad([rows[i].trains for i in batch], 0, "right")[0].bool()
         return summed_nll(model, *(x.to(model.device) for x in (ids, attention, trains)))
-
-    metrics: Metrics = {"cut": cut}
 
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
@@ -127,6 +122,11 @@ def sft(
 
     fit(model, train, widths, counts, loss, settings, report)
     return metrics
+
+
+def longest_row(model: PreTrainedModel, settings: FitSettings) -> int:
+    """Tokens of the longest row that is not cut."""
+    return min(filter(None, (settings.max_tokens, max_positions(model))), default=sys.maxsize)
 
 
 def _rows(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase) -> list[Row]:

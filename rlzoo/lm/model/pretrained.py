@@ -54,9 +54,9 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
-    files = tokenizer.vocab_files_names.values()
-    holds = not Path(name).is_dir() or not files or any((Path(name) / file).is_file() for file in ("tokenizer.json", *files))
-    require(holds, f"{name} holds no tokenizer: there is no tokenizer.json")
+    files = [*tokenizer.vocab_files_names.values()]
+    holds = any((Path(name) / file).is_file() for file in ["tokenizer.json", *files])
+    require(holds or not files or not Path(name).is_dir(), f"{name} holds no tokenizer: there is no tokenizer.json")
     longest = tokenizer.model_max_length
     number = isinstance(longest, int | float) and not isinstance(longest, bool)
     require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")

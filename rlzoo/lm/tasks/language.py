@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Experience, env_name
 from rlzoo.core.evaluation import Evaluation, Played
@@ -260,16 +259,10 @@ class LanguageTask(Task):
         actor.draw_until(len(acting) - int(acting.argmax()))
         return experience
 
-    def respond(
-        self, prompts: Sequence[str], generator: torch.Generator | None, deterministic: bool = False
-    ) -> tuple[Buffer, list[str], list[str]]:
-        """See `rlzoo.lm.tasks.samples.respond`."""
-        return respond(self.env, prompts, generator, deterministic)
-
     def _moments_of_reference(self) -> Moments:
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
-        texts = (self.respond(batch, generator)[1:] for batch in batches(self.env.prompts.texts, _CALIBRATION))
+        texts = (respond(self.env, batch, generator)[1:] for batch in batches(self.env.prompts.texts, _CALIBRATION))
         return Moments.of(torch.cat([call_score(self.score, self.score_name, *some) for some in texts]))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:

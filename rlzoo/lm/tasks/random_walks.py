@@ -30,6 +30,7 @@ from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
+from rlzoo.lm.tasks.samples import respond
 from rlzoo.lm.tasks.settings import Language
 
 NODES = 21
@@ -174,7 +175,7 @@ class RandomWalks(LanguageTask):
         if [len(ids) for ids in self.tokenizer(walks).input_ids] != [len(walk) for walk in walks]:
             return sampled
         if deterministic:
-            returns = np.array(graph.optimality(*self.respond(prompts, None, deterministic=True)[1:]))
+            returns = np.array(graph.optimality(*respond(self.env, prompts, None, deterministic=True)[1:]))
         else:
             limits = self.env.generation.allowed, self.settings.max_new_tokens, self.env.stop
             returns = expected_optimality(self.model, self.tokenizer, graph, prompts, *limits).numpy()

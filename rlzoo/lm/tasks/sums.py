@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Annotated
 
 from transformers import PreTrainedTokenizerBase
 
-from rlzoo.core.system.fields import Count
+from rlzoo.core.system.fields import Count, Range
 from rlzoo.lm.finetune.chat import asked
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.scores import Score
@@ -46,7 +47,7 @@ class Sums(LanguageTask):
     class Settings(Language):
         model: Text | None = "smollm2"
         max_new_tokens: Count = 14
-        largest: Count = 59
+        largest: Annotated[int, Range(3)] = 59
         """Largest number in a sum; the smallest is 2."""
 
     settings: Settings
@@ -66,4 +67,4 @@ class SmallSums(Sums):
 
     @dataclass(frozen=True)
     class Settings(Sums.Settings):
-        largest: Count = 20
+        largest: Annotated[int, Range(3)] = 20

@@ -36,6 +36,7 @@ class Logger:
     A line of `metrics.jsonl` holds `step`; `seconds` and `steps_per_second` of training, without evaluations and
     checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); `success_rate` of
     the last 100 that report it; and the metrics of environment, algorithm and hooks with 6 digits (null if not finite).
+    These have no metric of one of the names before.
     TensorBoard and `trackers` get about 1000 of these lines.
     """
 
@@ -79,13 +80,12 @@ class Logger:
         }
         if self._successes:
             record["success_rate"] = _mean(self._successes)
-        record |= {name: _six_digits(x) for name, x in iteration.metrics.items()}
+        record |= {name: _six_digits(x) for name, x in iteration.metrics.items() if name not in record}
         self._metrics.append(record)
         if step // self._stride > before // self._stride:
             groups = {name: f"env/{name}" for name in iteration.environment_metrics} | _TAGS
-            scalars = {groups.get(name) or f"train/{name}": x for name, x in record.items()}
-            del scalars["train/step"]
-            self._scalars(step, scalars)
+            named = {groups.get(name) or f"train/{name}": x for name, x in record.items() if name != "step"}
+            self._scalars(step, named)
         self.display.update(record)
         if time.monotonic() - self._flushed > 1:
             self.flush()

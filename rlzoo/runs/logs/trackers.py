@@ -102,13 +102,22 @@ class MLflow(Sink):
         self._pending += [self._metric(tag, x, now, step) for tag, x in values.items()]
 
     def flush(self) -> None:
+        """Sends everything received.
+
+        Raises:
+            OSError: the tracker cannot be reached.
+        """
         while self._pending:
-            self._client.log_batch(self.id, metrics=self._pending[:_BATCH])
+            try:
+                self._client.log_batch(self.id, metrics=self._pending[:_BATCH])
+            except Exception as error:
+                raise OSError(f"track: MLflow: {' '.join(str(error).split())}") from error
             del self._pending[:_BATCH]
 
     def close(self) -> None:
-        self.flush()
-        self._client.set_terminated(self.id)
+        with contextlib.suppress(Exception):  # flushing has already raised what the session must know
+            self.flush()
+            self._client.set_terminated(self.id)
 
 
 TRACKERS: dict[str, type[WandB] | type[MLflow]] = {"wandb": WandB, "mlflow": MLflow}

@@ -77,9 +77,9 @@ def _kind(evaluation: Mapping[str, Any]) -> str:
 
 
 def _scores(evaluation: Mapping[str, Any]) -> list[str]:
-    """Mean score, its 95 % interval, KL to the reference, and responses."""
+    """Mean score, its 95 % interval (none of an exact one), KL to the reference, and responses."""
     mean, half = evaluation["mean_return"], 1.96 * evaluation["std_return"] / math.sqrt(evaluation["episodes"])
-    interval = f"{mean - half:,.3f} to {mean + half:,.3f}"
+    interval = "exact" if evaluation.get("exact") else f"{mean - half:,.3f} to {mean + half:,.3f}"
     kl = evaluation.get("kl_reference")
     return [f"{mean:,.3f}", interval, "" if kl is None else f"{kl:,.2f}", f"{evaluation['episodes']:,}"]
 

@@ -10,6 +10,8 @@ from rlzoo.core.system.errors import RunError
 
 PREFIX = "hf:"
 """Start of the name of a policy on the hub, `hf:user/name`."""
+_WRITTEN = ["checkpoints/*", "curve.png", "*.json", "*.jsonl", "*.jinja", "*.safetensors"]
+"""Files that an upload may have, and that an earlier one may have left."""
 _PATIENCE = 3.0
 """Seconds to wait for the hub's first answer."""
 
@@ -44,7 +46,7 @@ def download(repo: str) -> Path:
 
 
 def upload(folder: Path, repo: str, private: bool) -> str:
-    """Uploads a folder as a repository, in place of what it held before, and returns its address.
+    """Uploads a folder as a repository, in place of an earlier upload, and returns its address.
 
     Args:
         repo: `user/name`, which is made if it does not exist.
@@ -59,9 +61,7 @@ def upload(folder: Path, repo: str, private: bool) -> str:
         _exists(repo)
         api = HfApi()
         address = api.create_repo(repo, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=repo, folder_path=folder, delete_patterns="checkpoints/*", commit_message="Policy of rlzoo"
-        )
+        api.upload_folder(repo_id=repo, folder_path=folder, delete_patterns=_WRITTEN, commit_message="Policy of rlzoo")
         return str(address)
 
 

@@ -6,7 +6,7 @@ from tiny import make_tokenizer
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.tasks import sentiment
 from rlzoo.lm.tasks.instructions import KINDS, TRAINING, follows, instructions
-from rlzoo.lm.tasks.sums import last_number, sums
+from rlzoo.lm.tasks.sums import Sums, last_number, sums
 
 
 def test_sums_have_their_answers_and_are_held_out():
@@ -32,6 +32,12 @@ def test_sums_have_their_answers_and_are_held_out():
 )
 def test_the_last_number_is_the_answer(response, score):
     assert last_number([""], [response], [68]) == [score]
+
+
+def test_sums_are_enough_to_train_and_to_evaluate():
+    with pytest.raises(ConfigError, match="largest must be "):
+        Sums.Settings(largest=2)
+    assert [len(x) for x in sums(3, make_tokenizer())] == [1, 3]
 
 
 def test_openings_are_distinct():

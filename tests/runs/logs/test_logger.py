@@ -166,6 +166,12 @@ def test_metrics_of_the_environment_have_a_group_of_their_own(tmp_path):
     assert tags == {"train/kl", *(f"env/{name}" for name in metrics)}
 
 
+def test_own_columns_are_not_replaced(tmp_path):
+    logger = make_logger(tmp_path, total_steps=1)
+    line = record(logger, 100, 0.5, {"step": 7, "mean_return": -1.0, "mine": 2.0}, [Episode(3.0, 1)], ["step"])
+    assert (line["step"], line["mean_return"], line["mine"]) == (100, 3.0, 2.0)
+
+
 def test_an_iteration_costs_little(tmp_path):
     logger = make_logger(tmp_path, total_steps=100_000)
     metrics = {f"metric_{i}": 0.1 * i for i in range(10)}

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import short_runs
 
-from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError, TrainingError
 from rlzoo.runs.logs.trackers import MLflow, WandB
 from rlzoo.runs.train import resume
 
@@ -32,6 +32,16 @@ def test_mlflow(tmp_path, monkeypatch):
     assert {*SCALARS} <= found.data.metrics.keys()
     steps = [x.step for x in client.get_metric_history(number, "train/policy_loss")]
     assert steps == [x["step"] for x in run.metrics()]
+
+
+def test_tracker_that_is_lost_during_training(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    lost = mock.Mock(side_effect=mlflow.MlflowException("no route\nto host"))
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", lost)
+    with pytest.raises(TrainingError, match=r"^step \d+: track: MLflow: no route to host; "):
+        short_runs.quick_run(tmp_path / "run", track="mlflow")
 
 
 def test_names_in_the_environment(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """The policy of a run: loaded, exported, and shared on the Hugging Face hub or in a folder."""
 
+import copy
 import fnmatch
 import json
 import os
@@ -330,7 +331,9 @@ def hub(tmp_path, monkeypatch):
         return f"https://huggingface.co/{repo}"
 
     def upload_folder(api, repo_id, folder_path, delete_patterns, commit_message):
-        shutil.rmtree(root / repo_id / delete_patterns.removesuffix("/*"), ignore_errors=True)
+        for file in [path for path in (root / repo_id).rglob("*") if path.is_file()]:
+            if any(fnmatch.fnmatch(str(file.relative_to(root / repo_id)), pattern) for pattern in delete_patterns):
+                file.unlink()
         shutil.copytree(folder_path, root / repo_id, dirs_exist_ok=True)
 
     def snapshot_download(repo, allow_patterns):
@@ -362,6 +365,14 @@ def test_second_push_takes_the_place_of_the_first(run, hub):
     rlzoo.push(run, "user/name")
     rlzoo.push(run, "user/name", checkpoint=run.steps()[0])
     assert rlzoo.Run.open("hf:user/name").steps() == run.steps()[:1]
+    for name in ("evaluations.jsonl", "mine.txt"):
+        (hub / "user/name" / name).touch()
+    bare = copy.copy(run)
+    bare.path = shutil.copytree(run.path, hub / "bare")
+    (bare.path / "evaluations.jsonl").unlink()
+    rlzoo.push(bare, "user/name")
+    assert not (hub / "user/name/evaluations.jsonl").exists()
+    assert (hub / "user/name/mine.txt").exists()
 
 
 def test_only_the_files_of_a_run_are_downloaded(run, hub):

@@ -16,6 +16,7 @@ import rlzoo
 from rlzoo.cli import main
 from rlzoo.lm.model.language_model import merged
 from rlzoo.runs.evaluate import load_model
+from rlzoo.runs.publish import card as cards
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,11 @@ def test_card(run, tmp_path):
     assert f"| {last['samples'][0]['prompt']} | " in body
     assert "| licence of the initial model | mit |\n" in body
     assert "| reward | " in body
+
+
+def test_exact_evaluation_has_no_interval():
+    evaluation = {"mean_return": 0.5, "std_return": 0.25, "episodes": 20, "kl_reference": 1.0, "exact": True}
+    assert cards._scores(evaluation) == ["0.500", "exact", "1.00", "20"]
 
 
 def test_model_goes_to_the_hub(run, tmp_path, monkeypatch, capsys):
