@@ -170,6 +170,7 @@ def fit(
     optimizer = _adamw(model, settings)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     require(bool(parameters), "the model has no parameter to train; unfreeze it, such as model.requires_grad_(True)")
+    optimizer.zero_grad()  # a loaded model may have gradients
     steps = settings.epochs * math.ceil(len(rows) / settings.batch_size)
     step = 0
     with operation("step", steps) as fitting:

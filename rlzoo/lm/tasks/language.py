@@ -40,7 +40,7 @@ from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation, end_ids, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.prompt import Prompts
-from rlzoo.lm.reward.scores import Score, call_score, columns_for, missing_columns, score_name
+from rlzoo.lm.reward.scores import Score, call_score, missing_columns, score_name
 from rlzoo.lm.reward.scoring import Scoring, load_scores
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment
 from rlzoo.lm.reward.turns import Reply, Turns
@@ -294,8 +294,8 @@ class LanguageTask(Task):
         }
         own, prompts = self.own_score(), [x.prompt for x in samples]
         if own is not None and self.settings.reward is not None and not missing_columns(own, prompts):
-            true = own(prompts, [x.response for x in samples], **columns_for(own, prompts))
-            further = {"true_score": float(np.mean(true)), **further}
+            true = call_score(own, env_name(self.setup.env), prompts, [x.response for x in samples])
+            further = {"true_score": float(true.double().mean()), **further}
         returns, lengths = np.array([x.score for x in samples]), np.array([x.length for x in samples])
         return Evaluation(returns, lengths, deterministic, seed, further)
 

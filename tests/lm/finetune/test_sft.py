@@ -111,6 +111,13 @@ def test_first_step_of_adamw_by_hand():
     assert model.bias.item() == pytest.approx(2.0 - 0.1)
 
 
+def test_gradients_from_before_do_not_count():
+    model, loss = quadratic([1], [8.0])
+    model.weight.grad = torch.full_like(model.weight, 1e6)
+    fit(model, [0], [1], [1], loss, settings(learning_rate=0.1, weight_decay=0.0, warmup=0.0), lambda *_: None)
+    assert model.weight.item() == pytest.approx(0.1)  # towards 8
+
+
 def test_loss_of_an_epoch_is_that_of_its_batches():
     model, loss = quadratic([1, 3], [8.0, 4.0])
     seen = []

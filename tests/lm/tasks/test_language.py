@@ -337,6 +337,17 @@ def test_a_new_task_is_one_file(own_sft, data, tmp_path, monkeypatch):
     assert all(x.score == float("cat" in x.response) for x in samples)
 
 
+def test_true_score_is_that_of_the_task_in_any_form(data, tmp_path, monkeypatch):
+    score = "        return lambda completions: (len(x) for x in completions)\n"
+    own = TASK.partition("        return lambda")[0] + score
+    (tmp_path / "long_words_task.py").write_text(own)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = {"model": str(data / "model"), "reward": f"{__file__}:vowels"}
+    task = Trainer(rlzoo.make_config("ppo-clip", "long_words_task:Words", **settings)).task
+    lengths = [len(x.response) for x in task.sample(4, seed=0)]
+    assert task.evaluate(4, seed=0).further["true_score"] == sum(lengths) / 4
+
+
 def test_bfloat16_on_a_device_without_it_is_one_line(data, monkeypatch):
     settings = config(data, precision="bfloat16", device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
