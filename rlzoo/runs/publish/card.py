@@ -25,8 +25,8 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
     """
     kinds = {_kind(e): e for e in run.evaluations() if e["step"] == step}  # the last of each kind
     figures = {kind: _figures(evaluation) for kind, evaluation in kinds.items()}
-    about = {"kinds": figures, "objects": run.objects, "spaces": spaces, "has_curve": has_curve}
-    return _rendered("card.md.jinja", run.record, _metadata(run.record, kinds), step, name, **about)
+    about = {"kinds": figures, "objects": run.objects, "has_curve": has_curve}
+    return _rendered("card.md.jinja", run.record, _metadata(run.record, kinds), step, name, spaces, **about)
 
 
 def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has_curve: bool) -> str:
@@ -50,15 +50,21 @@ def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has
     evaluations = [e for e in run.evaluations() if e["step"] in (0, step)]
     kinds = {("start, " if e["step"] < step else "") + _kind(e): e for e in evaluations}
     sampled = [e["samples"] for e in evaluations if e["step"] == step and e.get("samples")]
+    facts = {
+        "initial model": origin["base"] or "not on the Hugging Face Hub",
+        "licence of the initial model": origin["license"] or "unknown",
+    }
     about: dict[str, Any] = {
         "kinds": {kind: _scores(evaluation) for kind, evaluation in kinds.items()},
         "samples": [{name: _figure(x) for name, x in sample.items()} for sample in (sampled[-1] if sampled else [])],
         "has_curve": has_curve,
     }
-    return _rendered("language_card.md.jinja", record, metadata, step, name, **origin, **about)
+    return _rendered("language_card.md.jinja", record, metadata, step, name, facts, **about)
 
 
-def _rendered(file: str, record: Mapping[str, Any], metadata: str, step: int, name: str, **about: Any) -> str:
+def _rendered(
+    file: str, record: Mapping[str, Any], metadata: str, step: int, name: str, facts: Mapping[str, str], **about: Any
+) -> str:
     """A card from its template, with what all cards have: settings and versions from `config.json`."""
     return template("rlzoo.runs.publish", file).render(
         metadata=Markup(f"{metadata}\n"),
@@ -67,7 +73,7 @@ def _rendered(file: str, record: Mapping[str, Any], metadata: str, step: int, na
         step=f"{step:,}",
         name=Markup(json.dumps(name)),
         settings={name: _text(x) for name, x in record.items() if name not in ("env", "algorithm", *NOT_SETTINGS)},
-        versions=record.get("versions", {}),
+        facts={**facts, **record.get("versions", {})},
         **about,
     )
 
