@@ -171,8 +171,7 @@ class RandomWalks(LanguageTask):
         sampled = super().evaluate(episodes, seed=seed, deterministic=deterministic)
         further = {name: x for name, x in sampled.further.items() if name != "true_score"}
         graph, prompts = benchmark(), benchmark().prompts
-        walks = graph.solutions()
-        if [len(ids) for ids in self.tokenizer(walks).input_ids] != [len(walk) for walk in walks]:
+        if [len(ids) for ids in self.tokenizer(list(graph.walks)).input_ids] != [len(walk) for walk in graph.walks]:
             return sampled
         if deterministic:
             returns = np.array(graph.optimality(*respond(self.env, prompts, None, deterministic=True)[1:]))
@@ -200,10 +199,11 @@ def expected_optimality(
     Args:
         tokenizer: reads each node as one token.
     """
-    rows = dict(zip(graph.solutions(), tokenizer(graph.solutions()).input_ids, strict=True))
-    solutions = [w for w, ids in rows.items() if len(w) - 1 <= longest and not {*stop} & {*ids[1:-1]}]
+    walks = [walk for walk in graph.solutions() if len(walk) - 1 <= longest]
+    rows = zip(walks, tokenizer(walks).input_ids, strict=True)
+    solutions = {walk: ids for walk, ids in rows if not {*stop} & {*ids[1:-1]}}
     device = next(model.parameters()).device
-    tokens = Tokens.of_texts([rows[w] for w in solutions], int(tokenizer.pad_token_id))
+    tokens = Tokens.of_texts([*solutions.values()], int(tokenizer.pad_token_id))
     tokens = (tokens if allowed is None else allowed.observed(tokens)).map(lambda x: x.to(device))
     logp = model.distribution(tokens).log_prob(tokens.action).double().sum(1).cpu()
     optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))
