@@ -113,10 +113,9 @@ def transcript(samples: Sequence[Sample]) -> str:
         scored = "" if x.score is None else f"score {x.score:.4g}, "
         lines += [f"response {number}: {scored}KL {x.kl:.4g} nats, {x.length} tokens{end}"]
         lines += [_quoted("prompt", x.prompt), _quoted("response", x.response), ""]
-    kl = np.mean([x.kl for x in samples])
-    score = _mean_score(samples)
-    mean = "" if score is None else f"mean score {score:.4g}, "
-    return "\n".join([*lines, f"{mean}mean KL {kl:.4g} nats over {len(samples)} responses"])
+    means = summary(samples)
+    score = "" if means["mean_score"] is None else f"mean score {means['mean_score']:.4g}, "
+    return "\n".join([*lines, f"{score}mean KL {means['mean_kl']:.4g} nats over {len(samples)} responses"])
 
 
 def played(samples: Sequence[Sample]) -> Played:
@@ -126,16 +125,12 @@ def played(samples: Sequence[Sample]) -> Played:
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:
     """Responses as JSON values, and their means."""
+    scores = [x.score for x in samples if x.score is not None]
     return {
-        "mean_score": _mean_score(samples),
+        "mean_score": float(np.mean(scores)) if scores else None,
         "mean_kl": float(np.mean([x.kl for x in samples])),
         "responses": [x._asdict() for x in samples],
     }
-
-
-def _mean_score(samples: Sequence[Sample]) -> float | None:
-    scores = [x.score for x in samples if x.score is not None]
-    return float(np.mean(scores)) if scores else None
 
 
 def _quoted(name: str, text: str) -> str:
