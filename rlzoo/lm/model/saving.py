@@ -31,7 +31,7 @@ def check_output(folder: Path | str, overwrite: bool = False) -> None:
     """
     folder = Path(folder)
     require(folder.is_dir() or not folder.exists(), f"{folder} is a file")
-    if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
+    if not folder.is_dir() or not any(folder.iterdir()):
         return
     require("model_type" in read_config(folder), f"{folder} holds something other than a model")
     require(overwrite, f"{folder} holds a model already; choose another folder, or replace it: --overwrite")
@@ -129,10 +129,10 @@ def _replacing(folder: Path) -> Iterator[Path]:
             new.mkdir(parents=True)
             mode = new.stat().st_mode & 0o666  # weights are written readable for their owner only
             yield new
-        for path in new.iterdir():
-            path.chmod(mode)
+        for path in (*new.rglob("*"), new):
+            if path.is_file():
+                path.chmod(mode)
             _sync(path)
-        _sync(new)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)

@@ -84,6 +84,25 @@ def test_saved_weights_may_be_read_by_whoever_may_read_the_rest(tmp_path):
     assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1
 
 
+def test_a_folder_of_further_chat_templates_can_be_entered(tmp_path):
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ tools }}"}
+    save(make_lm(), tokenizer, tmp_path / "out")
+    (templates,) = (path for path in (tmp_path / "out").iterdir() if path.is_dir())
+    assert templates.stat().st_mode == (tmp_path / "out").stat().st_mode
+    (template,) = templates.iterdir()
+    assert template.stat().st_mode == (tmp_path / "out" / "config.json").stat().st_mode
+
+
+def test_a_folder_of_hidden_files_is_not_empty(tmp_path):
+    """Such as a repository without files."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").touch()
+    with pytest.raises(ConfigError, match="something other than a model"):
+        save(make_lm(), make_tokenizer(), tmp_path)
+    assert (tmp_path / ".git" / "HEAD").exists()
+
+
 def test_folder_for_a_model(tmp_path):
     check_output(tmp_path / "new")
     check_output(tmp_path)
