@@ -158,7 +158,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], st
 def _strips(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the decoder strips what a text begins with."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    return decoder is not None and b'"Strip"' in decoder.__getstate__()
+    return decoder is not None and any(kind in decoder.__getstate__() for kind in (b'"Strip"', b'"Metaspace"'))
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) -> list[int]:

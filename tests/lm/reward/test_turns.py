@@ -320,12 +320,19 @@ def test_what_was_said_is_read_from_the_gpu_at_once():
         assert gpu.waits == ["_to_copy"] * 3
 
 
-def test_a_response_keeps_the_space_that_a_decoder_strips_from_a_text():
+SENTENCEPIECE = [
+    decoders.Metaspace(),
+    decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+]
+
+
+@pytest.mark.parametrize("decoder", SENTENCEPIECE)
+def test_a_response_keeps_the_space_that_a_decoder_strips_from_a_text(decoder):
     """As those of SentencePiece do: prompt and response join as the model wrote them."""
     words = ["▁a", "▁film", "▁was", "▁great", "ly", "<eos>"]
     letters = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<eos>"))
     letters.pre_tokenizer = pre_tokenizers.Metaspace()
-    letters.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    letters.decoder = decoder
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<eos>")
     assert tokenizer.decode([2, 3]) == "was great"
     assert decode(tokenizer, [[2, 3, 5], [4], []], frozenset({5})) == [" was great", "ly", ""]
