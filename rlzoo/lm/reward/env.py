@@ -18,7 +18,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.env import Array, Bools, Episode, Experience, VectorEnv
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.model.language_model import LanguageModel, Reference
-from rlzoo.lm.model.pretrained import encode, max_positions
+from rlzoo.lm.model.pretrained import encode, max_positions, with_padding
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.generation import Generation, Responses, stop_ids
 from rlzoo.lm.reward.prompt import Prompt, Prompts, columns_of
@@ -62,7 +62,7 @@ class LMEnv(VectorEnv):
         reference: Reference | None = None,
         own: slice | None = None,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        self.model, self.tokenizer = model, with_padding(tokenizer, "given")
         self.scoring = scoring if isinstance(scoring, Scoring) else Scoring(scoring)
         self.generation = generation or Generation()
         self.reference = reference or Reference(model)

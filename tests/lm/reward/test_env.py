@@ -279,6 +279,15 @@ def test_stop_tokens_by_text():
     assert LMEnv(make_model(), tokenizer, ["a"], one, Generation(4)).stop == {EOS}
 
 
+def test_a_tokenizer_without_padding_pads_with_end_of_sequence():
+    env = make_env(make_model(), tokenizer=make_tokenizer(pad=None))
+    rows = collect(env).obs
+    assert env.pad_token == EOS
+    assert (rows.token[~rows.attention] == EOS).all()
+    with pytest.raises(ConfigError, match="the tokenizer given has neither a padding nor an end-of-sequence token"):
+        make_env(make_model(), tokenizer=make_tokenizer(eos=None, pad=None))
+
+
 def test_an_environment_over_other_prompts_shares_all_but_their_order():
     env = moved_env()
     other = env.over(["h", "ab", "h"])
