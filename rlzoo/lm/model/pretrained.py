@@ -339,12 +339,12 @@ def _ready(model: Any, name: str) -> PreTrainedModel:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Sets every dropout probability to 0, in modules and in the attributes that attention reads."""
+    """Sets every dropout probability and noise to 0, in modules and in the attributes that they read."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         for name, x in vars(module).items():
-            if "dropout" in name and isinstance(x, float):
+            if _is_noise(name) and isinstance(x, float):
                 setattr(module, name, 0.0)
 
 
@@ -360,8 +360,13 @@ def _zero_dropout(config: PretrainedConfig) -> None:
     for name, x in vars(config).items():
         if isinstance(x, PretrainedConfig):
             _zero_dropout(x)
-        elif ("drop" in name or "jitter" in name) and isinstance(x, (int, float)) and not isinstance(x, bool):
+        elif _is_noise(name) and isinstance(x, (int, float)) and not isinstance(x, bool):
             setattr(config, name, type(x)(0))
+
+
+def _is_noise(name: str) -> bool:
+    """Whether a setting of this name is dropout, of units or layers, or the noise of a router."""
+    return "drop" in name or "jitter" in name
 
 
 def _read_config(config: Path | str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

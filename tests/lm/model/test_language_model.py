@@ -22,7 +22,16 @@ from lm_builders import (
 )
 from tiny import PAD, make_tokenizer
 from torch.autograd import forward_ad
-from transformers import AutoModelForCausalLM, BartConfig, GPT2Config, GPT2LMHeadModel, GPT2Model, MarianConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BartConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    MarianConfig,
+    OPTConfig,
+    OPTForCausalLM,
+)
 
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.system.errors import ConfigError
@@ -496,6 +505,16 @@ def test_dropout_of_a_model_from_elsewhere_is_off(mode):
     model, rows = LanguageModel(GPT2LMHeadModel(config).train(mode)), make_rows(SIZES)
     model.train()
     assert torch.equal(distributed(model, rows), distributed(model, rows))
+
+
+def test_no_layer_is_dropped_while_activations_are_recomputed():
+    """Which is in training mode, where OPT would leave out layers at random."""
+    settings = {k: x for k, x in SHAPE.items() if k not in ("num_key_value_heads", "intermediate_size")}
+    config = OPTConfig(**settings, ffn_dim=48, word_embed_proj_dim=32, vocab_size=PAD + 1, layerdrop=0.9)
+    model, rows = LanguageModel(OPTForCausalLM(config), gradient_checkpointing=True), make_rows(SIZES)
+    with torch.no_grad():
+        expected = distributed(model, rows)
+    torch.testing.assert_close(distributed(model, rows), expected, rtol=0, atol=1e-5)
 
 
 @ALL_KINDS
