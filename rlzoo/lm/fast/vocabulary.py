@@ -19,7 +19,7 @@ from torch import Tensor
 from rlzoo.core.distributions import Categorical, Distribution, Evaluated, categorical_fisher
 from rlzoo.lm.fast.weights import refuse_second_derivatives, summed_gradient
 from rlzoo.lm.model.precision import autocast
-from rlzoo.lm.model.tokens import Head, TokenDistribution, at_least_single
+from rlzoo.lm.model.tokens import Head, TokenDistribution, at_least_single, tempered
 
 _BLOCK = {"cpu": 2**20, "other": 2**25}
 """Number of logits in a block, by kind of device."""
@@ -36,9 +36,15 @@ def _budget(device: torch.device) -> int:
 def _logits(head: Head, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
     """Logits of all tokens. Computed as (V, S), which is faster on a CPU for few rows and many columns."""
     with autocast(hidden.device, head.precision):
-        logits = (head.weight @ (hidden / head.temperature if head.temperature != 1 else hidden).t()).t()
+        logits = (head.weight @ tempered(hidden, head.temperature).t()).t()
     logits = at_least_single(logits)
     return logits if head.bias is None else logits + head.bias / head.temperature
+
+
+def _policy(head: Head, hidden: Float[Tensor, "S H"], allowed: Bool[Tensor, "S V"] | None) -> Categorical:
+    """The distributions over all allowed tokens."""
+    policy = Categorical(_logits(head, hidden))
+    return policy if allowed is None else policy.restrict(allowed)
 
 
 @dataclass
@@ -63,8 +69,7 @@ class Steps:
 
     def inputs(self) -> Float[Tensor, "S H"]:
         """hidden / temperature in the precision of the product."""
-        hidden = self.hidden if self.head.temperature == 1 else self.hidden / self.head.temperature
-        return hidden.to(self.precision)
+        return tempered(self.hidden, self.head.temperature).to(self.precision)
 
     def products(self) -> Iterator[Float[Tensor, "S C"]]:
         """inputs · weightᵀ of each block. What is not too large is kept for further calls."""
@@ -203,9 +208,7 @@ class BlockedTokenDistribution(TokenDistribution):
 
     @cached_property
     def at_steps(self) -> Categorical:
-        steps = self._steps
-        policy = Categorical(_logits(self.head, steps.hidden))
-        return policy if steps.allowed is None else policy.restrict(steps.allowed)
+        return _policy(self.head, self._steps.hidden, self._steps.allowed)
 
     @property
     def _differentiable(self) -> bool:
@@ -248,9 +251,7 @@ class BlockedTokenDistribution(TokenDistribution):
         for start in range(0, len(weight), size):
             cut = slice(start, start + size)
             hidden = steps.hidden[cut]
-            policy = Categorical(_logits(head, hidden))
-            if steps.allowed is not None:
-                policy = policy.restrict(steps.allowed[cut])
+            policy = _policy(head, hidden, None if steps.allowed is None else steps.allowed[cut])
             tangent = _logits(still, of_hidden[cut]) + _logits(moving, hidden)
             force = categorical_fisher(policy.logits, tangent, weight[cut]) / head.temperature
             low = force.to(precision)
