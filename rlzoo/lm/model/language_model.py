@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +20,7 @@ from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.progress import track
 from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
-from rlzoo.lm.model.pretrained import without_dropout, without_padding
+from rlzoo.lm.model.pretrained import check_precision, without_dropout, without_padding
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single, tempered
 
@@ -133,7 +132,8 @@ class LanguageModel(ActorCritic):
     hidden states, as in GPT-2, Llama and most others.
 
     Args:
-        actor: the language model, in float32 or float64. With a PEFT adapter only the adapter is trained.
+        actor: the language model, in float32 or float64. With a PEFT adapter only the adapter is trained, and the rest
+            may be in half precision.
         critic: a separate transformer for the value; None puts the value head on the actor's hidden states.
         temperature: divides the logits, in sampling and in log-probabilities alike.
         precision: dtype of matrix products; None for that of the parameters.
@@ -141,7 +141,7 @@ class LanguageModel(ActorCritic):
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
 
     Raises:
-        ConfigError: the actor's architecture is not supported.
+        ConfigError: the actor's architecture is not supported, or its parameters are in half precision.
     """
 
     context = 0
@@ -163,13 +163,18 @@ class LanguageModel(ActorCritic):
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
             without_padding(transformer)
+            check_precision(transformer, f"the given {type(transformer).__name__}")
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
+        own = {id(head.weight), id(getattr(head, "bias", None))}
+        adapted = any(p.requires_grad and id(p) not in own for p in head.parameters())
+        require(not adapted, "an adapter of the output embedding is not supported: leave it out of target_modules")
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)
         separate = None if critic is None else Trunk(critic, precision, gradient_checkpointing)
         embedding: Any = head if critic is None else cast(Any, critic).get_input_embeddings()
         value = TokenValue(int(embedding.weight.shape[1]), separate)
-        super().__init__(TokenHead(head, temperature, precision), value.to(head.weight.dtype), trunk)
+        value.to(torch.promote_types(head.weight.dtype, torch.float32))
+        super().__init__(TokenHead(head, temperature, precision), value, trunk)
         self.micro_batch_steps = micro_batch_tokens
         self._actor = (actor,)  # in a tuple, so that its parameters are not registered a second time
         self._check()
@@ -244,12 +249,6 @@ class LanguageModel(ActorCritic):
         attention = tokens.attention if memory is None else torch.cat([memory.attention, tokens.attention], 1)
         out = self.trunk.run(tokens.token, attention, cache)
         return out.last_hidden_state[:, -1], Memory(cache, attention)
-
-    @contextlib.contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """Context in which the adapter is off."""
-        with self.actor.disable_adapter():
-            yield
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """The trained parameters that π depends on. An embedding tied to the head counts once."""
@@ -338,6 +337,6 @@ class Reference:
     def distribution(self, tokens: Tokens) -> TokenDistribution:
         """π_ref(·|s) at the acting steps of (R, T)."""
         if self._adapted is not None:
-            with self._adapted.without_adapter():
+            with self._adapted.actor.disable_adapter():
                 return self._adapted.distribution(tokens)
         return self.head(self.trunk(tokens), tokens)

@@ -20,6 +20,7 @@ from lm_builders import (
     move,
     single,
 )
+from peft import LoraConfig, get_peft_model
 from tiny import PAD, make_tokenizer
 from torch.autograd import forward_ad
 from transformers import (
@@ -236,6 +237,29 @@ def test_an_architecture_without_a_cache_of_keys_and_values_is_refused(name):
 def test_an_architecture_that_does_more_to_its_logits_is_refused(name):
     with pytest.raises(ConfigError, match="its logits are more than an output embedding of its hidden states"):
         LanguageModel(other_actor(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_in_half_precision_are_refused(dtype):
+    """In which transformers loads many checkpoints. Those that an adapter leaves alone may be."""
+    for models in ([make_actor().to(dtype)], [make_actor(), make_actor().base_model.to(dtype)]):
+        with pytest.raises(ConfigError, match=r"is in torch\..*: training needs float32, such as model.float\(\)"):
+            LanguageModel(*models)
+    adapted = LanguageModel(with_adapter(make_actor("llama").to(torch.bfloat16), 2, seed=0))
+    assert {p.dtype for p in trained(adapted)} == {torch.float32}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about what PEFT calls
+def test_an_adapter_of_the_output_embedding_is_refused():
+    """Training would see the embedding alone, and sampling the adapter too."""
+    config = LoraConfig(r=2, target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    with pytest.raises(ConfigError, match="an adapter of the output embedding is not supported"):
+        LanguageModel(get_peft_model(make_actor("llama"), config))
+    whole = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    model = move(LanguageModel(get_peft_model(make_actor("llama", tie_word_embeddings=False), whole)))
+    rows = single(make_rows(SIZES), 0)
+    expected = model.actor(rows.token).logits[rows.acts].log_softmax(-1)
+    torch.testing.assert_close(model.distribution(rows).at_steps.log_probs, expected, rtol=0, atol=1e-5)
 
 
 def test_a_soft_cap_is_refused_where_the_logits_do_not_reach_it():
