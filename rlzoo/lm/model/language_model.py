@@ -132,8 +132,7 @@ class LanguageModel(ActorCritic):
     hidden states, as in GPT-2, Llama and most others.
 
     Args:
-        actor: the language model, in float32 or float64. With a PEFT adapter only the adapter is trained, and the rest
-            may be in half precision.
+        actor: the language model, in float32 or float64. With a PEFT adapter only the adapter is trained.
         critic: a separate transformer for the value; None puts the value head on the actor's hidden states.
         temperature: divides the logits, in sampling and in log-probabilities alike.
         precision: dtype of matrix products; None for that of the parameters.
@@ -141,7 +140,7 @@ class LanguageModel(ActorCritic):
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
 
     Raises:
-        ConfigError: the actor's architecture is not supported, or its parameters are in half precision.
+        ConfigError: the actor's architecture is not supported, or trained parameters are in half precision.
     """
 
     context = 0
@@ -163,7 +162,8 @@ class LanguageModel(ActorCritic):
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
             without_padding(transformer)
-            check_precision(transformer, f"the given {type(transformer).__name__}")
+            trained = (p for p in transformer.parameters() if p.requires_grad)
+            check_precision(trained, f"the given {type(transformer).__name__}")
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
         own = {id(head.weight), id(getattr(head, "bias", None))}

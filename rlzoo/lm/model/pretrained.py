@@ -173,15 +173,14 @@ def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
         ConfigError: it is not in float32 or float64, it is damaged, of another kind, or has too small a vocabulary.
     """
     name = f"the given {type(model).__name__}"
-    check_precision(model, name)
+    check_precision(model.parameters(), name)
     check_vocabulary(model, vocab_size, name)
     return _ready(model, name)
 
 
-def check_precision(model: nn.Module, name: str) -> None:
-    """Raises `ConfigError` if a trained parameter is in half precision, in which small steps are rounded away."""
-    trained = (p.dtype for p in model.parameters() if p.requires_grad)
-    half = next((dtype for dtype in trained if dtype not in (torch.float32, torch.float64)), None)
+def check_precision(trained: Iterable[nn.Parameter], name: str) -> None:
+    """Raises `ConfigError` if a parameter is in half precision, in which small steps are rounded away."""
+    half = next((p.dtype for p in trained if p.dtype not in (torch.float32, torch.float64)), None)
     require(half is None, f"{name} is in {half}: training needs float32, such as model.float()")
 
 
