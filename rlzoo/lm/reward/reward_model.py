@@ -69,20 +69,24 @@ class RewardModel:
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         return self.score_ids(*self._pad(texts)).tolist()
 
-    @torch.no_grad()
     def score_ids(self, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
         """One score for each row of tokens, padded on either side.
 
         Raises:
             ConfigError: a row is all padding.
         """
+        return self.gain * self._raw(ids, attention) + self.bias
+
+    @torch.no_grad()
+    def _raw(self, ids: Tensor, attention: Tensor) -> Float[Tensor, "N"]:
+        """r of each row."""
         widths = attention.sum(1).tolist()
         require(0 not in widths, f"row {(*widths, 0).index(0)} has no token to score")
         scores = torch.empty(len(ids), device=ids.device)
         for batch in micro_batches(range(len(ids)), widths, self.micro_batch_tokens):
             rows = (x[batch].to(self.model.device) for x in (ids, attention))
             scores[batch] = last_scores(self.model, *rows).to(scores)
-        return self.gain * scores + self.bias
+        return scores
 
     def calibrate(self, texts: Sequence[str]) -> tuple[float, float]:
         """Sets gain and bias so that the scores of `texts` (prompt and response joined) have mean 0 and std 1.
@@ -93,20 +97,16 @@ class RewardModel:
         Raises:
             ConfigError: all their scores are equal.
         """
-        self._set(1.0, 0.0)
-        scores = self.score_ids(*self._pad(texts))
+        scores = self._raw(*self._pad(texts))
         differ = len(scores) > 1 and float(scores.max() - scores.min()) > 1e-5 * max(1.0, float(scores.abs().max()))
         require(differ, f"the reward model gives the same score to all {len(scores)} texts of its calibration")
-        self._set(*Moments.of(scores).gain_and_bias())
+        config = self.model.config
+        config.rlzoo_gain, config.rlzoo_bias = Moments.of(scores).gain_and_bias()
         return self.gain, self.bias
 
     def save(self, folder: Path | str) -> None:
         """See `rlzoo.lm.model.saving.save`."""
         save(self.model, self.tokenizer, folder)
-
-    def _set(self, gain: float, bias: float) -> None:
-        self.model.config.rlzoo_gain = gain
-        self.model.config.rlzoo_bias = bias
 
     def _pad(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows = encode(self.tokenizer, texts)

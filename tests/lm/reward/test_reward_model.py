@@ -117,8 +117,11 @@ def test_calibrated_scores_have_mean_0_and_deviation_1(make):
 
 
 def test_scores_that_are_all_equal_cannot_be_calibrated(make):
+    rewards = make()
+    calibrated = rewards.calibrate(TEXTS)
     with pytest.raises(ConfigError, match="gives the same score to all 2 texts"):
-        make().calibrate(["ab", "ab"])
+        rewards.calibrate(["ab", "ab"])
+    assert (rewards.gain, rewards.bias) == calibrated
 
 
 # Files
