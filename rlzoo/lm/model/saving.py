@@ -24,7 +24,9 @@ SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def check_output(folder: Path | str, overwrite: bool = False) -> None:
-    """Checks that a model may be saved in a folder: it is new or empty, or, with `overwrite`, holds a model.
+    """Checks that a model may be saved in a folder.
+
+    It is new or empty, or, with `overwrite`, holds a model and no repository.
 
     Raises:
         ConfigError: it does not.
@@ -34,6 +36,8 @@ def check_output(folder: Path | str, overwrite: bool = False) -> None:
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     require("model_type" in read_config(folder), f"{folder} holds something other than a model")
+    history = (folder / ".git").exists()
+    require(not history, f"{folder} is a repository, whose history would be lost; choose another folder")
     require(overwrite, f"{folder} holds a model already; choose another folder, or replace it: --overwrite")
 
 

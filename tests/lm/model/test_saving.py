@@ -119,6 +119,9 @@ def test_folder_for_a_model(tmp_path):
     with pytest.raises(ConfigError, match=r"holds a model already; .* --overwrite"):
         check_output(tmp_path)
     check_output(tmp_path, overwrite=True)
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(ConfigError, match="is a repository, whose history would be lost"):
+        check_output(tmp_path, overwrite=True)
 
 
 # The generation configuration
