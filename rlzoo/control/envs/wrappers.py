@@ -42,10 +42,12 @@ def _keywords(wrapper: str, arguments: str) -> dict[str, Any]:
     """The keyword arguments in a wrapper's text."""
     try:
         call = ast.parse(f"f({arguments})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args or None in [x.arg for x in call.keywords]:
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("more than one call")
+        if call.args or None in [x.arg for x in call.keywords]:
             raise ValueError("only key=value")
         return {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, SyntaxError, TypeError) as error:  # TypeError: a list as the key of a dict
         form = "key=value with numbers, strings, True, False, None, lists or dicts"
         raise ConfigError(f"wrapper {wrapper!r}: its arguments must be {form}, {_EXAMPLE}") from error
 

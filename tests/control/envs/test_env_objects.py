@@ -259,6 +259,8 @@ def test_wrappers_are_applied_in_order_from_every_form():
         ("builtins:dict(3)", ConfigError, "its arguments must be key=value with numbers, strings"),
         ("builtins:dict(a=print('x'))", ConfigError, "its arguments must be key=value"),
         ("builtins:dict(**{'a': 1})", ConfigError, "its arguments must be key=value"),
+        ("builtins:dict(a=1)(b=2)", ConfigError, "its arguments must be key=value"),
+        ("builtins:dict(a={[1]: 2})", ConfigError, "its arguments must be key=value"),
         ("builtins:dict(a=1) + dict(b=2)", ConfigError, "its arguments must be key=value"),
         ("builtins:dict(a=1, a=)", ConfigError, "its arguments must be key=value"),
         (lambda env: None, EnvError, "wrapper <lambda> returned None, not an environment: end it with `return env`"),
