@@ -110,12 +110,6 @@ def _try_to_lock(path, result):
         result.put(str(error))
 
 
-def test_a_language_model_is_no_run(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(RunError, match=f"holds a language model, no run; talk to it with rlzoo chat {tmp_path}"):
-        Run.open(tmp_path).read_config()
-
-
 def test_a_run_is_one_process_at_a_time(run):
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()

@@ -49,8 +49,6 @@ def read_record(file: Path, readable: int = FORMAT) -> dict[str, Any]:
     """
     try:
         record = json.loads(read_bytes(file))
-        if "model_type" in record:
-            raise RunError(f"{file.parent} holds a language model, no run; talk to it with rlzoo chat {file.parent}")
         version = record["format"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunError(f"{file} cannot be read: {reason(error)}") from error
