@@ -13,7 +13,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from rlzoo.core.system.errors import RunError
-from rlzoo.core.system.files import LARGE, check_regular, naming
+from rlzoo.core.system.files import LARGE, check_regular, naming, sync
 
 
 def write_and_sync(path: Path, data: bytes) -> None:
@@ -34,7 +34,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def remove(path: Path) -> None:
@@ -43,16 +43,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def sync_directory(path: Path) -> None:
-    """Flushes the file names in a directory to disk."""
-    if os.name == "posix":
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:

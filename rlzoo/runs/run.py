@@ -26,13 +26,13 @@ from safetensors import SafetensorError
 
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError
-from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes
+from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes, sync
 from rlzoo.runs.checkpoint import FILES, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import describe, holds_object, names_code
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, sync_directory, write_and_sync, write_atomically
+from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
 
 if TYPE_CHECKING:
@@ -309,9 +309,9 @@ class Run:
         try:
             for name, data in files.items():
                 write_and_sync(temporary / name, data)
-            sync_directory(temporary)
+            sync(temporary)
             temporary.rename(target)
-            sync_directory(self.checkpoints)
+            sync(self.checkpoints)
         except OSError:
             remove(temporary)
             raise

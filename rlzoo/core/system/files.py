@@ -1,4 +1,4 @@
-"""Files: those that a user or a run directory named are read if they are regular and of a sensible size."""
+"""Files: those that a user or a run directory named are read if they are regular and of a sensible size; flushing."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def read_bytes(path: Path | str, most: int = SMALL) -> bytes:
     """
     check_regular(path, most)
     return Path(path).read_bytes()
+
+
+def sync(path: Path) -> None:
+    """Flushes a file, or the file names in a directory, to disk."""
+    if os.name == "posix":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_regular(path: Path | str, most: int = SMALL) -> None:

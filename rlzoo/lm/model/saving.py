@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.files import naming, read_bytes, seal
+from rlzoo.core.system.files import naming, read_bytes, seal, sync
 from rlzoo.lm.model.hugging_face import quiet
 
 LICENSE = "rlzoo_license"
@@ -136,11 +135,11 @@ def _replacing(folder: Path) -> Iterator[Path]:
         for path in (*new.rglob("*"), new):
             if path.is_file():
                 path.chmod(mode)
-            _sync(path)
+            sync(path)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except Exception as error:
         if type(error) in (SafetensorError, Exception):  # tokenizers has no class of its own
             raise OSError(f"{folder} cannot be written: {error}") from error
@@ -169,11 +168,3 @@ def _generation_config(
         plain: Any = GenerationConfig
         return plain(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     return config
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
