@@ -2,10 +2,10 @@
 
 The values are those of `hyperparams/ppo.yml` and `hyperparams/trpo.yml` of github.com/DLR-RM/rl-baselines3-zoo (the
 first as of commit 208b6fd, the second of 13a3fe7), and of `ppo_lstm.yml` of rl_zoo3 2.9.2; what they leave open has the
-libraries' defaults. Only the budget is
-the suite's, and linear schedules run over it. The zoo marks all as tuned but PPO's on Acrobot-v1 and MountainCar-v0,
-where it trains for 1,000,000 steps. On MountainCarContinuous-v0 it trains for 20,000 (PPO) and 50,000 (TRPO), on all
-others for 100,000.
+libraries' defaults. Only the budget is the suite's, and linear schedules run over it. The zoo marks all as tuned but
+PPO's on Acrobot-v1 and MountainCar-v0, where it trains for 1,000,000 steps. On MountainCarContinuous-v0 it trains for
+20,000 (PPO) and 50,000 (TRPO), on MuJoCo's tasks, whose values are those of its version v4, for 1,000,000, on all others
+for 100,000.
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ _LSTM = {
     "policy": "MlpLstmPolicy", "normalize": True, "ortho_init": False, "lstm_hidden_size": 64, "activation": "tanh",
 }  # fmt: skip
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+_MUJOCO_PPO = {
+    "normalize": True, "n_envs": 1, "n_steps": 512, "log_std_init": -2.0, "ortho_init": False, "activation": "relu",
+    "net_arch": [256, 256],
+}  # fmt: skip
+_MUJOCO_TRPO = {
+    "normalize": True, "n_envs": 2, "n_steps": 1024, "batch_size": 128, "gamma": 0.99, "gae_lambda": 0.95,
+    "sub_sampling_factor": 1, "cg_max_steps": 25, "cg_damping": 0.1, "n_critic_updates": 20, "learning_rate": 1e-3,
+}  # fmt: skip
 
 
 class _Peer:
@@ -92,12 +101,13 @@ class _Peer:
             falling = arguments.keys() & {"learning_rate", "clip_range"}
             arguments |= {name: LinearSchedule(arguments[name], 0.0, 1.0) for name in falling}
         policy_kwargs = {name: arguments.pop(name) for name in ("log_std_init", "ortho_init")}
+        if "activation" in arguments:
+            policy_kwargs["activation_fn"] = _ACTIVATIONS[arguments.pop("activation")]
+        if "net_arch" in arguments:
+            policy_kwargs["net_arch"] = arguments.pop("net_arch")
         if self._algorithm is sb3_contrib.RecurrentPPO:  # the zoo's networks are the same in all three problems
             policy_kwargs |= {"net_arch": {"pi": [64], "vf": [64]}, "enable_critic_lstm": True}
-            policy_kwargs |= {
-                "lstm_hidden_size": arguments.pop("lstm_hidden_size"),
-                "activation_fn": _ACTIVATIONS[arguments.pop("activation")],
-            }
+            policy_kwargs["lstm_hidden_size"] = arguments.pop("lstm_hidden_size")
         with warnings.catch_warnings():  # on MountainCarContinuous-v0 the zoo's minibatch is more than a rollout
             warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)
             return self._algorithm(env=venv, seed=seed, device="cpu", policy_kwargs=policy_kwargs, **arguments)
@@ -184,6 +194,20 @@ PPO = _Peer(
             "n_envs": 4, "n_steps": 1024, "n_epochs": 10, "gamma": 0.9, "gae_lambda": 0.95, "learning_rate": 1e-3,
             "clip_range": 0.2, "use_sde": True, "sde_sample_freq": 4,
         },
+        "HalfCheetah-v5": {
+            **_MUJOCO_PPO, "batch_size": 64, "n_epochs": 20, "gamma": 0.98, "gae_lambda": 0.92,
+            "learning_rate": 2.0633e-5, "clip_range": 0.1, "ent_coef": 0.000401762, "vf_coef": 0.58096,
+            "max_grad_norm": 0.8,
+        },
+        "Hopper-v5": {
+            **_MUJOCO_PPO, "batch_size": 32, "n_epochs": 5, "gamma": 0.999, "gae_lambda": 0.99,
+            "learning_rate": 9.80828e-5, "clip_range": 0.2, "ent_coef": 0.00229519, "vf_coef": 0.835671,
+            "max_grad_norm": 0.7,
+        },
+        "Swimmer-v5": {
+            "normalize": True, "n_envs": 4, "n_steps": 1024, "batch_size": 256, "gamma": 0.9999, "gae_lambda": 0.98,
+            "learning_rate": 6e-4,
+        },
     },
 )  # fmt: skip
 
@@ -203,6 +227,9 @@ TRPO = _Peer(
         "Pendulum-v1": {
             "n_envs": 2, "n_steps": 1024, "gamma": 0.9, "n_critic_updates": 15, "use_sde": True, "sde_sample_freq": 4,
         },
+        "HalfCheetah-v5": {**_MUJOCO_TRPO, "target_kl": 0.04},
+        "Hopper-v5": _MUJOCO_TRPO,
+        "Swimmer-v5": {**_MUJOCO_TRPO, "gamma": 0.9999},
     },
 )  # fmt: skip
 
