@@ -4,7 +4,7 @@ The values are those of `hyperparams/ppo.yml` and `hyperparams/trpo.yml` of gith
 first as of commit 208b6fd, the second of 13a3fe7), and of `ppo_lstm.yml` of rl_zoo3 2.9.2; what they leave open has the
 libraries' defaults. Only the budget is the suite's, and linear schedules run over it. The zoo marks all as tuned but
 PPO's on Acrobot-v1 and MountainCar-v0, where it trains for 1,000,000 steps. On MountainCarContinuous-v0 it trains for
-20,000 (PPO) and 50,000 (TRPO), on MuJoCo's tasks, whose values are those of its version v4, for 1,000,000, on all others
+20,000 (PPO) and 50,000 (TRPO), on MuJoCo's tasks, whose values are those of version v4, for 1,000,000, on all others
 for 100,000.
 """
 

@@ -102,6 +102,24 @@ def test_settings_are_the_zoos_and_the_libraries_defaults():
     assert trpo["library"].startswith("sb3-contrib 2.")
 
 
+@pytest.mark.parametrize("env", ["HalfCheetah-v5", "Hopper-v5", "Swimmer-v5"])
+def test_peers_of_locomotion_have_the_networks_and_normalisation_of_the_zoo(env):
+    pytest.importorskip("mujoco")
+    hidden, activation = ([64, 64], torch.nn.Tanh) if env == "Swimmer-v5" else ([256, 256], torch.nn.ReLU)
+    ppo, trpo = PPO._model(env, 10, PPO.settings(env)), TRPO._model(env, 10, TRPO.settings(env))
+    for network in (ppo.policy.mlp_extractor.policy_net, ppo.policy.mlp_extractor.value_net):
+        assert [layer.out_features for layer in network if hasattr(layer, "out_features")] == hidden
+        assert isinstance(network[1], activation)
+    assert ppo.policy.log_std.tolist() == [0.0 if env == "Swimmer-v5" else -2.0] * len(ppo.policy.log_std)
+    assert (trpo.n_steps, trpo.n_envs, trpo.cg_max_steps, trpo.n_critic_updates) == (1024, 2, 25, 20)
+    assert trpo.target_kl == (0.04 if env == "HalfCheetah-v5" else 0.01)
+    assert ppo.gamma == {"HalfCheetah-v5": 0.98, "Hopper-v5": 0.999, "Swimmer-v5": 0.9999}[env]
+    assert trpo.gamma == (0.9999 if env == "Swimmer-v5" else 0.99)
+    for model in (ppo, trpo):
+        assert model.get_vec_normalize_env().norm_reward
+        model.get_env().close()
+
+
 def test_suite_has_every_job():
     suite = load_suite(FILE.parents[1] / "suites" / "peers.yaml")
     assert len({job.key for job in suite.jobs}) == 2 * 5 * 5
