@@ -12,6 +12,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, NamedTuple, get_args
 
+import numpy as np
+
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
@@ -186,8 +188,11 @@ def merge(
 
 
 def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool = True) -> dict[str, Any]:
-    """Settings with the names that the algorithm gives them today, and a line for each that had another one."""
-    present = dict(settings)
+    """Settings with the names that the algorithm gives them today, and a line for each that had another one.
+
+    Numbers of NumPy become Python's, as JSON has no others.
+    """
+    present = {name: x.item() if isinstance(x, np.generic) else x for name, x in settings.items()}
     for old, new in cls.renamed.items():
         if old in present:
             require(new not in present, f"{old} and {new} are two names of one setting: leave out {old}")

@@ -310,3 +310,10 @@ def test_minibatches_of_language_models_are_counted_in_responses():
 def test_seeds_and_steps_may_be_large():
     config = make_config("ppo", "CartPole-v1", seed=2**80, total_steps=10**12, eval_interval=10**12)
     assert (config.seed, config.total_steps) == (2**80, 10**12)
+
+
+def test_numbers_of_numpy_are_settings():
+    given = {"num_envs": np.int64(4), "learning_rate": np.float32(0.5), "normalize_obs": np.True_, "seed": np.int32(3)}
+    config = make_config("ppo-clip", "CartPole-v1", **given)
+    plain = make_config("ppo-clip", "CartPole-v1", num_envs=4, learning_rate=0.5, normalize_obs=True, seed=3)
+    assert json.dumps(config.to_dict()) == json.dumps(plain.to_dict())
