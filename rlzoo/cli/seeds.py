@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def holds_seeds(folder: str) -> bool:
     """Whether a directory holds the runs of several seeds."""
-    return not Path(folder, "config.json").exists() and any(Path(folder).glob("seed-[0-9]*/config.json"))
+    runs = (config.parent.name.removeprefix("seed-") for config in Path(folder).glob("seed-*/config.json"))
+    return not Path(folder, "config.json").exists() and any(name.isdecimal() for name in runs)
 
 
 def train_seeds_command(config: Config, lines: list[str], options: Any) -> int:

@@ -98,6 +98,14 @@ def test_command_trains_reports_and_extends(tmp_path, capsys):
     assert "jobs must be at least 1, got 0" in capsys.readouterr().err
 
 
+def test_folder_of_runs_with_other_names_is_none_of_seeds(tmp_path, capsys):
+    create_runs(tmp_path, config(), [1])
+    (tmp_path / "seed-1").rename(tmp_path / "seed-1-old")
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "Traceback" not in (error := capsys.readouterr().err)
+    assert str(tmp_path) in error
+
+
 @pytest.mark.slow
 def test_failed_seed_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     (tmp_path / "unlucky.py").write_text(
