@@ -20,7 +20,7 @@ from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.progress import track
 from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
-from rlzoo.lm.model.pretrained import check_precision, without_dropout, without_padding
+from rlzoo.lm.model.pretrained import check_precision, without_dropout
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single, tempered
 
@@ -161,7 +161,6 @@ class LanguageModel(ActorCritic):
     ) -> None:
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
-            without_padding(transformer)
             trained = (p for p in transformer.parameters() if p.requires_grad)
             check_precision(trained, f"the given {type(transformer).__name__}")
         head = actor.get_output_embeddings()

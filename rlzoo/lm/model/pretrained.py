@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -26,7 +26,6 @@ from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
 from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.model import gguf
-from rlzoo.lm.model.beginning import begins
 from rlzoo.lm.model.hugging_face import license_of, loading, location, quiet
 from rlzoo.lm.model.precision import equal_but_for_rounding
 from rlzoo.lm.model.saving import LICENSE, SPECIAL_TOKENS, read_config
@@ -139,7 +138,6 @@ def new_causal_lm(
         _check_names(kind, settings, {*vars(plain), *plain.attribute_map})
         complete = AutoConfig.for_model(kind, **settings)
         _forget_tokens(complete)
-        _zero_dropout(complete)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         auto: Any = AutoModelForCausalLM
         chosen = None if attention == "auto" else attention
@@ -233,14 +231,18 @@ def max_positions(model: PreTrainedModel) -> int | None:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Tokens of each text, with special tokens that the tokenizer adds (see `begins`), but no end of sequence.
+    """Tokens of each text, with special tokens that the tokenizer adds, such as the beginning, but no end of sequence.
+
+    With a chat template that writes no beginning there are no special tokens, as in `apply_chat_template`.
 
     Raises:
         ConfigError: the tokenizer has no tokens for a text.
     """
+    template, begin = str(tokenizer.chat_template or ""), tokenizer.bos_token
+    begins = not template or "bos_token" in template or (begin is not None and str(begin) in template)
     try:
         with quiet():
-            rows = tokenizer(list(texts), add_special_tokens=begins(tokenizer))["input_ids"] if texts else []
+            rows = tokenizer(list(texts), add_special_tokens=begins)["input_ids"] if texts else []
             return [row[:-1] for row in rows] if _adds_end(tokenizer, rows, texts) else rows
     except Exception as error:  # tokenizers raise Exception itself
         raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error
@@ -273,7 +275,6 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         layers = getattr(config, "num_hidden_layers", 0)
         fault = f"{name}: config.json has {layers:,} layers; at most {_MOST_LAYERS:,} are built"
         require(layers <= _MOST_LAYERS, fault)
-        _zero_dropout(config)
         model, info = auto.from_pretrained(
             name,
             config=config,
@@ -285,20 +286,20 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
             **where,
         )
     _check_floats(folder, model)
-    if classifier:
-        kind = type(model).__name__
-        require(isinstance(getattr(model, HEAD, None), nn.Linear), f"{name} is a {kind}, which has no head {HEAD!r}")
+    head = getattr(model, HEAD, None)
+    fault = f"{name} is a {type(model).__name__}, which has no head {HEAD!r}"
+    require(not classifier or isinstance(head, nn.Linear), fault)
     for key, stored, wanted in info["mismatched_keys"]:
-        raise ConfigError(
-            f"the weights in {name} do not fit its config.json: {key} is {tuple(stored)}, not {tuple(wanted)}"
-        )
+        misfit = f"{key} is {tuple(stored)}, not {tuple(wanted)}"
+        raise ConfigError(f"the weights in {name} do not fit its config.json: {misfit}")
     missing = sorted(info["missing_keys"])
     if classifier and missing and all(key.startswith(f"{HEAD}.") for key in missing):
-        require(head_seed is not None, f"{name} is no reward model; train one from it: rlzoo reward-model")
-        _start_head(model.get_submodule(HEAD), int(head_seed or 0))
-        missing = []
-    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    require(not missing, f"{name} lacks weights that its config.json asks for: {', '.join(missing[:1])}{more}")
+        if head_seed is None:
+            raise ConfigError(f"{name} is no reward model; train one from it: rlzoo reward-model")
+        _start_head(model.get_submodule(HEAD), head_seed)
+    elif missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ConfigError(f"{name} lacks weights that its config.json asks for: {missing[0]}{more}")
     for x in (*model.parameters(), *model.buffers()):  # in the mapped file, products round by the alignment of each
         x.data = x.data.clone()
     if not hasattr(model.config, LICENSE) and (license := license_of(name)):
@@ -317,19 +318,17 @@ def _check_floats(folder: Path, model: nn.Module) -> None:
                 require(not whole, f"{path}: {key} is of integers ({kind}); weights must be floating-point numbers")
 
 
-def _start_head(head: nn.Module, seed: int) -> None:
-    weight, bias = head.get_parameter("weight"), head.bias
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(seed)
-        weight.copy_(torch.randn(weight.shape, generator=generator) / (weight.shape[1] + 1) ** 0.5)
-        if isinstance(bias, Tensor):
-            bias.zero_()
+@torch.no_grad()
+def _start_head(head: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    head.weight.copy_(torch.randn(head.weight.shape, generator=generator) / (head.in_features + 1) ** 0.5)
+    if head.bias is not None:
+        head.bias.zero_()
 
 
 def _ready(model: Any, name: str) -> PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
-    without_padding(model)
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     numbers = ends is None or all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends]))
     require(numbers, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
@@ -344,34 +343,25 @@ def _ready(model: Any, name: str) -> PreTrainedModel:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Sets every dropout probability and noise to 0, in modules and in the attributes that they read."""
+    """Sets dropout and the noise of routers to 0, and lets embeddings train their row of padding.
+
+    The padding may be a token of texts, such as the end of sequence.
+    """
     for module in model.modules():
+        _without_noise(module)
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        for name, x in vars(module).items():
-            if _is_noise(name) and isinstance(x, float):
-                setattr(module, name, 0.0)
-
-
-def without_padding(model: nn.Module) -> None:
-    """Lets embeddings train their row of padding: it may be a token of texts, such as the end of sequence."""
-    for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
 
 
-def _zero_dropout(config: PretrainedConfig) -> None:
-    """Sets the dropout and noise settings of a configuration to 0."""
-    for name, x in vars(config).items():
+def _without_noise(part: nn.Module | PretrainedConfig) -> None:
+    """Sets what is called dropout or jitter to 0 in a module or configuration, and in the configurations within."""
+    for name, x in vars(part).items():
         if isinstance(x, PretrainedConfig):
-            _zero_dropout(x)
-        elif _is_noise(name) and isinstance(x, (int, float)) and not isinstance(x, bool):
-            setattr(config, name, type(x)(0))
-
-
-def _is_noise(name: str) -> bool:
-    """Whether a setting of this name is dropout, of units or layers, or the noise of a router."""
-    return "drop" in name or "jitter" in name
+            _without_noise(x)
+        elif ("drop" in name or "jitter" in name) and isinstance(x, (int, float)) and not isinstance(x, bool):
+            setattr(part, name, type(x)(0))
 
 
 def _read_config(config: Path | str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
