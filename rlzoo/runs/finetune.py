@@ -80,9 +80,11 @@ def sft(
             tokenizer = texts_fit.train_tokenizer([x.plain() for x in examples], settings.vocab_size)
         words = _tokenizer(tokenizer or settings.tokenizer, model)
         if isinstance(model, PreTrainedModel):
-            actor = pretrained.check_given(model, len(words))
+            actor = pretrained.check_given(model)
+        elif bare:
+            actor = pretrained.new_causal_lm(model, len(words), settings.seed)
         else:
-            actor = pretrained.initialise_from(model, len(words), settings.seed)
+            actor = pretrained.load_causal_lm(model)
         _begin(f"{len(examples):,} texts", actor, words, settings, display)
         metrics = texts_fit.sft(examples, settings, actor, words, report)
         if out is not None:
@@ -215,7 +217,7 @@ def _reward_model(
     if isinstance(head, nn.Linear):
         count, kind = head.out_features, type(model).__name__
         require(count == 1, f"the given {kind} has {count} labels; a reward model has one: num_labels=1")
-        return RewardModel(pretrained.check_given(model, len(words)), words)
+        return RewardModel(pretrained.check_given(model), words)
     require(out is not None, "out is missing: a language model gets a new head in a copy, which must be saved")
     with tempfile.TemporaryDirectory() as folder:
         save(model, words, folder)

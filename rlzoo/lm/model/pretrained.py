@@ -164,15 +164,14 @@ def located(name: str, progress: Progress = SILENT) -> str:
     return str(actor)
 
 
-def check_given(model: PreTrainedModel, vocab_size: int) -> PreTrainedModel:
+def check_given(model: PreTrainedModel) -> PreTrainedModel:
     """A loaded model, checked as one that is loaded by its name; its dropout is removed.
 
     Raises:
-        ConfigError: it is not in float32 or float64, it is damaged, of another kind, or has too small a vocabulary.
+        ConfigError: it is not in float32 or float64, it is damaged, or of another kind.
     """
     name = f"the given {type(model).__name__}"
     check_precision(model.parameters(), name)
-    check_vocabulary(model, vocab_size, name)
     return _ready(model, name)
 
 
@@ -186,26 +185,6 @@ def is_config(source: Path | str) -> bool:
     """Whether `source` is a configuration without weights: a .json file, or a directory with a config.json only."""
     path = Path(located(str(source)))
     return path.suffix == ".json" or (path.is_dir() and (path / "config.json").is_file() and not _weights(path))
-
-
-def initialise_from(
-    source: Path | str, vocab_size: int | None = None, seed: int = 0, attention: Attention = "auto"
-) -> PreTrainedModel:
-    """`new_causal_lm` for a configuration, otherwise `load_causal_lm`.
-
-    Args:
-        vocab_size: size of the tokenizer's vocabulary. A new model gets this many embeddings, a loaded one must have
-            at least as many.
-
-    Raises:
-        ConfigError: see both functions; or the vocabulary is too small.
-    """
-    if is_config(source):
-        return new_causal_lm(source, vocab_size, seed, attention)
-    model = load_causal_lm(source, attention)
-    if vocab_size is not None:
-        check_vocabulary(model, vocab_size, str(source))
-    return model
 
 
 def check_vocabulary(model: Any, vocab_size: int, name: str) -> None:

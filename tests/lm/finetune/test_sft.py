@@ -235,7 +235,7 @@ def test_end_that_the_tokenizer_puts_itself_is_not_doubled():
 def test_tokenizer_that_does_not_fit_is_refused():
     with pytest.raises(ConfigError, match="no end-of-sequence token"):
         sft(["a", "b"], settings(), make_lm(), make_tokenizer(eos=None))
-    with pytest.raises(ConfigError, match=f"the tokenizer has {PAD + 1} tokens"):
+    with pytest.raises(ConfigError, match=f"the tokenizer has {PAD + 1} tokens, but the model to train only 9"):
         sft(["a", "b"], settings(), new_causal_lm(CONFIGS["gpt2"], 9), make_tokenizer())
     with pytest.raises(ConfigError, match="leaves nothing to train on"):
         sft(["a"], settings(held_out=0.1), make_lm(), make_tokenizer())

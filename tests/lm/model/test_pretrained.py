@@ -32,7 +32,6 @@ from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.pretrained import (
     encode,
-    initialise_from,
     is_config,
     load_causal_lm,
     load_reward_model,
@@ -310,20 +309,11 @@ def test_configuration_file_that_is_missing_or_damaged_is_refused(tmp_path):
     refused(tmp_path / "x.json", "is not a JSON object", new_causal_lm)
 
 
-def test_initialise_from_takes_weights_where_there_are_any(folders, tmp_path):
+def test_what_is_a_configuration(folders, tmp_path):
     assert not is_config(folders["gpt2"])
     assert not is_config("gpt2")
-    loaded = initialise_from(folders["gpt2"], PAD + 1, seed=5)
-    assert torch.equal(loaded.transformer.wte.weight, make_lm(seed=0).transformer.wte.weight)
     shutil.copy(folders["gpt2"] / "config.json", tmp_path)
     assert is_config(tmp_path)
-    drawn = initialise_from(tmp_path, 20, seed=5)
-    assert torch.equal(drawn.transformer.wte.weight, new_causal_lm(tmp_path, 20, seed=5).transformer.wte.weight)
-
-
-def test_vocabulary_that_the_model_does_not_have_is_refused(folders):
-    with pytest.raises(ConfigError, match=f"the tokenizer has {PAD + 2} tokens, but the model .* only {PAD + 1}"):
-        initialise_from(folders["gpt2"], PAD + 2)
 
 
 @pytest.mark.parametrize("begins", [False, True])
