@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from rlzoo.lm.reward.generation import Generation, Responses, stop_ids
 from rlzoo.lm.reward.prompt import Prompt, Prompts, columns_of
 from rlzoo.lm.reward.scores import Score, missing_columns
 from rlzoo.lm.reward.scoring import Scoring
-from rlzoo.lm.reward.turns import decode, spoken
+from rlzoo.lm.reward.turns import decode, spoken, turns_of
 
 
 class LMEnv(VectorEnv):
@@ -136,7 +134,7 @@ class LMEnv(VectorEnv):
         if self.generation.turns is not None:
             of_turns = torch.where(buffer.mask, buffer.reward, 0.0)
             reward, returns = reward + of_turns, returns + of_turns.sum(1)
-            metrics["turns"] = float(np.mean([len(turns) // 2 + 1 for turns in _turns(buffer)]))
+            metrics["turns"] = float(np.mean([len(turns_of(row)) // 2 + 1 for row in spoken(buffer)]))
             metrics["turn_reward"] = float(of_turns.sum(1).mean())
         lengths = buffer.mask.sum(1).tolist()
         episodes = [Episode(x, n) for x, n in zip(returns.tolist(), lengths, strict=True)]
@@ -160,7 +158,7 @@ class LMEnv(VectorEnv):
 
     def said(self, rows: Buffer) -> list[list[str]]:
         """The turns of each row (see `Conversation.turns`)."""
-        return [decode(self.tokenizer, turns, self.stop) for turns in _turns(rows)]
+        return [decode(self.tokenizer, turns_of(row), self.stop) for row in spoken(rows)]
 
     def with_turns(self, prompts: Sequence[str], turns: Sequence[list[str]]) -> list[str]:
         """The prompts, which have a further column `turns` if there is a reply."""
@@ -178,11 +176,6 @@ class LMEnv(VectorEnv):
         assert self.prompts.order is not None
         self.scoring.load_state_dict(state)
         self.prompts.order.load_state_dict(state["order"])
-
-
-def _turns(buffer: Buffer) -> list[list[list[int]]]:
-    """The tokens of each turn of each row."""
-    return [[[token for _, token in turn] for _, turn in groupby(row, itemgetter(0))] for row in spoken(buffer)]
 
 
 def _room_for_prompts(model: LanguageModel, generation: Generation) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from rlzoo.core.system.progress import reached
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
-from rlzoo.lm.reward.turns import Conversation, Talk, Turns, decode, encode_reply
+from rlzoo.lm.reward.turns import Conversation, Spoken, Turns, decode, encode_reply, turns_of
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,10 @@ class Responses:
         self._pad, self._stops, self._first = int(tokenizer.pad_token_id), np.array(sorted(stop)), own.start
         ids, attention = pad(tokens, self._pad, side="left")
         self._ids, self._attention = ids[own].numpy(), attention[own].numpy()
-        self.prompts, self._talk = list(prompts), Talk(tokens[own])
+        self.prompts, self._prompt_ids = list(prompts), tokens[own]
+        self._spoken: list[Spoken] = [[] for _ in self.prompts]
+        self._replies: list[deque[int]] = [deque() for _ in self.prompts]
         self._column = self._tokens = 0
-        self._lengths = np.zeros(len(self.prompts), np.int64)
         self.alive = np.ones(len(self.prompts), np.bool_)
 
     def observe(self) -> tuple[Tokens, Bools]:
@@ -81,19 +83,28 @@ class Responses:
         if self._column < self._ids.shape[1]:
             column, forced = self._column_of(self._ids[:, self._column], self._attention[:, self._column])
             return column, reward, ended, forced
-        alive = self.alive
-        acted = alive & ~self._talk.listens
-        token = self._talk.hear(np.where(acted, action, self._pad), alive)
-        self._lengths += alive
+        alive, listens = self.alive, self._listens
+        acted = alive & ~listens
+        token = np.where(acted, action, self._pad)
+        for i in np.flatnonzero(listens):
+            token[i] = self._replies[i].popleft()
+        for i in np.flatnonzero(alive):
+            self._spoken[i].append((bool(acted[i]), int(token[i])))
         self._report(int(np.count_nonzero(alive)))
         stopped = acted & np.isin(token, self._stops)
-        ended = acted & (stopped | (self._lengths == self.generation.max_new_tokens))
+        lengths = np.array([len(row) for row in self._spoken])
+        ended = acted & (stopped | (lengths == self.generation.max_new_tokens))
         if self.generation.turns is not None and stopped.any():
             reward, replied = self._converse(self.generation.turns, np.flatnonzero(stopped))
             ended &= ~replied
         self.alive = alive & ~ended
         column, forced = self._column_of(token, alive)
         return column, reward, ended, forced
+
+    @property
+    def _listens(self) -> Bools:
+        """The rows (N,) whose next token is that of a reply."""
+        return np.array([len(reply) > 0 for reply in self._replies])
 
     def _report(self, alive: int) -> None:
         """Says how many tokens there are, and how many there may be at the end."""
@@ -104,17 +115,18 @@ class Responses:
     def _column_of(self, token: Array, attention: Bools) -> tuple[Tokens, Bools]:
         """The last column as observed, and which rows do not act next."""
         step = self._column - self._ids.shape[1] + 1
-        acts = self.alive & ~self._talk.listens & (step >= 0)
+        acts = self.alive & ~self._listens & (step >= 0)
         allowed = self.generation.allowed
         if allowed is None:
             return Tokens(token, attention, acts), ~acts
-        rows = [row if act else None for row, act in zip(self._talk.rows, acts, strict=True)]
+        parts = zip(self._prompt_ids, self._spoken, acts, strict=True)
+        rows = [[*prompt, *(token for _, token in spoken)] if act else None for prompt, spoken, act in parts]
         return Tokens(token, attention, acts, allowed(rows, step)), ~acts
 
     def _converse(self, turns: Turns, rows: Array) -> tuple[Array, Bools]:
         """The rewards (N,) of the turns that these rows have ended, and which rows (N,) got a reply."""
         reward, replied = np.zeros(len(self.prompts), np.float32), np.zeros(len(self.prompts), np.bool_)
-        spoken = (decode(self.tokenizer, self._talk.turns(i), self.stop) for i in rows)
+        spoken = [decode(self.tokenizer, turns_of(self._spoken[i]), self.stop) for i in rows]
         conversations = [Conversation(self.prompts[i], said) for i, said in zip(rows, spoken, strict=True)]
         answers = turns.answers(conversations, (self._first + rows).tolist())
         for i, conversation, answer in zip(rows, conversations, answers, strict=True):
@@ -122,8 +134,8 @@ class Responses:
             if answer.text is None or len(conversation.turns) // 2 + 1 == turns.max_turns:
                 continue
             reply = encode_reply(self.tokenizer, answer, f"reply {turns.name}, row {self._first + i}")
-            if self._lengths[i] + len(reply) < self.generation.max_new_tokens:
-                self._talk.reply(i, reply)
+            if len(self._spoken[i]) + len(reply) < self.generation.max_new_tokens:
+                self._replies[i].extend(reply)
                 replied[i] = True
         return reward, replied
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import Array, Bools
 from rlzoo.core.system.errors import EnvError, described, place
 from rlzoo.core.system.functions import brief
 from rlzoo.lm.reward.scores import as_number
@@ -101,41 +100,17 @@ class Turns:
         return f"reply {self.name}, row{'s' if len(rows) > 1 else ''} {', '.join(map(str, rows[:8]))}"
 
 
-class Talk:
-    """The tokens of N rows, which begin with their prompts, and those of replies that are still to come."""
-
-    def __init__(self, prompts: Sequence[Sequence[int]]) -> None:
-        self.rows = [list(prompt) for prompt in prompts]
-        """The tokens of each row, without padding."""
-        self._starts = [[len(row)] for row in self.rows]
-        self._replies: list[deque[int]] = [deque() for _ in self.rows]
-
-    @property
-    def listens(self) -> Bools:
-        """The rows (N,) whose next token is that of a reply."""
-        return np.array([len(reply) > 0 for reply in self._replies])
-
-    def hear(self, token: Array, alive: Bools) -> Array:
-        """Appends a token to each row that is alive: that of its reply, or its own. Returns the tokens (N,)."""
-        for i in np.flatnonzero(self.listens):
-            token[i] = self._replies[i].popleft()
-        for i in np.flatnonzero(alive):
-            self.rows[i].append(int(token[i]))
-        return token
-
-    def reply(self, i: int, tokens: Sequence[int]) -> None:
-        """Gives row i a reply, which begins with its next token."""
-        here = len(self.rows[i])
-        self._starts[i] += [here, here + len(tokens)]
-        self._replies[i].extend(tokens)
-
-    def turns(self, i: int) -> list[list[int]]:
-        """Tokens of the turns and replies of row i."""
-        return [self.rows[i][start:end] for start, end in pairwise([*self._starts[i], len(self.rows[i])])]
+Spoken = list[tuple[bool, int]]
+"""The tokens of a row after its prompt, each with whether the model said it."""
 
 
-def spoken(buffer: Buffer) -> list[list[tuple[bool, int]]]:
-    """The tokens of each row after its prompt, and whether the model said them."""
+def turns_of(row: Spoken) -> list[list[int]]:
+    """The tokens of each turn and of each reply."""
+    return [[token for _, token in turn] for _, turn in groupby(row, itemgetter(0))]
+
+
+def spoken(buffer: Buffer) -> list[Spoken]:
+    """What each row says after its prompt."""
     following = buffer.obs.columns(1, buffer.mask.shape[1] + 1)
     masks, token, attention = (x.cpu() for x in (buffer.mask, following.token, following.attention))
     keep = attention & (masks.cumsum(1) > 0)
