@@ -17,7 +17,7 @@ from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.tasks.conversation import Speaker
-from rlzoo.lm.tasks.samples import Sample, summary, transcript
+from rlzoo.lm.tasks.samples import Sample, played
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.run import Run
 
@@ -192,12 +192,13 @@ def test_play_prints_responses(run, capsys):
     text = out_of(capsys)
     assert command("play", "run", "--json", episodes=4, seed=2) == 0
     answer = json.loads(out_of(capsys))
-    played = rlzoo.play(run, 4, seed=2)
-    assert text == transcript(played) + "\n"
-    assert answer == json.loads(json.dumps({"run": "run", "step": run.steps()[-1], "video": None, **summary(played)}))
-    assert [x.prompt for x in played] == [*PROMPTS, PROMPTS[0]]
-    assert all(x.score == len(x.response) / 4 and x.kl > 0 for x in played)
-    assert rlzoo.play(run, 4, seed=3) != played
+    samples = rlzoo.play(run, 4, seed=2)
+    shown = played(samples)
+    assert text == shown.transcript + "\n"
+    assert answer == json.loads(json.dumps({"run": "run", "step": run.steps()[-1], "video": None, **shown.summary}))
+    assert [x.prompt for x in samples] == [*PROMPTS, PROMPTS[0]]
+    assert all(x.score == len(x.response) / 4 and x.kl > 0 for x in samples)
+    assert rlzoo.play(run, 4, seed=3) != samples
 
 
 def test_play_shows_modes_and_checkpoints(run, capsys):
@@ -207,7 +208,7 @@ def test_play_shows_modes_and_checkpoints(run, capsys):
     assert command("play", "run", "--json", "--deterministic", checkpoint=step) == 0
     answer = json.loads(out_of(capsys))
     assert answer["step"] == step
-    assert answer["mean_kl"] != summary(first[:1])["mean_kl"]
+    assert answer["mean_kl"] != played(first[:1]).summary["mean_kl"]
 
 
 def test_there_is_no_video_of_a_language_model(run, capsys):
@@ -223,7 +224,8 @@ def test_transcript_is_readable_and_commands_no_terminal():
         Sample("Say\nit", "a\x1b[2Jb\rc\u200bé", 0.25, 1.5, 6, True),
         Sample("Tell", "", 0.5, 0.0, 8, False),
     ]
-    assert transcript(samples).splitlines() == [
+    shown = played(samples)
+    assert shown.transcript.splitlines() == [
         "response 1: score 0.25, KL 1.5 nats, 6 tokens",
         "  prompt    Say",
         "            it",
@@ -235,8 +237,8 @@ def test_transcript_is_readable_and_commands_no_terminal():
         "",
         "mean score 0.375, mean KL 0.75 nats over 2 responses",
     ]
-    assert summary(samples)["mean_score"] == 0.375
-    assert summary(samples)["responses"][1] == samples[1]._asdict()
+    assert shown.summary["mean_score"] == 0.375
+    assert shown.summary["responses"][1] == samples[1]._asdict()
 
 
 # Supervised fine-tuning and reward models

@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -105,32 +105,21 @@ def distinct_words(response: str) -> float:
     return len(set(words)) / len(words) if words else 1.0
 
 
-def transcript(samples: Sequence[Sample]) -> str:
-    """Responses as text: some lines for each, and one line with the means."""
+def played(samples: Sequence[Sample]) -> Played:
+    """Responses for display: some lines of text for each and a line with the means, and as JSON values."""
     lines = []
     for number, x in enumerate(samples, 1):
         end = "" if x.ended else ", cut at the limit"
         scored = "" if x.score is None else f"score {x.score:.4g}, "
         lines += [f"response {number}: {scored}KL {x.kl:.4g} nats, {x.length} tokens{end}"]
         lines += [_quoted("prompt", x.prompt), _quoted("response", x.response), ""]
-    means = summary(samples)
-    score = "" if means["mean_score"] is None else f"mean score {means['mean_score']:.4g}, "
-    return "\n".join([*lines, f"{score}mean KL {means['mean_kl']:.4g} nats over {len(samples)} responses"])
-
-
-def played(samples: Sequence[Sample]) -> Played:
-    """Responses for display."""
-    return Played(samples, transcript(samples), summary(samples))
-
-
-def summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Responses as JSON values, and their means."""
     scores = [x.score for x in samples if x.score is not None]
-    return {
-        "mean_score": float(np.mean(scores)) if scores else None,
-        "mean_kl": float(np.mean([x.kl for x in samples])),
-        "responses": [x._asdict() for x in samples],
-    }
+    mean_score = float(np.mean(scores)) if scores else None
+    mean_kl = float(np.mean([x.kl for x in samples]))
+    score = "" if mean_score is None else f"mean score {mean_score:.4g}, "
+    lines += [f"{score}mean KL {mean_kl:.4g} nats over {len(samples)} responses"]
+    responses = [x._asdict() for x in samples]
+    return Played(samples, "\n".join(lines), {"mean_score": mean_score, "mean_kl": mean_kl, "responses": responses})
 
 
 def _quoted(name: str, text: str) -> str:
