@@ -113,20 +113,30 @@ class LanguageTask(Task):
             there = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
             require(there, f"{name} is missing: {setup.env} has none of its own")
 
+    @property
+    def _start(self) -> Path | None:
+        """The run's own copy of the initial model and its tokenizer; None if it has none yet."""
+        folder = self.setup.folder
+        return folder / START if folder is not None and (folder / START).is_dir() else None
+
+    def _setting(self, name: str) -> Any:
+        """A setting that may be an object. A run that is loaded has only a description of an object."""
+        setting, were = getattr(self.settings, name), "were" if name.endswith("s") else "was"
+        fault = f"{self.setup.folder} was stopped before its {name} {were} saved in it: train it again"
+        require(not isinstance(setting, Mapping), fault)
+        return setting
+
     def _find_source(self) -> str:
         """Directory or Hub name of the initial weights: the run's own copy, the setting, or the SFT checkpoint."""
-        folder = self.setup.folder
-        if folder is not None and (folder / START).is_dir():
+        if self._start is not None:
             try:
-                check_sealed(folder / START)
+                check_sealed(self._start)
             except OSError as error:
                 raise ConfigError(f"{error}; the run cannot be used without its own reference") from error
-            return str(folder / START)
-        model = self.settings.model
+            return str(self._start)
+        model = self._setting("model")
         if isinstance(model, str):
             return pretrained.located(model, self.setup.progress)
-        if isinstance(model, Mapping):
-            raise ConfigError(f"{folder} was stopped before its model was saved in it: train it again")
         if model is not None:
             scratch = tempfile.mkdtemp(prefix="rlzoo-")
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
@@ -138,11 +148,9 @@ class LanguageTask(Task):
 
     def _find_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the run's own copy, of the setting, or of the initial model."""
-        tokenizer, folder = self.settings.tokenizer, self.setup.folder
-        if tokenizer is None or (folder is not None and (folder / START).is_dir()):
+        if self._start is not None or self.settings.tokenizer is None:
             return pretrained.load_tokenizer(self._source)
-        if isinstance(tokenizer, Mapping):
-            raise ConfigError(f"{folder} was stopped before its tokenizer was saved in it: train it again")
+        tokenizer = self._setting("tokenizer")
         if isinstance(tokenizer, str):
             return pretrained.load_tokenizer(pretrained.located(tokenizer, self.setup.progress))
         return pretrained.with_padding(tokenizer, "given")
@@ -170,9 +178,8 @@ class LanguageTask(Task):
 
     def _build(self) -> LanguageModel:
         settings = self.settings
-        attention = settings.attention
-        if attention == "auto" and self.setup.second_order:
-            attention = "eager"
+        eager = settings.attention == "auto" and self.setup.second_order
+        attention: pretrained.Attention = "eager" if eager else settings.attention
         actor = pretrained.load_causal_lm(self._source, attention)
         pretrained.check_vocabulary(actor, len(self.tokenizer), self._source)
         critic = None
@@ -182,14 +189,11 @@ class LanguageTask(Task):
             critic = pretrained.load_reward_model(settings.reward_model, attention).base_model
             same = pretrained.load_tokenizer(settings.reward_model).get_vocab() == self.tokenizer.get_vocab()
             require(same, f"critic: {settings.reward_model} has another tokenizer than {self._source}")
-        return LanguageModel(
-            actor if settings.lora_rank is None else with_adapter(actor, settings.lora_rank, self.setup.seed),
-            critic,
-            settings.temperature,
-            {"float32": None, "bfloat16": torch.bfloat16}[settings.precision],
-            settings.micro_batch_tokens,
-            settings.gradient_checkpointing,
-        )
+        if settings.lora_rank is not None:
+            actor = with_adapter(actor, settings.lora_rank, self.setup.seed)
+        precision = torch.bfloat16 if settings.precision == "bfloat16" else None
+        memory = settings.micro_batch_tokens, settings.gradient_checkpointing
+        return LanguageModel(actor, critic, settings.temperature, precision, *memory)
 
     def _environment(self) -> LMEnv:
         settings = self.settings
@@ -201,13 +205,8 @@ class LanguageTask(Task):
         if not settings.stop_tokens and stop != {self.tokenizer.eos_token_id}:
             ends = ", ".join(repr(self.tokenizer.decode([x])) for x in sorted(stop))
             self.setup.progress.say(f"responses end with {ends}, as the model's generation configuration has it")
-        generation = Generation(
-            settings.max_new_tokens,
-            settings.max_prompt_tokens,
-            stop,
-            self._find_turns(),
-            self._find_allowed(),
-        )
+        turns, allowed = self._find_turns(), self._find_allowed()
+        generation = Generation(settings.max_new_tokens, settings.max_prompt_tokens, stop, turns, allowed)
         texts = self._read_prompts("prompts") or self.own_prompts()
         own = processes.own_rows(settings.responses_per_batch, "responses_per_batch")
         return LMEnv(
@@ -234,17 +233,13 @@ class LanguageTask(Task):
         own = None if folder is None or isinstance(setting, str) else folder / f"{name}.jsonl"
         if own is not None and own.is_file():
             return read_prompts(own)
-        fault = f"{folder} was stopped before its {name} were saved in it: train it again"
-        require(not isinstance(setting, Mapping), fault)
-        return read_prompts(setting, self.tokenizer, name)
+        return read_prompts(self._setting(name), self.tokenizer, name)
 
     def _pretraining_loss(self, path: str) -> PretrainingLoss:
-        settings = self.settings
+        settings, seed = self.settings, stream(self.setup.seed, "env", 1)
         pieces = read_pieces(path, self.tokenizer, self.env.max_prompt_tokens + settings.max_new_tokens)
-        seed = stream(self.setup.seed, "env", 1)
-        return PretrainingLoss(
-            pieces, settings.ptx_coef, settings.ptx_rows, self.env.pad_token, settings.micro_batch_tokens, seed
-        )
+        sizes = settings.ptx_rows, self.env.pad_token, settings.micro_batch_tokens
+        return PretrainingLoss(pieces, settings.ptx_coef, *sizes, seed)
 
     def actor(self) -> TokenActor:
         rows = self.settings.responses_per_batch
