@@ -35,11 +35,7 @@ class Row(NamedTuple):
 
 
 def check_messages(name: str, value: Any) -> Messages:
-    """`value`, if it is a list of messages.
-
-    Raises:
-        ConfigError: it is not; the message says what is wrong with it.
-    """
+    """`value`, if it is a list of messages; otherwise `ConfigError` says what is wrong with it."""
     require(isinstance(value, list) and len(value) > 0, f'"{name}" must be a string or messages, such as {_EXAMPLE}')
     for number, message in enumerate(value, 1):
         at = f'"{name}", message {number}'
@@ -79,11 +75,7 @@ def asked(question: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def reply_text(prompt: Messages, reply: Messages, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text that follows `prompt_text(prompt)` if the reply is `reply`, without end of sequence.
-
-    Raises:
-        ConfigError: the template writes the prompt differently if a reply follows.
-    """
+    """The text that follows `prompt_text(prompt)` if the reply is `reply`, without end of sequence."""
     before = _render(tokenizer, prompt, add_generation_prompt=True)
     whole = _render(tokenizer, prompt + reply)
     require(whole.startswith(before), "the chat template changes the prompt when a reply follows")
@@ -102,9 +94,6 @@ def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, fir
 
     Args:
         first: turns before this one do not train.
-
-    Raises:
-        ConfigError: there is no assistant turn to train on, or the template does not show where a turn begins.
     """
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
     require(bool(turns), "no assistant turn to train on")

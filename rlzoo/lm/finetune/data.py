@@ -51,11 +51,7 @@ class Example(NamedTuple):
         return "".join(x if isinstance(x, str) else "\n".join(message["content"] for message in x) for x in parts)
 
     def row(self, tokenizer: PreTrainedTokenizerBase) -> chat.Row:
-        """Its tokens, of which only the assistant's turns or the completion train.
-
-        Raises:
-            ConfigError: names the place and what is wrong.
-        """
+        """Its tokens, of which only the assistant's turns or the completion train. A `ConfigError` names the place."""
         with at(self.place):
             if isinstance(self.text, list):
                 before = self.prompt if isinstance(self.prompt, list) else []
@@ -103,9 +99,6 @@ def read_examples(source: Source, name: str = "texts") -> list[Example]:
     """Examples for SFT: "text", "messages", or "prompt" and "completion" (texts or messages) of each record.
 
     The lines of a .txt file and the entries of a list are texts; lists in a list are conversations.
-
-    Raises:
-        ConfigError: names the file, the line and what is wrong with it.
     """
     if isinstance(source, list) and all(isinstance(x, Example) for x in source) and source:
         return source
@@ -132,11 +125,7 @@ def read_pairs(source: Source, tokenizer: PreTrainedTokenizerBase | None = None,
 def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[int], list[int]]:
     """Indices of the entries to train on, and of those to hold out. Entries with equal keys are on the same side.
 
-    Args:
-        share: share of the different keys to hold out, rounded; at least one key if above 0.
-
-    Raises:
-        ConfigError: nothing is left to train on.
+    The share is one of the different keys, rounded, and at least one key if it is above 0.
     """
     different = sorted(set(keys))
     count = max(1, round(share * len(different))) if share > 0 else 0
@@ -227,11 +216,7 @@ def _missing(values: Values, names: str) -> ConfigError:
 
 
 def save_prompts(path: Path, prompts: Sequence[str]) -> None:
-    """Writes prompts with their columns as a .jsonl file, which is complete or absent.
-
-    Raises:
-        ConfigError: a column cannot be written as JSON.
-    """
+    """Writes prompts with their columns as a .jsonl file, which is complete or absent."""
     lines = []
     for number, text in enumerate(prompts, 1):
         try:

@@ -56,14 +56,11 @@ class Record(NamedTuple):
 
 
 def read_records(source: Source, name: str, text: str, messages: str) -> list[Record]:
-    """The records of a file, of the directory of a dataset, of a list or of a `datasets.Dataset`.
+    """The records of a source. A `ConfigError` names the file, the line and what is wrong with it.
 
     Args:
         name: what the records are, for messages: "prompts".
         text, messages: columns for entries that are no records, but texts (or lines of a .txt file) or message lists.
-
-    Raises:
-        ConfigError: names the file, the line and what is wrong with it.
     """
     path = Path(source) if isinstance(source, (Path, str)) else None
     if path is None:

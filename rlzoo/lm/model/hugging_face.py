@@ -62,13 +62,9 @@ def loading(name: str, what: str) -> Iterator[None]:
 
 
 def location(name: str, what: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a directory or a model on the Hub.
+    """Arguments of `from_pretrained` for a directory or a model on the Hub; `ConfigError` if it is neither.
 
     The Hub is asked once with a short timeout, because transformers retries for a minute.
-
-    Raises:
-        ConfigError: there is no such directory, and no such model on the Hub or in its cache; or a file in the
-            directory is none that can be read.
     """
     if Path(name).is_dir():
         _check_files(Path(name), what)

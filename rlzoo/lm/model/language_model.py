@@ -260,11 +260,7 @@ class LanguageModel(ActorCritic):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Restores a `state_dict`.
-
-        Raises:
-            RuntimeError: it belongs to another kind of model.
-        """
+        """Restores a `state_dict`. Raises `RuntimeError` if it belongs to another kind of model."""
         mine = self.state_dict()
         if mine.keys() != state_dict.keys() or any(p.shape != state_dict[name].shape for name, p in mine.items()):
             raise RuntimeError("the parameters have other names or shapes")
@@ -284,11 +280,7 @@ def merged(model: Any) -> Any:
 
 
 def with_adapter(actor: Any, rank: int, seed: int) -> Any:
-    """The actor with a LoRA adapter (Hu et al. 2021) on its linear layers. Only the adapter is trained.
-
-    Raises:
-        ConfigError: PEFT is not installed.
-    """
+    """The actor with a LoRA adapter (Hu et al. 2021) on its linear layers. Only the adapter is trained."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:

@@ -64,18 +64,11 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer, which pads with end of sequence if it has no padding token.
-
-    Raises:
-        ConfigError: it has neither of the two tokens.
-    """
+    """The tokenizer, which pads with end of sequence if it has no padding token. `ConfigError` if it has neither."""
     if tokenizer.pad_token_id is None:
-        require(
-            tokenizer.eos_token_id is not None,
-            f"the tokenizer {name} has neither a padding nor an end-of-sequence token; add one with "
-            "tokenizer.add_special_tokens({'eos_token': '<eos>'}), model.resize_token_embeddings(len(tokenizer)) "
-            "and save_pretrained of both",
-        )
+        fault = f"the tokenizer {name} has neither a padding nor an end-of-sequence token"
+        remedy = "add one with tokenizer.add_special_tokens({'eos_token': '<eos>'}) and resize the model's embeddings"
+        require(tokenizer.eos_token_id is not None, f"{fault}; {remedy}")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
@@ -125,10 +118,8 @@ def new_causal_lm(
     name, settings = _read_config(config)
     kind = settings.pop("model_type", None)
     require(isinstance(kind, str), f'{name} has no "model_type", such as "gpt2"')
-    require(
-        kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        f"{name}: {no_such('causal language model', str(kind), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}",
-    )
+    fault = no_such("causal language model", str(kind), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    require(kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, f"{name}: {fault}")
     for foreign in ("dtype", "torch_dtype", "auto_map", "architectures", "transformers_version", "_name_or_path"):
         settings.pop(foreign, None)
     if vocab_size is not None:
@@ -148,8 +139,7 @@ def new_causal_lm(
 def located(name: str, progress: Progress = SILENT) -> str:
     """The directory or Hub name of a model: the converted file for a GGUF file or `smollm2`, the final actor of a run.
 
-    Raises:
-        ConfigError: it is a run that has no final actor, or a GGUF file that cannot be converted.
+    Raises `ConfigError` for a run that has no final actor, and for a GGUF file that cannot be converted.
     """
     if name == "smollm2" and not Path(name).exists():
         return str(gguf.converted(gguf.smollm2(), progress))
@@ -165,11 +155,7 @@ def located(name: str, progress: Progress = SILENT) -> str:
 
 
 def check_given(model: PreTrainedModel) -> PreTrainedModel:
-    """A loaded model, checked as one that is loaded by its name; its dropout is removed.
-
-    Raises:
-        ConfigError: it is not in float32 or float64, it is damaged, or of another kind.
-    """
+    """A loaded model, checked as one that is loaded by its name, and its precision; its dropout is removed."""
     name = f"the given {type(model).__name__}"
     check_precision(model.parameters(), name)
     return _ready(model, name)
@@ -213,9 +199,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
     """Tokens of each text, with special tokens that the tokenizer adds, such as the beginning, but no end of sequence.
 
     With a chat template that writes no beginning there are no special tokens, as in `apply_chat_template`.
-
-    Raises:
-        ConfigError: the tokenizer has no tokens for a text.
     """
     template, begin = str(tokenizer.chat_template or ""), tokenizer.bos_token
     begins = not template or "bos_token" in template or (begin is not None and str(begin) in template)

@@ -23,13 +23,7 @@ SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
 def check_output(folder: Path | str, overwrite: bool = False) -> None:
-    """Checks that a model may be saved in a folder.
-
-    It is new or empty, or, with `overwrite`, holds a model and no repository.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raises `ConfigError` unless a folder is new or empty, or, with `overwrite`, holds a model and no repository."""
     folder = Path(folder)
     require(folder.is_dir() or not folder.exists(), f"{folder} is a file")
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -73,16 +67,12 @@ def save(
 ) -> None:
     """Saves both as Hugging Face does, weights as safetensors. A model that the folder holds is replaced.
 
-    Everything is written and flushed under a temporary name and then renamed, so a folder of the final name is
-    complete. The generation configuration that is saved gets the tokenizer's end of sequence and padding.
+    A folder of the final name is complete. The generation configuration that is saved gets the tokenizer's end of
+    sequence and padding. Raises `ConfigError` if the folder holds something other than a model.
 
     Args:
         stops: ids of other tokens that end a text.
         sealed: also save checksums (see `files.seal`).
-
-    Raises:
-        ConfigError: the folder holds something other than a model.
-        OSError: it cannot be written.
     """
     check_output(folder, overwrite=True)
     own: Any = model.generation_config if model.can_generate() else None
@@ -103,14 +93,7 @@ def save(
 
 
 def save_adapter(model: Any, base: str, folder: Path) -> None:
-    """Saves the adapter of a PEFT model as PEFT does. An adapter that the folder holds is replaced.
-
-    Args:
-        base: directory or Hub name of the model that the adapter belongs to.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Saves the adapter of a PEFT model, with the directory or Hub name of its base. One in the folder is replaced."""
     for config in model.peft_config.values():
         config.base_model_name_or_path = base
     with _replacing(folder) as new:
@@ -152,10 +135,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 def _generation_config(
     config: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, stops: Collection[int]
 ) -> GenerationConfig:
-    """`config` with the tokenizer's end of sequence and padding, and other tokens that end a text.
-
-    These alone are left if transformers refuses to write it.
-    """
+    """`config` with all tokens that end a text, and padding; these alone if transformers refuses to write the rest."""
     own = config.eos_token_id
     own = [own] if own is None or isinstance(own, int) else own
     ends = [end for end in dict.fromkeys([*own, tokenizer.eos_token_id, *sorted(stops)]) if end is not None]

@@ -149,11 +149,7 @@ def end_ids(model: Any) -> list[int]:
 def stop_ids(
     tokenizer: PreTrainedTokenizerBase, stop_tokens: Sequence[str] = (), ends: Sequence[int] = ()
 ) -> frozenset[int]:
-    """Ids of the tokens that end a response; by default the tokenizer's end of sequence and the model's own `ends`.
-
-    Raises:
-        ConfigError: there is none, or a text is not a single token, such as one that the tokenizer does not know.
-    """
+    """Ids of the tokens that end a response; by default the tokenizer's end of sequence and the model's own `ends`."""
     if not stop_tokens:
         ids = frozenset(x for x in (tokenizer.eos_token_id, *ends) if x is not None)
         require(bool(ids), "the tokenizer has no end-of-sequence token; set stop_tokens")

@@ -105,11 +105,7 @@ class Scoring:
 
 
 def load_scores(rewards: Sequence[tuple[Any, float]], device: str) -> tuple[Score, str]:
-    """Scores with weights, functions or names (see `load_score`) or directories of reward models, as one, and its name.
-
-    Raises:
-        ConfigError: one of them cannot be loaded.
-    """
+    """Scores with weights, given as for `load_score` or as directories of reward models, as one, and its name."""
     parts: dict[str, tuple[Score, float]] = {}
     for spec, weight in rewards:
         is_model = isinstance(spec, str) and Path(spec).is_dir()

@@ -78,9 +78,8 @@ class Turns:
         count = len(conversations)
         if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence) or len(answers) != count:
             result = f"{len(answers)}" if isinstance(answers, (list, tuple)) else brief(answers)
-            raise EnvError(
-                f"{self._of(rows)}: must return {count} texts or None, one for each conversation; got {result}"
-            )
+            fault = f"must return {count} texts or None, one for each conversation; got {result}"
+            raise EnvError(f"{self._of(rows)}: {fault}")
         return [self._answer(x, row) for x, row in zip(answers, rows, strict=True)]
 
     def _answer(self, x: Any, row: int) -> Answer:
@@ -135,11 +134,7 @@ def _strips(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) -> list[int]:
-    """The tokens of a reply, without special tokens around it.
-
-    Raises:
-        EnvError: the tokenizer has no tokens for it, or it is too long to be tokenised.
-    """
+    """The tokens of a reply, without special tokens around it. Raises `EnvError` if there are none, or too many."""
     text = str(answer.text)
     if len(text) > _LONGEST:
         raise EnvError(f"{name}: {brief(text)} has {len(text):,} characters; at most {_LONGEST:,} are tokenised")

@@ -57,11 +57,7 @@ class Speaker:
 
     @classmethod
     def of(cls, task: Task, temperature: float, *args: Any) -> Speaker:
-        """A speaker with the model of a task.
-
-        Raises:
-            ConfigError: it is no language task.
-        """
+        """A speaker with the model of a language task."""
         if not isinstance(task, LanguageTask):
             raise ConfigError(f"chat is for language models; {env_name(task.setup.env)} has none")
         task.model.policy.temperature = temperature
