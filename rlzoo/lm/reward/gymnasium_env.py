@@ -15,7 +15,6 @@ from rlzoo.core.env import Array, Experience
 from rlzoo.core.system.errors import require
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.reward.env import LMEnv
-from rlzoo.lm.reward.generation import Generation
 
 Obs = dict[str, Array]
 
@@ -38,7 +37,7 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
     metadata = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self, env: LMEnv) -> None:
-        generation: Generation = env.generation
+        generation = env.generation
         require(generation.turns is None, "ResponseEnv gives one response to a prompt: leave out turns")
         self.env = env
         vocabulary = len(env.model.policy.functional.weight)

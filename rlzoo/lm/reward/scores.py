@@ -44,11 +44,8 @@ def load_score(spec: Any) -> Score:
         ConfigError: there is no such function, or it cannot be called so.
     """
     score = load_function("reward", spec, "the directory of a reward model") if isinstance(spec, str) else spec
-    require(
-        callable(score),
-        f'reward must be a function, "module:function" or the directory of a reward model, such as reward=brevity, '
-        f"got {brief(score)}",
-    )
+    forms = 'reward must be a function, "module:function" or the directory of a reward model, such as reward=brevity'
+    require(callable(score), f"{forms}, got {brief(score)}")
     try:
         texts, named = _texts(score, [], [])
         _signature(score).bind(*texts, **named, **dict.fromkeys(_column_arguments(score)[1]))
@@ -93,24 +90,16 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
     except (Exception, SystemExit) as error:
         raise EnvError(f"reward {name}: {described(error)}{place(error, score)}") from error
 
-    def fail(fault: str, index: int | None = None) -> EnvError:
-        at = "" if index is None else f"score of response {index} ({responses[index][:60]!r}) "
-        return EnvError(f"reward {name}: {at}{fault}")
-
-    if items is None:
-        raise fail(f"must return {count} numbers, one for each response, returned {brief(result)}")
-    if len(items) != count:
-        number = len(items) if len(items) < count or isinstance(result, Sized) else f"more than {count}"
-        raise fail(f"must return {count} numbers, one for each response, returned {number}")
+    if items is None or len(items) != count:
+        more = items is not None and len(items) > count and not isinstance(result, Sized)
+        returned = brief(result) if items is None else f"more than {count}" if more else len(items)
+        raise EnvError(f"reward {name}: must return {count} numbers, one for each response, returned {returned}")
     scores = [as_number(item) for item in items]
-    if None in scores:
-        index = scores.index(None)
-        raise fail(f"is {brief(items[index])}, not a number", index)
-    tensor = torch.tensor(scores, dtype=torch.float32)
-    finite = tensor.isfinite()
-    if not finite.all():
-        index = int(finite.int().argmin())
-        raise fail(f"is {scores[index]:g}, not a finite 32-bit number", index)
+    tensor = torch.tensor([math.nan if x is None else x for x in scores], dtype=torch.float32)
+    for index in (~tensor.isfinite()).nonzero().flatten().tolist():
+        x = scores[index]
+        fault = f"{brief(items[index])}, not a number" if x is None else f"{x:g}, not a finite 32-bit number"
+        raise EnvError(f"reward {name}: score of response {index} ({responses[index][:60]!r}) is {fault}")
     return tensor
 
 
