@@ -28,22 +28,17 @@ _PATIENCE = 1.5
 def quiet() -> Iterator[None]:
     """Suppresses the progress bars, log lines and warnings of the libraries."""
     bars: Any = transformers_logging
-    levels = [(library, library.get_verbosity()) for library in (transformers_logging, huggingface_hub.logging)]
-    shown, hub_shown = bars.is_progress_bar_enabled(), not _hub.are_progress_bars_disabled()
-    bars.disable_progress_bar()
-    _hub.disable_progress_bars()
-    for library, _ in levels:
-        library.set_verbosity(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        for library, level in levels:
-            library.set_verbosity(level)
-        if hub_shown:
-            _hub.enable_progress_bars()
-        if shown:
-            bars.enable_progress_bar()
+    with contextlib.ExitStack() as restored, warnings.catch_warnings(action="ignore"):
+        for library in (transformers_logging, huggingface_hub.logging):
+            restored.callback(library.set_verbosity, library.get_verbosity())
+            library.set_verbosity(logging.CRITICAL)
+        if bars.is_progress_bar_enabled():
+            restored.callback(bars.enable_progress_bar)
+            bars.disable_progress_bar()
+        if not _hub.are_progress_bars_disabled():
+            restored.callback(_hub.enable_progress_bars)
+            _hub.disable_progress_bars()
+        yield
 
 
 @contextlib.contextmanager
