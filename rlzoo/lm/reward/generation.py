@@ -11,7 +11,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import reached
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.tokens import Tokens
@@ -155,11 +155,12 @@ def stop_ids(
         require(bool(ids), "the tokenizer has no end-of-sequence token; set stop_tokens")
         return ids
     vocabulary = tokenizer.get_vocab()
-    encoded = {text: tokenizer.encode(text, add_special_tokens=False) for text in stop_tokens}
-    for text, tokens in encoded.items():
-        if text not in vocabulary and len(tokens) != 1:
-            raise ConfigError(f"stop_tokens: {text!r} is {len(tokens)} tokens to this tokenizer, not one")
+    stops: set[int] = set()
+    for text in stop_tokens:
+        known = text in vocabulary
+        tokens = [vocabulary[text]] if known else tokenizer.encode(text, add_special_tokens=False)
+        require(len(tokens) == 1, f"stop_tokens: {text!r} is {len(tokens)} tokens to this tokenizer, not one")
         meant = str(tokenizer.decode(tokens))
-        known = text in vocabulary or meant.strip() == text.strip()
-        require(known, f"stop_tokens: {text!r} is {meant!r} to this tokenizer")
-    return frozenset(int(vocabulary[text] if text in vocabulary else encoded[text][0]) for text in stop_tokens)
+        require(known or meant.strip() == text.strip(), f"stop_tokens: {text!r} is {meant!r} to this tokenizer")
+        stops.add(int(tokens[0]))
+    return frozenset(stops)
