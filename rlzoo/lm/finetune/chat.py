@@ -98,10 +98,8 @@ def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, fir
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
     require(bool(turns), "no assistant turn to train on")
     template = str(tokenizer.get_chat_template()) if tokenizer.chat_template else ""
-    if re.search(r"\{%-?\s*generation\b", template):
-        row = _marked_row(messages, tokenizer, first)
-    else:
-        row = _row_of_turns(messages, tokenizer, turns)
+    marks = re.search(r"\{%-?\s*generation\b", template) is not None
+    row = _marked_row(messages, tokenizer, first) if marks else _row_of_turns(messages, tokenizer, turns)
     require(any(row.trains), "the chat template marks no token of an assistant turn")
     return _ended(row, tokenizer) if turns[-1] == len(messages) - 1 else row
 
@@ -127,11 +125,9 @@ def _row_of_turns(messages: Messages, tokenizer: PreTrainedTokenizerBase, turns:
     for k in turns:
         before = _tokens(tokenizer, _render(tokenizer, messages[:k], add_generation_prompt=True)) if k else []
         upto = _tokens(tokenizer, _render(tokenizer, messages[: k + 1]))
-        require(
-            ids[: len(before)] == before and ids[: len(upto)] == upto,
-            f"message {k + 1}: the chat template does not show where this turn begins and ends; "
-            "give it {% generation %} blocks",
-        )
+        shown = ids[: len(before)] == before and ids[: len(upto)] == upto
+        fault = f"message {k + 1}: the chat template does not show where this turn begins and ends"
+        require(shown, f"{fault}; give it {{% generation %}} blocks")
         end = len(upto)
         while tokenizer.eos_token_id in upto[len(before) :] and upto[end - 1] != tokenizer.eos_token_id:
             end -= 1  # such as a line feed after the end of sequence
@@ -157,15 +153,11 @@ def _render(
     tokenizer: PreTrainedTokenizerBase, messages: Messages, in_tokens: Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
     """Messages through the template, as text; or `in_tokens`, with these options."""
-    require(
-        tokenizer.chat_template is not None,
-        "the tokenizer has no chat template, which message lists need: use the tokenizer of a chat model "
-        "(tokenizer=NAME), set tokenizer.chat_template, or give texts",
-    )
-    require(
-        not _has_power(str(tokenizer.chat_template)),
-        "the chat template has a power, **, which could take for ever to compute: write its result in its place",
-    )
+    template = tokenizer.chat_template
+    remedy = "use the tokenizer of a chat model (tokenizer=NAME), set tokenizer.chat_template, or give texts"
+    require(template is not None, f"the tokenizer has no chat template, which message lists need: {remedy}")
+    fault = "the chat template has a power, **, which could take for ever to compute: write its result in its place"
+    require(not _has_power(str(template)), fault)
     try:
         with _limited():
             text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
