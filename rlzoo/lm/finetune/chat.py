@@ -90,10 +90,8 @@ def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, fir
     """A conversation as tokens. The assistant's turns train: the `{% generation %}` blocks of the template if it has
     them; else all that follows the generation prompt of a turn, to the end of the turn.
 
-    A conversation that ends with an assistant's turn without end of sequence gets one.
-
-    Args:
-        first: turns before this one do not train.
+    Turns before `first` do not train. A conversation that ends with an assistant's turn without end of sequence gets
+    one.
     """
     turns = [k for k in range(first, len(messages)) if messages[k]["role"] == "assistant"]
     require(bool(turns), "no assistant turn to train on")

@@ -231,11 +231,7 @@ class LanguageModel(ActorCritic):
         return self.trunk(tokens) if self.value.trunk is None else tokens
 
     def act(self, tokens: Tokens, memory: Memory | None = None) -> tuple[Categorical, Memory]:
-        """π(·|s) (N,) after T more tokens. T is the length of the prompt at first, and then 1.
-
-        Args:
-            tokens: may be on the host.
-        """
+        """π(·|s) (N,) after T more tokens, which may be on the host. T is the prompt's length at first, and then 1."""
         hidden, memory = self.read(tokens, memory)
         policy = Categorical(self.policy.logits(hidden))
         if tokens.allowed is not None:

@@ -46,11 +46,7 @@ def summed_nll(
     attention: Bool[Tensor, "N T"],
     counts: Bool[Tensor, "N T"] | None = None,
 ) -> Float[Tensor, ""]:
-    """−Σ log π(x_t | x_<t) over all tokens but the first of each row. Padding, on either side, does not count.
-
-    Args:
-        counts: the tokens to sum over; None for all.
-    """
+    """−Σ log π(x_t | x_<t) over the tokens that count, without the first of each row and padding on either side."""
     counts = attention if counts is None else attention & counts
     counts = pack_right(counts.long(), attention)[0].bool()
     ids, attention = pack_right(ids, attention)

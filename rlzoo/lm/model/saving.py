@@ -68,11 +68,8 @@ def save(
     """Saves both as Hugging Face does, weights as safetensors. A model that the folder holds is replaced.
 
     A folder of the final name is complete. The generation configuration that is saved gets the tokenizer's end of
-    sequence and padding. Raises `ConfigError` if the folder holds something other than a model.
-
-    Args:
-        stops: ids of other tokens that end a text.
-        sealed: also save checksums (see `files.seal`).
+    sequence and padding, and `stops`, other tokens that end a text. A `sealed` folder has checksums (`files.seal`).
+    Raises `ConfigError` if the folder holds something other than a model.
     """
     check_output(folder, overwrite=True)
     own: Any = model.generation_config if model.can_generate() else None

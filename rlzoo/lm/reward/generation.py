@@ -42,9 +42,7 @@ class Responses:
     are padded, and forced.
 
     Args:
-        prompts: text of each row's prompt.
-        tokens: the prompts as tokens, those of all processes.
-        own: this process's rows.
+        tokens: the prompts as tokens, those of all processes; `prompts` are those of this process's `own` rows.
         stop: ids that end a response, or a turn.
     """
 

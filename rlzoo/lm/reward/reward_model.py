@@ -53,20 +53,12 @@ class RewardModel:
         return float(getattr(self.model.config, "rlzoo_bias", 0.0))
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """One score for each prompt and response.
-
-        Raises:
-            ConfigError: both a prompt and its response are empty.
-        """
+        """One score for each prompt and response. Raises `ConfigError` if a prompt and its response are empty."""
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         return self.score_ids(*self._pad(texts)).tolist()
 
     def score_ids(self, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
-        """One score for each row of tokens, padded on either side.
-
-        Raises:
-            ConfigError: a row is all padding.
-        """
+        """One score for each row of tokens, padded on either side. Raises `ConfigError` if a row is all padding."""
         return self.gain * self._raw(ids, attention) + self.bias
 
     @torch.no_grad()
@@ -82,9 +74,6 @@ class RewardModel:
 
     def calibrate(self, texts: Sequence[str]) -> tuple[float, float]:
         """Sets gain and bias so that the scores of `texts` (prompt and response joined) have mean 0 and std 1.
-
-        Returns:
-            The new gain and bias.
 
         Raises:
             ConfigError: all their scores are equal.

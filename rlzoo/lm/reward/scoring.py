@@ -75,8 +75,7 @@ class Scoring:
     ) -> tuple[Float[Tensor, "N T"], dict[str, float]]:
         """The rewards, and metrics of the raw scores. Advances an adaptive β and running moments by one batch.
 
-        Args:
-            ended: whether each response ended with a stop token.
+        `ended` is whether each response ended with a stop token.
         """
         names = self.score.parts if isinstance(self.score, WeightedSum) else ()
         treated, self.moments = self.treatment(score, ended, self.moments)

@@ -65,11 +65,8 @@ class Turns:
     def answers(self, conversations: list[Conversation], rows: Sequence[int]) -> list[Answer]:
         """The answer to each conversation.
 
-        Args:
-            rows: number of each conversation, for messages.
-
         Raises:
-            EnvError: the function raised, or did not return what it must. The message names the row.
+            EnvError: the function raised, or did not return what it must. The message names the row of `rows`.
         """
         try:
             answers = self.reply(conversations)

@@ -72,8 +72,7 @@ class Speaker:
     def answer(self, text: str) -> Iterator[str]:
         """The pieces of the answer to a message, as they are sampled.
 
-        Raises:
-            ConfigError: the message is empty to the model, the context is full, or the template refuses the messages.
+        Raises `ConfigError` if the message has no tokens, the context is full, or the template refuses the messages.
         """
         message = {"role": "user", "content": text}
         messages = [*self.messages, message] if self.chats else [message]

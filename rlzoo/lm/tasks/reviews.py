@@ -129,8 +129,7 @@ def prompts(n: int, seed: int) -> list[str]:
 def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]:
     """`n` distinct reviews of 12 to 25 words, in random order. Positive and negative moods are equally likely.
 
-    Args:
-        openings: prompts, one of which is drawn for each review; by default all prompts.
+    Each begins with one of the `openings`, by default all prompts.
     """
     openings = openings or _all_prompts()
     return _distinct(n, Random(f"texts {seed}"), lambda rng: rng.choice(openings) + _continuation(rng))
@@ -139,8 +138,7 @@ def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]
 def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict[str, str]]:
     """`n` distinct preference pairs `{prompt, chosen, rejected}`; the more positive continuation is chosen.
 
-    Args:
-        openings: prompts, one of which is drawn for each pair; by default all prompts.
+    Each begins with one of the `openings`, by default all prompts.
     """
     openings = openings or _all_prompts()
 
@@ -171,7 +169,6 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
 
     Raises:
         ConfigError: one of the files exists.
-        OSError: the folder cannot be written.
     """
     folder = Path(folder)
     shuffled = prompts(len(_all_prompts()), seed)

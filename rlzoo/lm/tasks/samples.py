@@ -51,8 +51,7 @@ def respond(
 ) -> tuple[Buffer, list[str], list[str]]:
     """One response to each prompt, as a buffer whose rewards are those of turns, and `LMEnv.texts` of it.
 
-    Args:
-        on_token: called before each token of all responses.
+    `on_token` is called before each token of all responses.
     """
     env, act = env.over(prompts), TokenActor(env.model, generator, deterministic)
 
@@ -71,8 +70,7 @@ def sample(
 ) -> tuple[list[Sample], dict[str, list[float]]]:
     """Samples n responses to the texts in turn, and the scores of each by name, if there are several.
 
-    Args:
-        on_step: called before each token with the number of complete responses.
+    `on_step` is called before each token with the number of complete responses.
     """
     generator = torch.Generator(next(env.model.parameters()).device).manual_seed(seed)
     samples: list[Sample] = []

@@ -128,11 +128,7 @@ class Language(TaskSettings):
 
     @property
     def rewards(self) -> list[tuple[Any, float]]:
-        """Each score of `reward`, a name or a function, with its weight.
-
-        Raises:
-            ConfigError: it is of another form.
-        """
+        """Each score of `reward`, a name or a function, with its weight."""
         given: Any = self.reward
         if given is None:
             return []
