@@ -148,8 +148,8 @@ def test_module_that_ends_the_program_is_one_line(tmp_path, monkeypatch, capsys)
         "leaves:Algorithm CartPole-v1": f"cannot load algorithm 'leaves:Algorithm': {leaves}",
         "ppo CartPole-v1 --estimator ends:X": f"cannot load estimator 'ends:X': {ends}",
         "ppo CartPole-v1 --learning-rate ends:x": "learning_rate must be a number, linear:START:END or module:function,"
-        f" got 'ends:x': cannot load 'ends:x': {ends}",
-        "ppo CartPole-v1 --wrapper ends:X": f"wrapper 'ends:X' cannot be loaded: {ends}",
+        f" got 'ends:x': schedule 'ends:x': {ends}",
+        "ppo CartPole-v1 --wrapper ends:X": f"wrapper 'ends:X': {ends}",
     }.items():
         assert main(["train", *arguments.split()]) == 2
         assert capsys.readouterr().err == f"rlzoo: {line}\n"
@@ -459,7 +459,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         (
             "train ppo CartPole-v1 --learning-rate liner:1:0",
             "learning_rate must be a number, linear:START:END or module:function, got 'liner:1:0': "
-            "cannot load 'liner:1:0': no module 'liner:1'",
+            "schedule 'liner:1:0': no module 'liner:1'",
         ),
         (
             "train ppo CartPole-v1 --learning-rate linear:1",

@@ -95,8 +95,8 @@ def test_a_file_is_read_again_when_it_has_changed(parts, tmp_path):
         ({"estimator": "code/parts.py:Mine"}, ConfigError, "'code/parts.py:Mine' is not an Estimator"),
         ({"env": "code/parts.py:mak"}, ConfigError, "has no Task or function of this name"),
         ({"env": "code/none.py:make"}, UnknownEnv, "no file 'code/none.py'"),
-        ({"wrappers": ["code/none.py:Keep"]}, ConfigError, "wrapper 'code/none.py:Keep' cannot be loaded: no file"),
-        ({"learning_rate": "code/none.py:rate"}, ConfigError, "cannot load 'code/none.py:rate': no file"),
+        ({"wrappers": ["code/none.py:Keep"]}, ConfigError, "wrapper 'code/none.py:Keep': no file"),
+        ({"learning_rate": "code/none.py:rate"}, ConfigError, "schedule 'code/none.py:rate': no file"),
     ],
 )
 def test_what_a_file_does_not_have(change, kind, message, parts):

@@ -10,8 +10,8 @@ from typing import Any
 
 import gymnasium
 
-from rlzoo.core.system.errors import ConfigError, EnvError, described, require
-from rlzoo.core.system.functions import import_source
+from rlzoo.core.system.errors import ConfigError, EnvError, described
+from rlzoo.core.system.functions import load_function
 
 Env = gymnasium.Env[Any, Any]
 _FORM = "a class, a function of an environment, module:Class or module:Class(key=value)"
@@ -30,11 +30,7 @@ def load_wrapper(wrapper: Any) -> Callable[[Env], Env]:
     if match is None:
         raise ConfigError(f"a wrapper must be {_FORM}, {_EXAMPLE}, got {wrapper!r}")
     module, name, arguments = match.groups()
-    try:
-        wrap_env = getattr(import_source(module), name)
-    except (Exception, SystemExit) as error:  # of any kind, from importing any code
-        raise ConfigError(f"wrapper {wrapper!r} cannot be loaded: {error}") from error
-    require(callable(wrap_env), f"wrapper {wrapper!r}: {name} is neither a class nor a function")
+    wrap_env = load_function("wrapper", f"{module}:{name}")
     return partial(wrap_env, **_keywords(wrapper, arguments)) if arguments else wrap_env
 
 

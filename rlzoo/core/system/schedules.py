@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from rlzoo.core.system import functions
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.core.system.functions import import_source
 
 Schedule = float | str | Callable[[float], float]
 
@@ -53,11 +53,4 @@ def load_function(text: str) -> Callable[[float], float]:
     Raises:
         ConfigError: the text has another form, or there is no such function.
     """
-    module, _, name = text.rpartition(":")
-    try:
-        function = getattr(import_source(module), name) if module and name else None
-    except (Exception, SystemExit) as error:  # of any kind, from importing any code
-        raise ConfigError(f"cannot load {text!r}: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"{text!r} is neither linear:START:END nor module:function")
-    return function
+    return functions.load_function("schedule", text, "linear:START:END")

@@ -62,10 +62,10 @@ def test_text_of_another_form_is_no_linear_schedule(text):
         ("0.1", "'0.1' is neither linear:START:END nor module:function"),
         (":f", "':f' is neither"),
         ("math:", "'math:' is neither"),
-        ("math:pi", "'math:pi' is neither"),
-        (f"{__name__}:NOT_A_FUNCTION", "NOT_A_FUNCTION' is neither"),
-        ("no_such_module:f", "cannot load 'no_such_module:f': no module 'no_such_module'"),
-        ("math:no_such_function", "cannot load 'math:no_such_function': "),
+        ("math:pi", "schedule 'math:pi': pi is not a function but of type float"),
+        (f"{__name__}:NOT_A_FUNCTION", "NOT_A_FUNCTION is not a function but of type float"),
+        ("no_such_module:f", "schedule 'no_such_module:f': no module 'no_such_module'"),
+        ("math:cose", "schedule 'math:cose': no function 'cose'; did you mean 'cos'?"),
     ],
 )
 def test_name_that_leads_to_no_function_is_an_error(text, message):
