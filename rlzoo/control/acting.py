@@ -52,11 +52,7 @@ class ActionNoise(Iterator[Array]):
     """
 
     def __init__(
-        self,
-        space: gymnasium.Space[Any],
-        num_envs: int,
-        rng: np.random.Generator,
-        correlation: UnitInterval = 0.0,
+        self, space: gymnasium.Space[Any], num_envs: int, rng: np.random.Generator, correlation: UnitInterval = 0.0
     ) -> None:
         self.gumbel = is_gumbel(space)
         self.shape = num_envs, len(self.gumbel)

@@ -16,12 +16,7 @@ from rlzoo.core.system.errors import require
 
 
 def evaluate_actor(
-    act: Callable[[Array, Array, Bools], Array],
-    env_id: Any,
-    episodes: int,
-    *,
-    seed: int,
-    deterministic: bool = False,
+    act: Callable[[Array, Array, Bools], Array], env_id: Any, episodes: int, *, seed: int, deterministic: bool = False
 ) -> Evaluation:
     """Plays `episodes` complete episodes, which are divided among copies as in `play_episodes`.
 

@@ -204,13 +204,9 @@ class Network(NetworkSettings):
         require(all(n >= 1 for n in self.hidden), f"hidden sizes must be at least 1, got {self.hidden}")
 
     def build(
-        self,
-        observation_space: Any,
-        action_space: gymnasium.Space[Any],
-        generator: torch.Generator | None = None,
+        self, observation_space: Any, action_space: gymnasium.Space[Any], generator: torch.Generator | None = None
     ) -> ActorCritic:
         """Builds a model with orthogonal initialisation: gain √2 for hidden layers, 0.01 for π's output, 1 for V's."""
-
         trunk = self.body(math.prod(observation_space.shape), generator=generator) if self.shared_trunk else None
 
         def net(outputs: int, gain: float) -> nn.Module:

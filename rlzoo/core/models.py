@@ -64,11 +64,7 @@ class ActorCritic(nn.Module):
     """Makes the Jacobians of natural gradients, if there is a faster way than that of `rlzoo.optim.fisher`."""
 
     def __init__(
-        self,
-        policy: Policy,
-        value: Value,
-        trunk: nn.Module | None = None,
-        normalizer: Normalizer | None = None,
+        self, policy: Policy, value: Value, trunk: nn.Module | None = None, normalizer: Normalizer | None = None
     ) -> None:
         super().__init__()
         self.normalizer = normalizer

@@ -168,10 +168,7 @@ def _layers(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array],
     return [(w.T, b, activation) for w, b, activation in zip(arrays[::2], arrays[1::2], activations, strict=True)]
 
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "tanh": np.tanh,
-    "relu": lambda x: np.maximum(x, 0),
-}
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
 
 
 def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | None:
