@@ -32,11 +32,9 @@ class ControlPolicy(DeployedPolicy):
 
     Args:
         model: it is copied.
-        observation_space, action_space: of the environment.
         deterministic: take the most probable action instead of a sample.
         seed: seed of the samples.
         masks: the environment says which actions are legal.
-        make_actor: makes the actor.
     """
 
     def __init__(

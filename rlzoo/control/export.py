@@ -32,11 +32,7 @@ def export_model(
     Args:
         model: on the CPU.
         obs: some observations (N, D), which the policies are compared on.
-        format: onnx or c.
-        about: texts to write into the file, by name.
-
-    Raises:
-        ConfigError: the format is unknown, a package is missing, or a part of the policy cannot be exported to it.
+        format, about: as for `DeployedPolicy.export`, whose errors it raises.
     """
     require(format in FORMATS, f"format must be {' or '.join(FORMATS)}, got {format!r}")
     named = " or ".join(_own_parts(model)) or "this policy"

@@ -51,9 +51,7 @@ def _keywords(wrapper: str, arguments: str) -> dict[str, Any]:
 def wrap(env: Env, wrappers: Sequence[Any]) -> Env:
     """The environment inside the wrappers, the first one innermost.
 
-    Raises:
-        ConfigError: see `load_wrapper`.
-        EnvError: a wrapper failed, or returned no environment.
+    Raises `EnvError` if a wrapper failed, or returned no environment.
     """
     for wrapper in wrappers:
         name = wrapper if isinstance(wrapper, str) else getattr(wrapper, "__name__", repr(wrapper))

@@ -72,14 +72,7 @@ def import_source(source: str) -> ModuleType:
 
 
 def given_function(kind: str, spec: Any, example: str) -> Callable[..., Any]:
-    """The function that a user gave: itself, or by name (see `load_function`).
-
-    Args:
-        example: name of a function, for messages.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
+    """The function that a user gave: itself, or by name (see `load_function`). `example` is one for messages."""
     if isinstance(spec, str):
         return load_function(kind, spec)
     forms = f'{kind} must be a function or "module:function", such as {kind}={example}'

@@ -18,10 +18,7 @@ Schedule = float | str | Callable[[float], float]
 def at(schedule: Schedule, progress: float) -> float:
     """The value of a schedule at `progress`, the share of the training steps already taken.
 
-    `"linear:a:b"` is a·(1 − p) + b·p.
-
-    Raises:
-        ConfigError: the text is no schedule, or its function cannot be imported.
+    `"linear:a:b"` is a·(1 − p) + b·p. Raises the errors of `linear_ends` and `load_function`.
     """
     if isinstance(schedule, str):
         if not schedule.startswith("linear:"):
