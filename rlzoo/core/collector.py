@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import (
-    ENDLESS,
-    Array,
-    Episode,
-    Experience,
-    ReplayError,
-    VectorEnv,
-    restored,
-    success_of,
-)
+from rlzoo.core.env import ENDLESS, Array, Episode, Experience, ReplayError, VectorEnv, restored, success_of
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
@@ -62,9 +55,12 @@ class Collector:
             self._starts, self._ended = np.ones_like(self._forced), np.zeros_like(self._forced)
         if self._memory is not None:
             actor.memory = self._memory  # type: ignore[attr-defined]
-        if not self.whole_episodes:
-            steps = self._steps(actor, self.num_steps)
-            return Experience(steps.buffer(), self._episodes(steps), self._info_means())
+        steps = self._first_episodes(actor) if self.whole_episodes else self._steps(actor, self.num_steps)
+        return Experience(steps.buffer(), self._episodes(steps), self._info_means())
+
+    def _first_episodes(self, actor: Actor) -> _Steps:
+        """One episode a row, up to the end of the longest. The steps after a row's end are masked."""
+        self._returns[:], self._lengths[:] = 0, 0
         chunks = [self._steps(actor, _CHUNK)]
         ended = chunks[0].done.any(0)
         while not ended.all():
@@ -72,9 +68,13 @@ class Collector:
                 raise EnvError(f"an episode has not ended after {ENDLESS} steps: whole episodes must end")
             chunks.append(self._steps(actor, _CHUNK))
             ended |= chunks[-1].done.any(0)
-        steps = _join_first_episodes(chunks)
-        self._returns[:], self._lengths[:] = 0, 0
-        return Experience(steps.buffer(), self._episodes(steps), self._info_means())
+        within = [chunk.replace(obs=map_leaves(lambda x: x[:-1], chunk.obs)) for chunk in chunks[:-1]]
+        steps: _Steps = zip_leaves(np.concatenate, [*within, chunks[-1]])
+        before = np.cumsum(steps.done, axis=0) - steps.done
+        mask = steps.mask & (before == 0)
+        longest = int(mask.any(1).nonzero()[0][-1]) + 1
+        cut = steps.replace(mask=mask).map(lambda x: x[:longest])
+        return cut.replace(obs=map_leaves(lambda x: x[: longest + 1], steps.obs))
 
     def _steps(self, actor: Actor, steps: int) -> _Steps:
         """The inner loop: only acting and stepping."""
@@ -181,7 +181,8 @@ def _copy(x: Any) -> Any:
     return x.copy() if isinstance(x, np.ndarray) else x.clone()
 
 
-class _Steps(NamedTuple):
+@dataclass(frozen=True)
+class _Steps(Tensors):
     """Arrays with time first: (T, N), and `obs` (T + 1, N, *obs) or a structure of such arrays."""
 
     obs: Any
@@ -196,37 +197,17 @@ class _Steps(NamedTuple):
     def done(self) -> Array:
         return self.terminated | self.truncated
 
+    def map(self, fn: Callable[[Any], Any]) -> _Steps:
+        return _Steps(*(None if x is None else map_leaves(fn, x) for x in vars(self).values()))  # type: ignore[arg-type]
+
     def all_gather(self) -> _Steps:
         """The steps of all processes."""
-        seen = self.obs.tensors() if isinstance(self.obs, Tensors) else [self.obs]
-        arrays = [*seen, *(x for x in self[1:] if x is not None)]
-        of_all = [x.numpy() for x in processes.all_gather(*map(torch.as_tensor, arrays), dim=1)]
-        obs = self.obs.with_tensors(of_all) if isinstance(self.obs, Tensors) else of_all[0]  # type: ignore[arg-type]
-        return _Steps(obs, *of_all[len(seen) :])
+        of_all = processes.all_gather(*map(torch.as_tensor, self.tensors()), dim=1)
+        return self.with_tensors(of_all).map(torch.Tensor.numpy)
 
     def buffer(self) -> Buffer:
-        def rows(x: Array) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(x.swapaxes(0, 1)))
-
-        action, reward, terminated, truncated, mask = map(rows, self[1:6])
-        return Buffer(map_leaves(rows, self.obs), action, reward, terminated, truncated, mask)
-
-
-def _join_first_episodes(chunks: list[_Steps]) -> _Steps:
-    """Joins chunks to one episode a row, up to the end of the longest. The steps after a row's end are masked."""
-
-    def join_obs(arrays: list[Array]) -> Array:
-        return np.concatenate([*(x[:-1] for x in arrays), arrays[-1][-1:]])
-
-    obs = zip_leaves(join_obs, [c.obs for c in chunks])
-    columns = zip(*(c[1:] for c in chunks), strict=True)
-    rest: list[Any] = [None if parts[0] is None else np.concatenate(parts) for parts in columns]
-    steps = _Steps(obs, *rest)
-    before = np.cumsum(steps.done, axis=0) - steps.done
-    mask = steps.mask & (before == 0)
-    longest = int(mask.any(1).nonzero()[0][-1]) + 1
-    cut = [None if x is None else x[:longest] for x in steps._replace(mask=mask)[1:]]
-    return _Steps(map_leaves(lambda x: x[: longest + 1], obs), *cut)  # type: ignore[arg-type]
+        rows: Any = self.map(lambda x: torch.from_numpy(np.ascontiguousarray(x.swapaxes(0, 1))))
+        return Buffer(rows.obs, rows.action, rows.reward, rows.terminated, rows.truncated, rows.mask)
 
 
 @operation("log-probabilities")

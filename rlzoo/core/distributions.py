@@ -109,7 +109,7 @@ class Categorical(Distribution):
     """Categorical distribution over K categories. Actions are integers (...)."""
 
     logits: Float[Tensor, "*batch K"]
-    """Log-probabilities up to a constant."""
+    """Log-probabilities up to a constant; −inf for an impossible category."""
 
     @property
     def noise_size(self) -> int:
@@ -121,6 +121,11 @@ class Categorical(Distribution):
     @cached_property
     def log_probs(self) -> Float[Tensor, "*batch K"]:
         return self.logits.log_softmax(-1)
+
+    @property
+    def _finite(self) -> Tensor:
+        """`log_probs` with which p·log p is 0 where p is."""
+        return self.log_probs.clamp(min=IMPOSSIBLE)
 
     def from_noise(self, noise: Tensor) -> Tensor:
         return (self.logits + noise).argmax(-1)  # the Gumbel-max trick
@@ -162,10 +167,10 @@ class Categorical(Distribution):
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        return -(self.log_probs.exp() * self.log_probs).sum(-1)
+        return -(self.log_probs.exp() * self._finite).sum(-1)
 
     def kl(self, other: Categorical) -> Tensor:
-        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum(-1)
+        return (self.log_probs.exp() * (self._finite - other._finite)).sum(-1)
 
     def restrict(self, legal: Tensor) -> Categorical:
         return Categorical(self.logits.masked_fill(~legal, IMPOSSIBLE))

@@ -205,3 +205,13 @@ def test_extreme_logits_stay_finite():
     extreme = Categorical(torch.tensor([1e30, -1e30, 0.0]))
     assert extreme.log_prob(torch.tensor(0)) == 0
     assert extreme.entropy() == 0
+
+
+def test_a_logit_of_minus_infinity_leaves_the_category_out():
+    logits = torch.tensor([[0.5, -math.inf, 1.0], [0.2, -math.inf, -math.inf]], dtype=torch.float64, requires_grad=True)
+    p, other = Categorical(logits), Categorical(tensor([1.0, -math.inf, 0.0], [0.0, -math.inf, -math.inf]))
+    without = Categorical(logits[:, [0, 2]]).map(lambda x: x.clamp(min=-1e9))
+    torch.testing.assert_close(p.entropy(), without.entropy())
+    torch.testing.assert_close(p.kl(other), without.kl(Categorical(tensor([1.0, 0.0], [0.0, -1e9]))))
+    (p.entropy() + p.kl(other) + p.log_prob(torch.tensor([2, 0]))).sum().backward()
+    assert logits.grad.isfinite().all()

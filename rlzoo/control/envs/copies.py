@@ -39,7 +39,6 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     Args:
         log_info: keys of `info` with numbers to keep. All others are left out, but those of masks and success.
-        masks: tell which actions are legal.
     """
 
     def __init__(
@@ -190,15 +189,11 @@ def make_copies(
     log_info: tuple[str, ...] = (),
     masks: bool = True,
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """A vector environment of copies with flat observations.
+    """A vector environment of copies with flat observations. The arguments after `num_envs` are fields of `Source`.
 
     Args:
         make: makes one environment.
         name: of the environment, for messages.
-        wrappers: of each copy.
-        asynchronous: each copy in its own process.
-        log_info: keys of `info` with numbers to keep.
-        masks: keep the masks of legal actions.
 
     Raises:
         UnsupportedSpace: no policy can be built for its observations or actions.
@@ -213,7 +208,7 @@ def make_copies(
             return _in_processes(functions)
         copies = [function() for function in functions]
         _check_same(name, copies)
-        return _InTurn([partial(_itself, copy) for copy in copies], copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        return _InTurn([lambda copy=copy: copy for copy in copies], copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
     except (Exception, SystemExit) as error:
@@ -234,10 +229,6 @@ def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
     return AsyncVectorEnv(
         functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.DISABLED
     )
-
-
-def _itself(copy: _Copy) -> _Copy:
-    return copy
 
 
 def _make_copy(

@@ -144,33 +144,21 @@ class Source:
 
 
 def make(
-    env_id: Any,
-    num_envs: int,
-    seed: int,
-    *,
-    vectorized: bool = True,
-    asynchronous: bool = False,
-    **kwargs: Any,
+    env_id: Any, num_envs: int, seed: int, *, vectorized: bool = True, asynchronous: bool = False, **kwargs: Any
 ) -> VectorEnv:
     """Makes `num_envs` copies of an environment. The arguments are fields of `Source`; see `Source.make`."""
     return Source(env_id, kwargs, vectorized=vectorized, asynchronous=asynchronous).make(num_envs, seed)
 
 
 def _function_of(env: Any) -> Callable[..., Env]:
-    """The function that makes an environment.
-
-    Raises:
-        UnknownEnv: there is no environment or function of that name.
-    """
+    """The function that makes an environment. Raises `UnknownEnv` if nothing has that name."""
     if not isinstance(env, str):
         return env
     module, _, name = env.rpartition(":")
-    function = None
-    if module:
-        try:
-            function = getattr(import_source(module), name, None)
-        except (Exception, SystemExit) as error:
-            raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
+    try:
+        function = getattr(import_source(module), name, None) if module else None
+    except ConfigError as error:
+        raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
     if name in gymnasium.registry:
         # The passive checker would warn, for each copy, about faults that are errors here.
         return partial(gymnasium.make, gymnasium.registry[name], disable_env_checker=True)
