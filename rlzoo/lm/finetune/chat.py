@@ -10,14 +10,15 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
-from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.lm.finetune.records import Messages
-from rlzoo.lm.model.pretrained import encode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _EXAMPLE = '[{"role": "user", "content": "Hello"}]'
@@ -104,6 +105,8 @@ def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, fir
 
 def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Row:
     """Prompt and completion as tokens, with end of sequence. The completion and the end train."""
+    from rlzoo.lm.model.pretrained import encode  # imports PyTorch
+
     before, ids = encode(tokenizer, [prompt, prompt + completion])
     if ids[: len(before)] != before:  # a token spans the border, which it cannot in generation
         ids = before + _tokens(tokenizer, completion)

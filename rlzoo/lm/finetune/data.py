@@ -7,14 +7,23 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlzoo.core.system.errors import ConfigError, require
-from rlzoo.lm.finetune import chat
+from rlzoo.lm.finetune.chat import (
+    Row,
+    check_messages,
+    completion_row,
+    conversation_row,
+    prompt_text,
+    reply_text,
+    unicode,
+)
 from rlzoo.lm.finetune.records import Messages, Record, Source, at, read_records
 from rlzoo.lm.reward.prompt import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Values = dict[str, Any]
 
@@ -50,13 +59,13 @@ class Example(NamedTuple):
         parts = (self.prompt or "", self.text)
         return "".join(x if isinstance(x, str) else "\n".join(message["content"] for message in x) for x in parts)
 
-    def row(self, tokenizer: PreTrainedTokenizerBase) -> chat.Row:
+    def row(self, tokenizer: PreTrainedTokenizerBase) -> Row:
         """Its tokens, of which only the assistant's turns or the completion train. A `ConfigError` names the place."""
         with at(self.place):
             if isinstance(self.text, list):
                 before = self.prompt if isinstance(self.prompt, list) else []
-                return chat.conversation_row(before + self.text, tokenizer, len(before))
-            return chat.completion_row(str(self.prompt or ""), self.text, tokenizer)
+                return conversation_row(before + self.text, tokenizer, len(before))
+            return completion_row(str(self.prompt or ""), self.text, tokenizer)
 
 
 def read_prompts(
@@ -138,7 +147,7 @@ def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[int], list
 def _prompt(record: Record, tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
     def text(values: Values) -> str:
         content = _content(values, *_PROMPT)
-        return content if isinstance(content, str) else chat.prompt_text(content, _needed(tokenizer))
+        return content if isinstance(content, str) else prompt_text(content, _needed(tokenizer))
 
     own = next((name for name in _PROMPT if name in record.values), None)
     return Prompt(record.read(text), {name: x for name, x in record.row.items() if name not in (own, _PROMPT[0])})
@@ -149,7 +158,7 @@ def _example(values: Values) -> tuple[str | Messages | None, str | Messages]:
     if "text" in values:
         return None, _text(values, "text")
     if "messages" in values:
-        messages = chat.check_messages("messages", values["messages"])
+        messages = check_messages("messages", values["messages"])
         require(any(x["role"] == "assistant" for x in messages), "no assistant turn to train on")
         return None, messages
     if "completion" not in values:
@@ -175,8 +184,8 @@ def _pair(values: Values, tokenizer: PreTrainedTokenizerBase | None) -> Pair:
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         require(bool(prompt and chosen and rejected), '"chosen" and "rejected" must begin alike, and then differ')
     tokenizer = _needed(tokenizer)
-    chosen, rejected = (chat.reply_text(prompt, reply, tokenizer) for reply in (chosen, rejected))
-    return Pair(chat.prompt_text(prompt, tokenizer), chosen, rejected, float(margin))
+    chosen, rejected = (reply_text(prompt, reply, tokenizer) for reply in (chosen, rejected))
+    return Pair(prompt_text(prompt, tokenizer), chosen, rejected, float(margin))
 
 
 def _needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
@@ -195,7 +204,7 @@ def _content(values: Values, *names: str) -> str | Messages:
     """The first of the named values that is present: a text or messages."""
     name = next((name for name in names if name in values), names[0])
     messages = values.get(name)
-    return chat.check_messages(name, messages) if isinstance(messages, list) else _text(values, *names)
+    return check_messages(name, messages) if isinstance(messages, list) else _text(values, *names)
 
 
 def _text(values: Values, *names: str) -> str:
@@ -206,7 +215,7 @@ def _text(values: Values, *names: str) -> str:
     text = values[name]
     require(isinstance(text, str), f'"{name}" must be a string')
     require(bool(text.strip()), f'"{name}" is empty')
-    chat.unicode(f'"{name}"', text)
+    unicode(f'"{name}"', text)
     return str(text)
 
 

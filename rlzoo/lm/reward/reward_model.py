@@ -11,8 +11,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import require
-from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.padding import micro_batches, pack_right, pad
+from rlzoo.lm.model.pretrained import (
+    HEAD,
+    Attention,
+    check_vocabulary,
+    encode,
+    load_reward_model,
+    load_tokenizer,
+    max_positions,
+)
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.reward.shaping import Moments
 
@@ -28,21 +36,21 @@ class RewardModel:
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, micro_batch_tokens: int = 8192
     ) -> None:
-        pretrained.check_vocabulary(model, len(tokenizer), "of rewards")
+        check_vocabulary(model, len(tokenizer), "of rewards")
         self.model = model
         self.tokenizer = tokenizer
         self.micro_batch_tokens = micro_batch_tokens
 
     @classmethod
-    def load(cls, folder: Path | str, attention: pretrained.Attention = "auto", device: str = "cpu") -> RewardModel:
+    def load(cls, folder: Path | str, attention: Attention = "auto", device: str = "cpu") -> RewardModel:
         """Loads what `rlzoo reward-model` saved, or any sequence classifier with one label and a head called `score`.
 
         Raises:
             ConfigError: there is none, or it is damaged.
         """
-        model = pretrained.load_reward_model(folder, attention)
+        model = load_reward_model(folder, attention)
         nn.Module.to(model, device)
-        return cls(model, pretrained.load_tokenizer(folder))
+        return cls(model, load_tokenizer(folder))
 
     @property
     def gain(self) -> float:
@@ -90,8 +98,8 @@ class RewardModel:
         save(self.model, self.tokenizer, folder)
 
     def _pad(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        rows = pretrained.encode(self.tokenizer, texts)
-        longest = pretrained.max_positions(self.model) or 0
+        rows = encode(self.tokenizer, texts)
+        longest = max_positions(self.model) or 0
         return pad([row[-longest:] for row in rows], int(self.tokenizer.pad_token_id or 0), "right")
 
 
@@ -100,4 +108,4 @@ def last_scores(model: PreTrainedModel, ids: Int[Tensor, "N T"], attention: Bool
     ids, attention = pack_right(ids, attention)
     hidden = model.base_model(input_ids=ids, attention_mask=attention.long(), use_cache=False)[0]
     last = hidden[torch.arange(len(ids), device=ids.device), attention.sum(1) - 1]
-    return model.get_submodule(pretrained.HEAD)(last).squeeze(1)
+    return model.get_submodule(HEAD)(last).squeeze(1)

@@ -9,14 +9,15 @@ import numbers
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from contextlib import suppress
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rlzoo.core.system.errors import ConfigError, EnvError, described, place, require
 from rlzoo.core.system.functions import brief, load_function
 from rlzoo.lm.reward.prompt import columns_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Score = Callable[..., list[float]]
 """A function `(prompts, responses) -> scores` of two lists of texts: one number for each response, higher is better.
@@ -80,6 +81,8 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         EnvError: `score` raised, or did not return N finite numbers. The message starts with `name` and gives the line
             of code, or the response.
     """
+    import torch
+
     if isinstance(score, WeightedSum):
         return call_scores(score, name, prompts, responses)[0]
     count = len(responses)

@@ -15,10 +15,17 @@ from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.lm.model.language_model import LanguageModel, Reference
-from rlzoo.lm.reward import shaping
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import Score, WeightedSum, call_scores, load_score, score_name
-from rlzoo.lm.reward.shaping import KL_ESTIMATORS, FixedKL, KLController, Moments, ScoreTreatment
+from rlzoo.lm.reward.shaping import (
+    KL_ESTIMATORS,
+    FixedKL,
+    KLController,
+    Moments,
+    ScoreTreatment,
+    sequence_kl,
+    shaped_reward,
+)
 
 
 class Scoring:
@@ -79,7 +86,7 @@ class Scoring:
         """
         names = self.score.parts if isinstance(self.score, WeightedSum) else ()
         treated, self.moments = self.treatment(score, ended, self.moments)
-        total = shaping.sequence_kl(kl, mask)
+        total = sequence_kl(kl, mask)
         metrics = {
             "score": float(score.mean()),
             "score_std": float(score.std(correction=0)),
@@ -88,7 +95,7 @@ class Scoring:
             "beta": self.beta,
             "ended": float(ended.float().mean()),
         }
-        reward = shaping.shaped_reward(kl, treated.to(kl.dtype), self.beta, mask)
+        reward = shaped_reward(kl, treated.to(kl.dtype), self.beta, mask)
         self.beta = self.control.update(self.beta, float(total.mean()), len(total))
         return reward, metrics
 

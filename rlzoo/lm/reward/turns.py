@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import EnvError, described, place
 from rlzoo.core.system.functions import brief
 from rlzoo.lm.reward.scores import as_number
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LONGEST = 1_000_000
