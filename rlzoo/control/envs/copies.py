@@ -208,7 +208,7 @@ def make_copies(
             return _in_processes(functions)
         copies = [function() for function in functions]
         _check_same(name, copies)
-        return _InTurn([lambda copy=copy: copy for copy in copies], copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        return _InTurn([partial(_itself, copy) for copy in copies], copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
     except (Exception, SystemExit) as error:
@@ -229,6 +229,10 @@ def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
     return AsyncVectorEnv(
         functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.DISABLED
     )
+
+
+def _itself(copy: _Copy) -> _Copy:
+    return copy
 
 
 def _make_copy(
