@@ -273,8 +273,14 @@ class Study:
         return [self.groups[name, env].final for env in environments]
 
     def better(self, ours: str, theirs: str, environments: Sequence[str]) -> Interval:
-        """Probability that a run of `ours` has a higher final score than a run of `theirs`."""
-        return probability_of_improvement(self.finals(ours, environments), self.finals(theirs, environments))
+        """Probability that a run of `ours` has a higher final score than a run of `theirs`.
+
+        The bounds are those of the estimate where one of them has a single run, whose spread nobody knows.
+        """
+        finals = self.finals(ours, environments), self.finals(theirs, environments)
+        p = probability_of_improvement(*finals)
+        alone = any(len(scores) == 1 for of_each in finals for scores in of_each)
+        return Interval(p.estimate, p.estimate, p.estimate) if alone else p
 
     def are_comparable(self, ours: str, theirs: str, environments: Sequence[str]) -> bool:
         """Whether both have enough runs for a significant difference."""

@@ -152,6 +152,13 @@ def test_every_table_has_the_same_rule_for_too_few_runs(n: int, said: str) -> No
     assert [row[2].endswith("(too few runs)") for row in table(page, "Final scores")[1:]] == [n == 1] * 2
 
 
+def test_one_run_beside_five_has_no_interval() -> None:
+    five = runs("trpo", [1.0, 2.0, 3.0, 4.0, 5.0])
+    page = report(results([*five, *runs("npg", [2.5])], counterparts={"npg": "trpo"}))
+    assert table(page, "Pairs")[1][3] == table(page, "Overall")[1][2] == "0.60 (too few runs)"
+    assert table(page, "Overall")[2][1] == "0.40 (too few runs)"
+
+
 def test_equal_scores_of_a_few_runs_are_no_certainty() -> None:
     page = report(results([*runs("trpo", [500.0] * 3), *runs("npg", [500.0] * 4)]))
     assert [row[2] for row in table(page, "Final scores")[1:]] == ["500.0 (too few runs)", "500.0"]
