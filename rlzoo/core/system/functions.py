@@ -42,9 +42,10 @@ def load_object(kind: str, spec: str, noun: str, other: str | None = None) -> An
     require(bool(source and name), f"{kind} {spec!r} is neither {f'{other} nor {forms}' if other else forms}")
     try:
         module = import_source(source)
-    except ConfigError as error:
-        raise ConfigError(f"{kind} {spec!r}: {error}") from error.__cause__
-    if not hasattr(module, name):
+        has = hasattr(module, name)
+    except (Exception, SystemExit) as error:  # a module may import more when it is asked for a name
+        raise ConfigError(f"{kind} {spec!r}: {error}") from error.__cause__ or error
+    if not has:
         raise ConfigError(f"{kind} {spec!r}: {no_such(noun, name, vars(module))}")
     return getattr(module, name)
 

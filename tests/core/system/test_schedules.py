@@ -75,6 +75,13 @@ def test_name_that_leads_to_no_function_is_an_error(text, message):
         at(text, 0.5)
 
 
+def test_error_of_a_module_that_is_asked_for_a_name_is_an_error_of_the_setting(tmp_path, monkeypatch):
+    (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    raise RuntimeError('a package is missing')\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"schedule 'lazy\.py:f': a package is missing"):
+        load_function("lazy.py:f")
+
+
 @dataclass
 class Settings:
     rate: PositiveSchedule = 0.1
