@@ -157,7 +157,7 @@ def _function_of(env: Any) -> Callable[..., Env]:
     module, _, name = env.rpartition(":")
     try:
         function = getattr(import_source(module), name, None) if module else None
-    except ConfigError as error:
+    except (Exception, SystemExit) as error:
         raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
     if name in gymnasium.registry:
         # The passive checker would warn, for each copy, about faults that are errors here.
