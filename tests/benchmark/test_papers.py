@@ -13,7 +13,6 @@ from rlzoo.benchmark.reports.study import Study
 from rlzoo.benchmark.results import Results
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-COMMITTED = sorted(path.parent for path in RESULTS.glob("ppo-paper*/suite.json"))
 
 
 def report(folder):
@@ -118,7 +117,10 @@ def test_the_tables_are_written_to_a_file(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "tables.md").read_text(encoding="utf-8") == capsys.readouterr().out == report(folder)
 
 
-@pytest.mark.skipif(not COMMITTED, reason="no committed results")
-def test_the_committed_tables_are_those_of_the_committed_results():
-    text = papers.to_markdown(Study.of([Results.read(folder, pytest.fail) for folder in COMMITTED]))
-    assert text == (RESULTS / "papers.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("folders", "file"),
+    [(["ppo-paper"], "papers.md"), (["ppo-paper", "ppo-paper-variants"], "papers-variants.md")],
+)
+def test_the_committed_tables_are_those_of_the_committed_results(folders, file):
+    text = papers.to_markdown(Study.of([Results.read(RESULTS / name, pytest.fail) for name in folders]))
+    assert text == (RESULTS / file).read_text(encoding="utf-8")
