@@ -108,6 +108,9 @@ def read_examples(source: Source, name: str = "texts") -> list[Example]:
     """Examples for SFT: "text", "messages", or "prompt" and "completion" (texts or messages) of each record.
 
     The lines of a .txt file and the entries of a list are texts; lists in a list are conversations.
+
+    Raises:
+        ConfigError: names the file, the line and what is wrong with it.
     """
     if isinstance(source, list) and all(isinstance(x, Example) for x in source) and source:
         return source
@@ -135,6 +138,9 @@ def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[int], list
     """Indices of the entries to train on, and of those to hold out. Entries with equal keys are on the same side.
 
     The share is one of the different keys, rounded, and at least one key if it is above 0.
+
+    Raises:
+        ConfigError: nothing is left to train on.
     """
     different = sorted(set(keys))
     count = max(1, round(share * len(different))) if share > 0 else 0
@@ -225,7 +231,11 @@ def _missing(values: Values, names: str) -> ConfigError:
 
 
 def save_prompts(path: Path, prompts: Sequence[str]) -> None:
-    """Writes prompts with their columns as a .jsonl file, which is complete or absent."""
+    """Writes prompts with their columns as a .jsonl file, which is complete or absent.
+
+    Raises:
+        ConfigError: a column cannot be written as JSON.
+    """
     lines = []
     for number, text in enumerate(prompts, 1):
         try:

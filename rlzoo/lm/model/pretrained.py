@@ -155,7 +155,11 @@ def located(name: str, progress: Progress = SILENT) -> str:
 
 
 def check_given(model: PreTrainedModel) -> PreTrainedModel:
-    """A loaded model, checked as one that is loaded by its name, and its precision; its dropout is removed."""
+    """A loaded model, checked as one that is loaded by its name, and its precision; its dropout is removed.
+
+    Raises:
+        ConfigError: it is not in float32 or float64, it is damaged, or of another kind.
+    """
     name = f"the given {type(model).__name__}"
     check_precision(model.parameters(), name)
     return _ready(model, name)
@@ -199,6 +203,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
     """Tokens of each text, with special tokens that the tokenizer adds, such as the beginning, but no end of sequence.
 
     With a chat template that writes no beginning there are no special tokens, as in `apply_chat_template`.
+
+    Raises:
+        ConfigError: the tokenizer has no tokens for a text.
     """
     template, begin = str(tokenizer.chat_template or ""), tokenizer.bos_token
     begins = not template or "bos_token" in template or (begin is not None and str(begin) in template)

@@ -83,6 +83,9 @@ class RewardModel:
     def calibrate(self, texts: Sequence[str]) -> tuple[float, float]:
         """Sets gain and bias so that the scores of `texts` (prompt and response joined) have mean 0 and std 1.
 
+        Returns:
+            The new gain and bias.
+
         Raises:
             ConfigError: all their scores are equal.
         """
