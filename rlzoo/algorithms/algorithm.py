@@ -17,7 +17,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.fields import check_fields
 from rlzoo.core.system.schedules import Schedule, at
 from rlzoo.optim.adam import Adam
-from rlzoo.optim.objective import Evaluated, evaluate_policy
+from rlzoo.optim.objective import PolicyStatistics, evaluate_policy
 
 Metrics = dict[str, float]
 
@@ -99,7 +99,7 @@ class Algorithm(abc.ABC):
 
 @torch.no_grad()
 def measure(
-    model: ActorCritic, batch: Buffer, clip_coef: float | None = None, after: Evaluated | None = None
+    model: ActorCritic, batch: Buffer, clip_coef: float | None = None, after: PolicyStatistics | None = None
 ) -> Metrics:
     """Metrics of an update: how far the policy moved, and how well the value predicted the returns.
 

@@ -142,6 +142,9 @@ def _path_of(name: str) -> Path:
 def _labelled(document: _Document, part: str, content: Any) -> dict[str, dict[str, Any]]:
     """Fields by label, from a list of labels or a mapping of labels to fields."""
     if isinstance(content, list) and all(isinstance(label, str) for label in content):
+        twice = next((label for label in content if content.count(label) > 1), None)
+        if twice is not None:
+            raise document.error(f"{part}: {twice} is given twice", (part,))
         content = dict.fromkeys(content)
     if not isinstance(content, dict):
         raise document.error(f"{part} must be a list of names, or a mapping of names to their fields", (part,))

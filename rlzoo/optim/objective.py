@@ -70,7 +70,7 @@ def with_old(model: ActorCritic, batch: Buffer) -> Buffer:
     return batch.replace(old=old.map(lambda x: processes.all_gather(x)[0]))
 
 
-class Evaluated(NamedTuple):
+class PolicyStatistics(NamedTuple):
     """A policy in the states of a batch, (R, T) each, in nats."""
 
     log_prob: Float[Tensor, "R T"]
@@ -83,7 +83,7 @@ class Evaluated(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate_policy(model: ActorCritic, batch: Buffer) -> Evaluated:
+def evaluate_policy(model: ActorCritic, batch: Buffer) -> PolicyStatistics:
     """The policy as it is now in the states of the batch. Each process computes its own rows."""
     has_kl = batch.old is not None
 
@@ -96,7 +96,7 @@ def evaluate_policy(model: ActorCritic, batch: Buffer) -> Evaluated:
 
     log_prob, entropy, *rest = processes.rowwise(forward, batch)
     kl = rest.pop(0) if has_kl else None
-    return Evaluated(log_prob, kl, entropy, rest[0] if rest else None)
+    return PolicyStatistics(log_prob, kl, entropy, rest[0] if rest else None)
 
 
 class KLExceededError(Exception):

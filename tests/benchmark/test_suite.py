@@ -212,6 +212,7 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         ("[]", 1, "a suite is a mapping"),
         (SMALL + "seed: [1]\n", 4, "no field 'seed'; did you mean 'seeds'?"),
         (SMALL + "seeds: [1]\n", 4, "seeds is given twice"),
+        ("algorithms: [trpo, trpo]\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms: trpo is given twice"),
         ("algorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds: at least one is required"),
         ("algorithms: []\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms: at least one is required"),
         ("algorithms: trpo\nenvironments: [CartPole-v1]\nseeds: [1]", 1, "algorithms must be a list of names"),

@@ -97,6 +97,7 @@ def test_a_file_is_read_again_when_it_has_changed(parts, tmp_path):
         ({"env": "code/none.py:make"}, UnknownEnv, "no file 'code/none.py'"),
         ({"wrappers": ["code/none.py:Keep"]}, ConfigError, "wrapper 'code/none.py:Keep': no file"),
         ({"learning_rate": "code/none.py:rate"}, ConfigError, "schedule 'code/none.py:rate': no file"),
+        ({"env": "a" * 300 + ".py:make"}, UnknownEnv, "a.py cannot be read: File name too long"),
     ],
 )
 def test_what_a_file_does_not_have(change, kind, message, parts):

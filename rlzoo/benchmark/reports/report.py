@@ -22,7 +22,7 @@ from rlzoo.benchmark.reports import figures, interactive, tables
 from rlzoo.benchmark.reports.data import numbers
 from rlzoo.benchmark.reports.statistics import iqm_interval, is_better, performance_profile
 from rlzoo.benchmark.reports.study import Algorithm, Study
-from rlzoo.benchmark.reports.tables import estimate, number, one_line
+from rlzoo.benchmark.reports.tables import estimate, excerpt, number
 from rlzoo.benchmark.results import Results
 from rlzoo.runs.configuration.record import unequal_versions
 from rlzoo.runs.files import write_atomically
@@ -127,7 +127,7 @@ def to_markdown(study: Study) -> str:
     return template("rlzoo.benchmark", "templates/report.md.jinja").render(
         study=study,
         tables=tables,
-        descriptions=dict.fromkeys(one_line(folder.description, 2000) for folder in study.folders.values()),
+        descriptions=dict.fromkeys(excerpt(folder.description, 2000) for folder in study.folders.values()),
         problems=_problems(study),
         versions=_listed(unequal_versions({name: folder.record for name, folder in study.folders.items()})),
         differences=_differences(study),
@@ -162,7 +162,7 @@ def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
         totals = {run.key: run.settings.get("total_steps") for run in folder.outcomes}
         scores = {run.key: np.array([run.final_stochastic, *run.stochastic], float) for run in folder.outcomes}
         states: dict[str, dict[Key, str]] = {
-            "failed": {x.key: f"failed: {one_line(x.error)}" for x in folder.failures},
+            "failed": {x.key: f"failed: {excerpt(x.error)}" for x in folder.failures},
             "missing": dict.fromkeys(folder.missing, "missing"),
             "unfinished": {key: f"at step {n:,} of {totals[key]:,}" for key, n in folder.unfinished.items()},
             "diverged": {key: "diverged" for key, x in scores.items() if not np.isfinite(x).all()},
@@ -188,7 +188,7 @@ def _differences(study: Study) -> list[str]:
         facts |= {env: dataclasses.asdict(x) for env, x in folder.environments.items()}
         facts |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
         for field, value in tables.flat(facts):
-            values.setdefault(field, {})[name] = number(value) if isinstance(value, int | float) else one_line(value)
+            values.setdefault(field, {})[name] = number(value) if isinstance(value, int | float) else excerpt(value)
     return _listed({field: x for field, x in values.items() if len(set(x.values())) > 1})
 
 

@@ -73,7 +73,7 @@ def better(study: Study, ours: str, theirs: str, environments: Sequence[str]) ->
     return estimate(study.better(ours, theirs, environments), 2, enough)
 
 
-def one_line(text: Any, length: int = 300) -> str:
+def excerpt(text: Any, length: int = 300) -> str:
     """Text without line breaks and control characters, cut to `length`."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     return line if len(line) <= length else line[: length - 1] + "…"
@@ -210,7 +210,7 @@ def responses(study: Study) -> Table:
         samples = group.runs[0].samples
         for kind in ("before", "after", "farthest") if samples else ():
             x = samples[kind][0]
-            prompt, response = one_line(x["prompt"], 2000), one_line(x["response"])
+            prompt, response = excerpt(x["prompt"], 2000), excerpt(x["response"])
             prompt = prompt if len(prompt) <= 90 else f"…{prompt[-90:]}"  # a chat template puts the question last
             rows.append([env, name, kind, significant(x["score"]), significant(x["kl"]), prompt, response])
     return ["Environment", "Algorithm", "", "Score", "KL, nats", "Prompt", "Response"], rows
@@ -233,8 +233,8 @@ def settings(study: Study) -> tuple[Table, dict[str, Table]]:
     for pair, group in study.groups.items():
         column = columns.setdefault(pair, {})
         for key, value in itertools.chain.from_iterable(flat(run.settings) for run in group.runs):
-            column.setdefault(key, {})[one_line(value)] = None
-            values.setdefault(key, set()).add(one_line(value))
+            column.setdefault(key, {})[excerpt(value)] = None
+            values.setdefault(key, set()).add(excerpt(value))
     common = [[key, *x] for key, x in values.items() if len(x) == 1]
     tables = {}
     for name in study.algorithms:
@@ -280,7 +280,7 @@ def records(study: Study) -> Table:
         }
         columns.append(facts | (record.get("machine") or {}) | (record.get("versions") or {}))
     keys = dict.fromkeys(key for column in columns for key, value in column.items() if value is not None)
-    return ["Folder", *study.folders], [[key, *(one_line(x.get(key, NOTHING), 2000) for x in columns)] for key in keys]
+    return ["Folder", *study.folders], [[key, *(excerpt(x.get(key, NOTHING), 2000) for x in columns)] for key in keys]
 
 
 def score_digits(study: Study, env: str) -> int:

@@ -62,9 +62,9 @@ def import_source(source: str) -> ModuleType:
     if not source.endswith(".py"):
         return _import_module(source)
     path = Path(source)
-    if not path.is_file():
-        raise ConfigError(no_such("file", source, [str(other) for other in path.parent.glob("*.py")]))
     try:
+        if not path.is_file():
+            raise ConfigError(no_such("file", source, [str(other) for other in path.parent.glob("*.py")]))
         check_regular(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error

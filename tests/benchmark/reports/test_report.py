@@ -668,8 +668,8 @@ def test_without_the_extra_the_page_is_still(tmp_path: Path, monkeypatch: pytest
         (tables.significant(0.012345), "0.0123"),
         (tables.significant(1234.5), "1\u202f234"),
         (tables.significant(0.0), "0"),
-        (tables.one_line("a\n\tb\x1b c"), "a b c"),
-        (tables.one_line("abcdef", 4), "abc…"),
+        (tables.excerpt("a\n\tb\x1b c"), "a b c"),
+        (tables.excerpt("abcdef", 4), "abc…"),
     ],
 )
 def test_numbers(said: str, text: str) -> None:
