@@ -113,16 +113,17 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
         total += reward * acting
         length += acting
         starts, done = done, terminated | truncated
-        for i in np.flatnonzero(done & (quota > 0)):
-            played[i].append(Episode(float(total[i]), int(length[i]), success_of(env.success, i)))
-            quota[i] -= 1
-            left -= 1
-        endless = (length >= ENDLESS) & ~done & (quota > 0) if step >= ENDLESS else ()
-        for i in np.flatnonzero(endless):
-            played[i].append(Episode(float(total[i]), int(length[i]), cut=True))
-            left -= int(quota[i])
-            quota[i] = 0
-        total[done], length[done] = 0, 0
+        if done.any():
+            for i in np.flatnonzero(done & (quota > 0)):
+                played[i].append(Episode(float(total[i]), int(length[i]), success_of(env.success, i)))
+                quota[i] -= 1
+                left -= 1
+            total[done], length[done] = 0, 0
+        if step >= ENDLESS:
+            for i in np.flatnonzero((length >= ENDLESS) & (quota > 0)):
+                played[i].append(Episode(float(total[i]), int(length[i]), cut=True))
+                left -= int(quota[i])
+                quota[i] = 0
         if not left:
             break
     return [episode for row in played for episode in row]
