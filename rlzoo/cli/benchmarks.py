@@ -22,8 +22,7 @@ class _Benchmark:
     jobs: int | None = None
     """Number of processes, with one thread each; none for the number of cores."""
     backend: Literal["loky", "ray", "slurm", "dask"] = "loky"
-    """Processes on this machine (loky), jobs of Slurm, or the cluster in RAY_ADDRESS or DASK_SCHEDULER_ADDRESS. All but
-    loky need an extra: pip install 'rlzoo[slurm]'."""
+    """Processes here, jobs of Slurm, or the cluster in RAY_ADDRESS or DASK_SCHEDULER_ADDRESS (extra: rlzoo[slurm])."""
     overwrite: Switch = False
     """Replace the results that the folder already holds."""
     quiet: Switch = False
@@ -35,8 +34,7 @@ class _Report:
     paths: Positional[tuple[str, ...]]
     """Run directories, folders of a suite's results, and directories that hold any of these. Several are compared."""
     out: str | None = None
-    """Folder for report.html, report.md, figures and their numbers; none for the path that is given, or ./comparison
-    for several."""
+    """Folder for report.html, report.md, figures and numbers; none for the given path, or ./comparison for several."""
     json: Switch = False
     """Print the paths of the pages as one JSON object."""
 

@@ -41,11 +41,9 @@ class _Fit(Threads):
 @dataclass(frozen=True, kw_only=True)
 class _SFT(_Fit):
     texts: Positional[str]
-    """A .txt file with one text in each line, a .jsonl or .parquet file, or the directory of a dataset: "text",
-    "messages", or "prompt" and "completion" in each record."""
+    """A .txt file of lines, or a .jsonl or .parquet file or dataset of text, messages, or prompt and completion."""
     model: str
-    """Initial model: a directory, a run, a GGUF file, a name on the hub, or a configuration for a model with random
-    weights."""
+    """Initial model: a directory, a run, a GGUF file, a name on the hub, or a configuration for random weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class _RewardModel(_Fit):
 @dataclass(frozen=True, kw_only=True)
 class _Chat(Threads):
     model: Positional[str]
-    """Run directory, or a model: a directory, or a name on the hub."""
+    """Run directory, or a model: smollm2, a directory, a GGUF file, or a name on the hub."""
     beside: Literal["start"] | None = None
     """Also answer with the model that the run started from."""
     temperature: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import itertools
 import json
@@ -123,13 +124,18 @@ def parse_settings(
         if fields:
             part: Any = dataclasses.make_dataclass("Part", fields, namespace={"__doc__": ""})
             untitled = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
-            about = "".join(x.__doc__ or "" for x in untitled)
+            about = "\n".join(_summary(x) for x in untitled)
             parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help=about)]))
     parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Run", help="")]))
     options: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
     own = options.pop("command")
     values: dict[str, Any] = {name: x for part in options.values() for name, x in vars(part).items()}
     return own, {name: x for name, x in values.items() if x != settings[name].value}
+
+
+def _summary(cls: type) -> str:
+    """The first paragraph of a docstring, as one line."""
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
 
 
 def _reason(cause: BaseException | None, box: str) -> str:

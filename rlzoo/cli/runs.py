@@ -31,8 +31,7 @@ _EXAMPLE = "CartPole-v1"
 @dataclass(frozen=True, kw_only=True)
 class _Start:
     seed: Seeds = field(default_factory=Seeds)
-    """Seed of everything random in the run; with --config, by default its seed. Several, such as 1 2 3 or 1-5, train a
-    run each, at the same time."""
+    """Seed of everything random; with --config, by default its seed. Several (1 2 3 or 1-5) train at the same time."""
     out: str | None = None
     """Run directory; none for runs/<algorithm>-<env>-s<seed>-<time>."""
     overwrite: Switch = False
@@ -48,8 +47,7 @@ class _Start:
     track: Literal["wandb", "mlflow"] | None = None
     """Also log to Weights & Biases or MLflow."""
     estimator: str | None = None
-    """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo) or module:Class; none for the
-    algorithm's own."""
+    """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo) or module:Class; or none."""
     network: str | None = None
     """mlp, cnn (for images), gru, lstm or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()

@@ -1,5 +1,7 @@
 """The command line, called in this process where it can be."""
 
+import ast
+import itertools
 import json
 import os
 import re
@@ -330,6 +332,27 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
         assert "--warmup" not in capsys.readouterr().out
         assert main([command, "--help-all"]) == 0
         assert "--warmup" in capsys.readouterr().out
+
+
+def test_help_pages_have_no_stray_line_breaks(capsys):
+    """tyro keeps the line breaks of docstrings: a text of an option is one line, and a group has a first paragraph."""
+    found = []
+    for path in Path(main.__code__.co_filename).parent.glob("*.py"):
+        for cls in (x for x in ast.walk(ast.parse(path.read_text())) if isinstance(x, ast.ClassDef)):
+            pairs = itertools.pairwise(cls.body)
+            texts = [y.value.value for x, y in pairs if isinstance(x, ast.AnnAssign) and is_text(y)]
+            found += [text for text in texts if "\n" in text]
+    assert not found
+    assert main(["train", "trpo", "CartPole-v1", "--help"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    (first,) = (i for i, row in enumerate(rows) if "Maximise" in row)
+    assert "≤ δ." in rows[first]
+    assert not rows[first + 1].strip("│|─- ")
+    assert rows[first + 2].strip("│| ").startswith("--")
+
+
+def is_text(statement):
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_fine_tuned_model_and_reward_model_make_a_run(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("sft", "Missing from rlzoo sft: TEXTS A .txt file with one text in each line"),
+        ("sft", "Missing from rlzoo sft: TEXTS A .txt file of lines"),
         ("sft texts.txt --model model", "Missing from rlzoo sft: --out STR Directory for the model"),
         ("reward-model pairs.jsonl", "Missing from rlzoo reward-model: --model STR Initial model"),
         ("sft nowhere.txt --model model --out x", "no such file: nowhere.txt"),
