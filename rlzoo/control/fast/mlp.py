@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from rlzoo.control.fast.recurrent import has_written_cell, unroll
 from rlzoo.control.networks import MLP
@@ -20,7 +22,7 @@ Affine = list[tuple[Any, Any]]
 
 
 class FastMLP(MLP):
-    """An `MLP` whose backward pass is written out where a tape records it, and so is its forward-mode pass."""
+    """An `MLP` with NumPy's tanh, whose backward and forward-mode passes are written out where a tape records it."""
 
     _own: Affine | None = None
 
@@ -36,19 +38,31 @@ class FastMLP(MLP):
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         tape = Tape.current()
-        if tape is not None and self.activated and not x.requires_grad:
-            affine = self.affine
-            layers = evaluate(self, affine, x.reshape(-1, x.shape[-1]))
+        written = not torch.is_grad_enabled() and self._is_plain(x) if tape is None else not x.requires_grad
+        if not written or not self.activated:
+            return super().forward(x)
+        affine = self.affine
+        layers = evaluate(self, affine, x.reshape(-1, x.shape[-1]))
+        output = layers[-1].view(*x.shape[:-1], self.outputs)
+        if tape is None:
+            return output
 
-            def push(directions: Mapping[int, Tensor]) -> Tensor:
-                moving = [(_direction(weight, directions), _direction(bias, directions)) for weight, bias in affine]
-                return push_forward(self, affine, layers, moving).view(*x.shape[:-1], self.outputs)
+        def push(directions: Mapping[int, Tensor]) -> Tensor:
+            moving = [(_direction(weight, directions), _direction(bias, directions)) for weight, bias in affine]
+            return push_forward(self, affine, layers, moving).view(*x.shape[:-1], self.outputs)
 
-            def pull(grad: Tensor) -> None:
-                pull_back(self, affine, layers, grad.reshape(-1, self.outputs))
+        def pull(grad: Tensor) -> None:
+            pull_back(self, affine, layers, grad.reshape(-1, self.outputs))
 
-            return tape.record(layers[-1].view(*x.shape[:-1], self.outputs), pull, push)
-        return super().forward(x)
+        return tape.record(output, pull, push)
+
+    def _is_plain(self, x: Tensor) -> bool:
+        """Whether tensors are their values alone: they have no tangents, and nothing records what is done with them."""
+        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+            return False
+        if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+            return False
+        return type(x) is Tensor and isinstance(self.layers[-1].weight, nn.Parameter)
 
 
 class FastRecurrentMLP(RecurrentMLP):
@@ -78,7 +92,7 @@ def evaluate(net: FastMLP, affine: Affine, x: Float[Tensor, "B I"]) -> list[Tens
     for (weight, bias), activated in zip(affine, net.activated, strict=True):
         x = torch.addmm(bias, x, weight.t())
         if activated:
-            x = x.tanh_() if net.activation == "tanh" else x.relu_()
+            x = _tanh_(x) if net.activation == "tanh" else x.relu_()
         layers.append(x)
     return layers
 
@@ -112,6 +126,15 @@ def pull_back(
         if i or to_input:
             grad = grad @ weight
     return grad
+
+
+def _tanh_(x: Tensor) -> Tensor:
+    """tanh in place. NumPy's takes an eighth of the time that PyTorch's takes on a core."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return x.tanh_()
+    values = x.numpy()
+    np.tanh(values, out=values)
+    return x
 
 
 def _direction(p: Tensor, directions: Mapping[int, Tensor]) -> Tensor:

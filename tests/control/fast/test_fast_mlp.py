@@ -5,6 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from builders import SPACES, accelerated, make_buffer, make_model, tape_gradients
+from torch.autograd import forward_ad
+from torch.export import export
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from rlzoo.control.fast.mlp import FastMLP
 from rlzoo.control.networks import MLP
@@ -82,6 +85,37 @@ def test_outputs_are_those_of_the_plain_network_to_rounding(dtype):
     expected = net(x)
     net.__class__ = FastMLP
     torch.testing.assert_close(net(x), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_outputs_without_gradient_are_those_of_the_plain_network_to_rounding(dtype):
+    net = make_fast(MLP(3, [16, 16], outputs=2)).to(dtype)
+    x = torch.randn(7, 5, 3, dtype=dtype)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), MLP.forward(net, x), rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_derivatives_and_traces_pass_a_network_without_gradient():
+    net = make_fast(MLP(3, [16], outputs=2)).double()
+    x, v = torch.randn(2, 5, 3, dtype=torch.float64).unbind()
+    (expected,) = torch.autograd.functional.jvp(lambda x: MLP.forward(net, x), x, v)[1:]
+    parameters, zeros = dict(net.named_parameters()), {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+    with torch.no_grad():
+        assert torch.allclose(torch.func.jvp(net, (x,), (v,))[1], expected, rtol=1e-12)
+        at = torch.func.jvp(lambda p, x: torch.func.functional_call(net, p, x), (parameters, x), (zeros, v))
+        assert torch.allclose(at[1], expected, rtol=1e-12)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(net(forward_ad.make_dual(x, v))).tangent
+            assert torch.allclose(tangent, expected, rtol=1e-12)
+        assert torch.allclose(torch.vmap(net)(x), net(x), rtol=1e-12)
+        for trace in (lambda: make_fx(net)(x), lambda: torch.jit.trace(net, x), lambda: export(net, (x,)).module()):
+            assert torch.allclose(trace()(v), MLP.forward(net, v), rtol=1e-12)
+
+
+def make_fast(net):
+    net.__class__ = FastMLP
+    return net
 
 
 def test_tape_gives_zeros_for_parameters_that_the_loss_does_not_touch():
