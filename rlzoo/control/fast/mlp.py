@@ -38,8 +38,7 @@ class FastMLP(MLP):
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         tape = Tape.current()
-        written = not torch.is_grad_enabled() and self._is_plain(x) if tape is None else not x.requires_grad
-        if not written or not self.activated:
+        if not self.activated or x.requires_grad or (tape is None and not self._is_plain(x)):
             return super().forward(x)
         affine = self.affine
         layers = evaluate(self, affine, x.reshape(-1, x.shape[-1]))
@@ -57,8 +56,12 @@ class FastMLP(MLP):
         return tape.record(output, pull, push)
 
     def _is_plain(self, x: Tensor) -> bool:
-        """Whether tensors are their values alone: they have no tangents, and nothing records what is done with them."""
-        if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        """Whether the tensors are values alone: without derivatives, and nothing records what is done with them."""
+        if (
+            torch.is_grad_enabled()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or forward_ad._current_level >= 0
+        ):
             return False
         if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
             return False
