@@ -57,13 +57,10 @@ class FastMLP(MLP):
 
     def _is_plain(self, x: Tensor) -> bool:
         """Whether the tensors are values alone: without derivatives, and nothing records what is done with them."""
-        if (
-            torch.is_grad_enabled()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or forward_ad._current_level >= 0
-        ):
-            return False
-        if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+        derived = torch.is_grad_enabled() or forward_ad._current_level >= 0
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        recorded = torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+        if derived or transformed or recorded:
             return False
         return type(x) is Tensor and isinstance(self.layers[-1].weight, nn.Parameter)
 
