@@ -38,7 +38,7 @@ class FastMLP(MLP):
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         tape = Tape.current()
-        if not self.activated or x.requires_grad or (tape is None and not self._is_plain(x)):
+        if not self.activated or x.requires_grad or (tape is None and not _is_plain(x)):
             return super().forward(x)
         affine = self.affine
         layers = evaluate(self, affine, x.reshape(-1, x.shape[-1]))
@@ -54,15 +54,6 @@ class FastMLP(MLP):
             pull_back(self, affine, layers, grad.reshape(-1, self.outputs))
 
         return tape.record(output, pull, push)
-
-    def _is_plain(self, x: Tensor) -> bool:
-        """Whether the tensors are values alone: without derivatives, and nothing records what is done with them."""
-        derived = torch.is_grad_enabled() or forward_ad._current_level >= 0
-        transformed = torch._C._functorch.peek_interpreter_stack() is not None
-        recorded = torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
-        if derived or transformed or recorded:
-            return False
-        return type(x) is Tensor and isinstance(self.layers[-1].weight, nn.Parameter)
 
 
 class FastRecurrentMLP(RecurrentMLP):
@@ -126,6 +117,14 @@ def pull_back(
         if i or to_input:
             grad = grad @ weight
     return grad
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether tensors are values alone: without derivatives, and nothing records what is done with them."""
+    derived = torch.is_grad_enabled() or forward_ad._current_level >= 0
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    recorded = torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+    return type(x) is Tensor and not (derived or transformed or recorded)
 
 
 def _tanh_(x: Tensor) -> Tensor:
