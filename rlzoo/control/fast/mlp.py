@@ -128,7 +128,7 @@ def _is_plain(x: Tensor) -> bool:
 
 
 def _tanh_(x: Tensor) -> Tensor:
-    """tanh in place. NumPy's takes an eighth of the time that PyTorch's takes on a core."""
+    """tanh in place. NumPy's takes an eighth of the time of PyTorch's on a core of an AMD EPYC."""
     if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return x.tanh_()
     values = x.numpy()
