@@ -88,7 +88,9 @@ def to_markdown(study: Study) -> str:
     require(bool(study.groups), "no run has finished yet")
     folders = study.folders.values()
     finished, planned = sum(len(x.outcomes) for x in folders), sum(len(x.keys) for x in folders)
-    single = {name: ("PPO", name) for name in study.algorithms if name.startswith("no ") or name == "relu"}
+    without = [name for name in study.algorithms if name.startswith(("no ", "neither ")) or name == "relu"]
+    single = {name: ("PPO", name) for name in without}
+    single["value clipping, without reward scaling"] = "no reward scaling", "neither reward scaling nor value clipping"
     parts = [
         f"{finished} of {planned} runs have finished. With fewer than {FEWEST_RUNS} there is no interval.\n",
         differences(study, PAIRS),
