@@ -1,7 +1,6 @@
 """Faster implementations change no result but by rounding."""
 
 import pytest
-import torch
 from builders import parameters
 
 from rlzoo.algorithms import PPOClip
@@ -74,18 +73,25 @@ def cache(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", SIZES)
 def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, monkeypatch):
-    """Both see the buffers of the eager one, since one action that is rounded the other way would change the rest."""
+    """Both see the buffers of the eager one, since one action that is rounded the other way would change the rest.
+
+    The measure is the norm, relative to what training moved: Adam divides by the size of a gradient, so a single
+    parameter whose gradient is near 0 shows its rounding as a step. Measured: 1.4e-5 for REINFORCE, whose baseline
+    moves far, as two eager implementations differ, and at most 3.3e-7 for the others.
+    """
     monkeypatch.setenv("RLZOO_CACHE", str(cache))
     settings = {"normalize_obs": True, "num_envs": 4, "num_steps": 64, "seed": 3} | SIZES[algorithm]
     settings.pop("stop_kl", None)
     eager, native = (Trainer(make_config(algorithm, "Pendulum-v1", compile=x, **settings)) for x in (False, True))
     native.state.progress = 0.5
+    start = parameters(eager.model).clone()
     for _ in range(10):
         buffer = evaluate(eager.model, eager.task.collect().buffer)
         for trainer in (eager, native):
             trainer.algorithm.update(trainer.model, trainer.state, buffer)
     assert list(cache.glob("*.pt2")), "nothing was compiled"
-    torch.testing.assert_close(*(parameters(x.model) for x in (eager, native)), rtol=1e-4, atol=1e-5)
+    expected, compiled = (parameters(x.model) for x in (eager, native))
+    assert (compiled - expected).norm() < 1e-4 * (expected - start).norm()
 
 
 @pytest.mark.parametrize(
