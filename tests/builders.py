@@ -1,8 +1,11 @@
 """Small models and buffers of every kind, the same on every call."""
 
 import math
+import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
+import cloudpickle
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -24,6 +27,15 @@ SPACES = {
     "multidiscrete": spaces.MultiDiscrete([2, 3]),
     "multibinary": spaces.MultiBinary(3),
 }
+NETWORKS = {
+    "tanh": {},
+    "relu": {"activation": "relu", "hidden": (7, 6)},
+    "box": {"space": SPACES["box"], "normalize_obs": True},
+    "box, state-dependent std": {"space": SPACES["box"], "state_dependent_std": True},
+    "multidiscrete, shared trunk": {"space": SPACES["multidiscrete"], "shared_trunk": True},
+    "no hidden layer": {"hidden": (), "shared_trunk": True},
+}
+"""Networks of every kind that has a written-out backward pass, and a policy with only one layer."""
 
 
 def make_model(space=SPACES["discrete"], obs_size=4, seed=0, dtype=torch.float64, spread=0.5, **network):
@@ -258,3 +270,23 @@ class Scripted(VectorEnv):
 
     def load_state_dict(self, state):
         self.episode, self.time, self.over = state["episode"], state["time"], state["over"]
+
+
+class PythonLoop:
+    """A `Compilation` without a compiler. The step crosses a process boundary, as for the compiler."""
+
+    made: ClassVar[list["PythonLoop"]] = []
+
+    def __init__(self, step, carry, inputs, key):
+        self.step, self.carried, self.key = cloudpickle.loads(cloudpickle.dumps(step)), len(carry), key()
+        self.lock = threading.Lock()  # as that of the compiler's process, which no later step may take along
+        self.made.append(self)
+
+    def loop(self):
+        def run(count, *tensors):
+            carry, inputs = tensors[: self.carried], tensors[self.carried :]
+            for i in range(int(count)):
+                carry = self.step(torch.tensor(i), *carry, *inputs)
+            return carry
+
+        return run

@@ -39,6 +39,7 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
         (NUMPY, "ppo-clip", "CartPole-v1", PAPER),
         (NUMPY, "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
         (COMPILED, "ppo-clip", "CartPole-v1", ZOO),
+        (COMPILED, "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
     ],
     "language": [
         *((part, "ppo-clip", "Prompts", {"precision": "float32"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
@@ -97,8 +98,10 @@ def seconds(part: str | None, algorithm: str, env: str, settings: dict[str, Any]
     import torch
 
     from rlzoo import Trainer, make_config
+    from rlzoo.runs import acceleration
 
     torch.set_num_threads(1)
+    acceleration._WARM_UP = 0.0
     if part not in (None, COMPILED):
         leave_out(part)
     with tempfile.TemporaryDirectory() as folder:

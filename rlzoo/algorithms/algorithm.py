@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.fields import check_fields
 from rlzoo.core.system.schedules import Schedule, at
 from rlzoo.optim.adam import Adam
+from rlzoo.optim.natural_gradient import Solution, conjugate_gradient
 from rlzoo.optim.objective import PolicyStatistics, evaluate_policy
 
 Metrics = dict[str, float]
@@ -34,6 +35,8 @@ class State:
     """Chooses the rows of Fisher products; None if all are taken."""
     progress: float = 0.0
     """Share of the training steps already taken, in [0, 1). The training loop sets it."""
+    conjugate_gradient: Callable[..., Solution] = conjugate_gradient
+    """Solves for natural gradients. Training may put a faster one of the same results here."""
 
     def at(self, schedule: Schedule) -> float:
         """The current value of a schedule."""

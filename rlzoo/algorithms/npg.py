@@ -23,7 +23,7 @@ from rlzoo.core.system.fields import (
 )
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
-from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, trust_region_step
+from rlzoo.optim.natural_gradient import FlatPolicy, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
 from rlzoo.optim.vectors import norm
 
@@ -73,7 +73,7 @@ class NPG(Algorithm):
         _, g = policy.objective(surrogate, batch).value_and_gradient(theta)
         some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
         fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
-        x, residual = conjugate_gradient(fisher, g, self.cg_iters)
+        x, residual = state.conjugate_gradient(fisher, g, self.cg_iters)
         step, scale = trust_region_step(x, fisher_curvature(policy, theta, batch, x), state.at(self.step_kl))
         policy.assign(theta + step)
 

@@ -25,7 +25,7 @@ from rlzoo.core.system.fields import (
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
-from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
+from rlzoo.optim.natural_gradient import FlatPolicy, line_search, trust_region_step
 from rlzoo.optim.objective import clipped_loss, surrogate, with_old
 from rlzoo.optim.vectors import norm
 
@@ -96,7 +96,7 @@ class TRPO(Algorithm):
             before, g = objective.value_and_gradient(theta)
             some_rows = batch.sample(self.fisher_fraction, state.fisher_rng)
             fisher = fisher_vector_product(policy, theta, some_rows, self.cg_damping)
-            x, residual = conjugate_gradient(fisher, g, self.cg_iters)
+            x, residual = state.conjugate_gradient(fisher, g, self.cg_iters)
             step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
             further = {"grad_norm": norm(g), "cg_residual": residual}
 

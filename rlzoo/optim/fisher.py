@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -72,9 +73,21 @@ def jacobian(policy: FlatPolicy, theta: Vector, part: Buffer) -> Jacobian:
     return (policy.model.jacobian or Jacobian)(policy, theta, part)
 
 
-def fisher_vector_product(
-    policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float = 0.0
-) -> Callable[[Vector], Vector]:
+@dataclass(frozen=True)
+class FisherProduct:
+    """v ↦ (F + damping·I)·v, and what it was made of (see `fisher_vector_product`)."""
+
+    product: Callable[[Vector], Vector]
+    policy: FlatPolicy
+    theta: Vector
+    batch: Buffer
+    damping: float
+
+    def __call__(self, v: Vector) -> Vector:
+        return self.product(v)
+
+
+def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float = 0.0) -> FisherProduct:
     """v ↦ (F + damping·I)·v, where F is the Fisher information matrix at θ, averaged over the states of the batch.
 
     F is averaged in closed form over actions, and equals the Hessian of the mean KL(π_θ ‖ π_θ') in θ' at θ (Schulman et
@@ -98,7 +111,7 @@ def fisher_vector_product(
         processes.all_reduce_(total)
         return total.add_(v, alpha=damping) if damping else total
 
-    return product
+    return FisherProduct(product, policy, theta, batch, damping)
 
 
 @torch.no_grad()

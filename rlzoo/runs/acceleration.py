@@ -10,6 +10,7 @@ from rlzoo.core.task import Task
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.optim.fast.compilation import compilers
+from rlzoo.optim.fast.natural_gradient import NativeConjugateGradient
 from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class, task_class
 
@@ -41,13 +42,20 @@ def accelerate(task: Task, state: State | None = None, compile: bool = False) ->
     Without this call, everything is plain PyTorch and transformers, with the same results up to rounding.
 
     Args:
-        compile: run Adam's steps as native code, compiled while the first fiftieth of the run goes on.
+        compile: run the steps of Adam and of conjugate gradient as native code, compiled while the first fiftieth of
+            the run goes on.
     """
     origins = [cls.__module__ for cls in (*type(task).__mro__, *map(type, task.model.modules()))]
     for room in _ROOMS:
         if any(origin.startswith(f"rlzoo.{room}.") for origin in origins):
             importlib.import_module(f"rlzoo.{room}.fast").accelerate(task)
     if state is not None:
+
+        def waits() -> bool:
+            return state.progress >= _WARM_UP
+
         for name, adam in state.optimizers.items():
             if isinstance(adam, Adam):
-                state.optimizers[name] = FastAdam(adam, compile, waits=lambda: state.progress >= _WARM_UP)
+                state.optimizers[name] = FastAdam(adam, compile, waits)
+        if compile:
+            state.conjugate_gradient = NativeConjugateGradient(waits)

@@ -195,14 +195,13 @@ def test_uneven_micro_batches_change_no_update(algorithm, micro_batch_steps):
 
 def ascent(algorithm, model, buffer, monkeypatch):
     """The gradient (P,) in the policy's parameters that the first step of an update climbs."""
-    gradients = []
+    gradients, state = [], algorithm.init(model, np.random.default_rng(0))
     if algorithm.second_order:
-        module = f"rlzoo.algorithms.{algorithm.name}.conjugate_gradient"
-        monkeypatch.setattr(module, lambda _, b, *iters: gradients.append(b) or (torch.zeros_like(b), 0.0))
+        state.conjugate_gradient = lambda _, b, *iters: gradients.append(b) or (torch.zeros_like(b), 0.0)
     else:
         size = sum(p.numel() for p in model.policy_parameters())  # they come first
         monkeypatch.setattr(adam, "clip_norm", lambda g, *rest: gradients.append(-g[:size]) or float(g.norm()))
-    algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
+    algorithm.update(model, state, buffer)
     return gradients[0]
 
 

@@ -77,7 +77,8 @@ def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, mon
 
     The measure is the norm, relative to what training moved: Adam divides by the size of a gradient, so a single
     parameter whose gradient is near 0 shows its rounding as a step. Measured: 1.4e-5 for REINFORCE, whose baseline
-    moves far, as two eager implementations differ, and at most 3.3e-7 for the others.
+    moves far, and 3.3e-7 for PPO. Conjugate gradient amplifies rounding: 4.8e-4 for NPG and 3.8e-4 for TRPO, where two
+    eager implementations differ by 6.3e-4 and 3.4e-4.
     """
     monkeypatch.setenv("RLZOO_CACHE", str(cache))
     settings = {"normalize_obs": True, "num_envs": 4, "num_steps": 64, "seed": 3} | SIZES[algorithm]
@@ -91,7 +92,8 @@ def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, mon
             trainer.algorithm.update(trainer.model, trainer.state, buffer)
     assert list(cache.glob("*.pt2")), "nothing was compiled"
     expected, compiled = (parameters(x.model) for x in (eager, native))
-    assert (compiled - expected).norm() < 1e-4 * (expected - start).norm()
+    bound = 2e-3 if eager.algorithm.second_order else 1e-4
+    assert (compiled - expected).norm() < bound * (expected - start).norm()
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import os
-import sys
-import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from rlzoo.core.buffer import Buffer
@@ -24,6 +17,7 @@ from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.compilation import Compilation
+from rlzoo.optim.fast.native import identity, laid_out, other_tensors, padded
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.natural_gradient import TermView
 from rlzoo.optim.objective import Loss
@@ -101,10 +95,10 @@ class FastAdam(Adam):
         **_: Any,
     ) -> tuple[int, float] | None:
         """`minimize_each` as one call of native code; None if the code is not there (yet)."""
-        most, rows, fields = _padded(minibatches)
-        mine, order = {id(p) for p in self.parameters}, torch.zeros(most, rows, dtype=torch.int64)
-        state = [*model.named_parameters(), *model.named_buffers()]
-        rest = {name: x.detach() for name, x in state if id(x) not in mine}
+        n, fields = minibatches.buffer.num_rows, padded(minibatches.buffer)
+        rows = len(fields[0]) if minibatches.rows == n else minibatches.rows
+        most = minibatches.number * -(-len(fields[0]) // rows)
+        order, rest = torch.zeros(most, rows, dtype=torch.int64), other_tensors(model, self.parameters)
         of_value = learning_rate if vf_learning_rate is None else vf_learning_rate
         corrected = [self.bias_corrected(1.0, k) for k in range(most)]
         knobs = self.theta.new_tensor([(learning_rate * size, of_value * size, eps) for size, eps in corrected])
@@ -114,7 +108,8 @@ class FastAdam(Adam):
         kind = loss.__qualname__, minibatches.whiten, max_grad_norm, *(x.shape for x in (order, *fields))
         if kind not in self._compilations:
             step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
-            key = partial(_key, loss, model, self, minibatches, max_grad_norm)
+            settings = getattr(loss, "__self__", None), self.betas, self.rest, max_grad_norm, minibatches.whiten
+            key = partial(identity, loss, model, settings)
             self._compilations[kind] = Compilation(step, carry, inputs, key)
         loop = self._compilations[kind].loop() if self._waits() else None
         if loop is None:
@@ -129,18 +124,6 @@ class FastAdam(Adam):
         self.count += len(drawn)
         increment_version(self.parameters)
         return len(drawn), float(norm)
-
-
-def _padded(minibatches: Epochs) -> tuple[int, int, list[Tensor]]:
-    """The number of minibatches, rows in each, and tensors of a buffer that ends with zeros which no minibatch has.
-
-    With them its rows are a power of two, so that few loops serve whole episodes, of which no two buffers are equal.
-    """
-    n, tensors = minibatches.buffer.num_rows, minibatches.buffer.tensors()
-    rounded = 1 << (n - 1).bit_length()
-    rows = rounded if minibatches.rows == n else minibatches.rows
-    fields = [torch.cat([x, x.new_zeros(rounded - n, *x.shape[1:])]) for x in tensors] if rounded > n else tensors
-    return minibatches.number * -(-rounded // rows), rows, fields
 
 
 def _pure_step(
@@ -166,7 +149,7 @@ def _pure_step(
         batch = batch.whitened if whiten else batch
         with torch.enable_grad():
             theta = theta.detach().requires_grad_()
-            own = zip(names, map(_laid_out, unflatten(theta, parameters)), strict=True)
+            own = zip(names, map(laid_out, unflatten(theta, parameters)), strict=True)
             values = [*own, *zip(rest, tensors, strict=False)]
             inputs = {f"model.{name}": x for name, x in values}
             total = torch.func.functional_call(view, inputs, (lambda model: loss(model, batch, *scalars.unbind()),))
@@ -181,53 +164,3 @@ def _pure_step(
         return theta.detach() - step_size * m / (v.sqrt() + eps), m, v, norm
 
     return step
-
-
-def _laid_out(x: Tensor) -> Tensor:
-    """The same numbers; a matrix of few columns lies by columns, so that autograd's gradient for it has long rows.
-
-    See `rlzoo.optim.fast.tape.add_affine`.
-    """
-    return x.t().contiguous().t() if x.dim() == 2 and x.shape[1] < x.shape[0] else x
-
-
-def _key(loss: Loss, model: ActorCritic, adam: Adam, minibatches: Epochs, max_grad_norm: float | None) -> str:
-    """Identifies what a step depends on besides its tensors: settings, attributes of modules, source code."""
-    names = {id(x): name for name, x in [*model.named_parameters(), *model.named_buffers()]}
-    code = [inspect.unwrap(loss), *(type(module) for module in model.modules())]
-    of_user = [x for x in code if not x.__module__.startswith(("rlzoo.", "torch."))]
-    common = vars(nn.Module()).keys()
-
-    def held(module: nn.Module) -> dict[str, Any]:
-        """What a module holds besides its tensors; of one of this package, what was given to it."""
-        own = {k: x for k, x in vars(module).items() if k not in common}
-        return {k: _as_text(x, names) for k, x in own.items() if k[0] != "_" or type(module) in of_user}
-
-    modules = [(name, type(module), held(module)) for name, module in model.named_modules()]
-    files = {Path(inspect.getfile(x)) for x in of_user if x.__module__ != "__main__"}
-    files |= {*Path(__file__).parents[2].rglob("*.py"), *(_files_of_the_user() if of_user else [])}
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
-    interactive = not hasattr(sys.modules["__main__"], "__file__")
-    if interactive and any(x.__module__ == "__main__" for x in of_user):  # of a notebook, in no file
-        source += os.urandom(8).hex()
-    settings = getattr(loss, "__self__", None), adam.betas, adam.rest, max_grad_norm, minibatches.whiten
-    return repr((loss.__qualname__, settings, list(names.values()), modules, source))
-
-
-def _as_text(x: Any, names: Mapping[int, str]) -> Any:
-    """A module's attribute as something whose `repr` identifies it: of a tensor of the model its name."""
-    if id(x) in names:
-        return names[id(x)]
-    if isinstance(x, Mapping):
-        return [(key, _as_text(value, names)) for key, value in x.items()]
-    if isinstance(x, list | tuple):
-        return [_as_text(value, names) for value in x]
-    by_value = callable(x) or isinstance(x, Tensor | np.ndarray)
-    return hashlib.sha256(cloudpickle.dumps(x)).hexdigest() if by_value else x
-
-
-def _files_of_the_user() -> set[Path]:
-    """The source files that this process has imported from elsewhere than Python's own folders."""
-    installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    return {Path(x) for x in files if x.endswith(".py") and not x.startswith(installed) and os.path.isfile(x)}

@@ -32,6 +32,7 @@ import cloudpickle
 import torch
 from filelock import FileLock
 from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
 
 from rlzoo.core.system.cache import cache_directory
 
@@ -231,7 +232,9 @@ def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path
     from torch._inductor import aoti_compile_and_package, config
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    example = tuple(x.detach() for x in example)  # a tensor that is given twice would be one input of what is traced
     traced = make_fx(_without_aliases(step))(*example)
+    once = _products_of_inputs(traced, carried, example)
 
     class Loop(torch.nn.Module):
         def forward(self, count: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -239,12 +242,17 @@ def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path
                 return i < rest[-1]
 
             def body(i: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-                return i + 1, *traced(i, *rest[:-1])
+                known = dict(zip(once, rest[len(tensors) : -1], strict=True))
+                return i + 1, *Interpreter(traced).run(i, *rest[: len(tensors)], initial_env=known)
 
             start = torch.zeros((), dtype=torch.int64)
             carry = start, *(x.clone() for x in tensors[:carried])
+            before = Interpreter(traced, garbage_collect_values=False)
+            if once:
+                before.run(start, *tensors)
+            inputs = *tensors[carried:], *(before.env[node] for node in once), count
             # The operator itself: `while_loop` would first capture both functions once more, in more than a second.
-            return tuple(torch.ops.higher_order.while_loop(unfinished, body, carry, (*tensors[carried:], count))[1:])
+            return tuple(torch.ops.higher_order.while_loop(unfinished, body, carry, inputs)[1:])
 
     supported = config.get_config_copy()
     options = {name: value for name, value in _OPTIONS.items() if name in supported}
@@ -257,6 +265,32 @@ def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path
             aoti_compile_and_package(program, package_path=str(written), inductor_configs=options)
         written.chmod(0o600)
         written.replace(package)
+
+
+def _products_of_inputs(traced: GraphModule, carried: int, example: Tensors) -> list[Node]:
+    """The results of matrix products, and of what follows them, that are the same in each iteration and needed there.
+
+    They are computed once, before the loop. A view of one is made in the loop. None of a step that writes in place.
+    """
+    run = Interpreter(traced, garbage_collect_values=False)
+    run.run(*example)
+    memory = {node: x.untyped_storage().data_ptr() for node, x in run.env.items() if isinstance(x, Tensor)}
+    owners: dict[int, Node] = {}
+    fixed: set[Node] = set()
+    following: dict[Node, None] = {}
+    for k, node in enumerate(traced.graph.nodes):
+        if node.op == "call_function" and getattr(node.target, "_schema", None) and node.target._schema.is_mutable:
+            return []
+        if node in memory:
+            owners.setdefault(memory[node], node)
+        sources, is_input = node.all_input_nodes, node.op == "placeholder" and k > carried
+        if is_input or (node.op == "call_function" and fixed.issuperset(sources)):
+            fixed.add(node)
+            is_product = str(node.target).startswith(("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.convolution."))
+            if is_product or not following.keys().isdisjoint(sources):
+                following[node] = None
+    needed = (node for node in following if node in memory and not fixed.issuperset(node.users))
+    return list(dict.fromkeys(owners[memory[node]] for node in needed))
 
 
 @contextlib.contextmanager

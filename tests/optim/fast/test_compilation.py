@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from rlzoo.optim.fast import compilation
 from rlzoo.optim.fast.compilation import Compilation
@@ -277,6 +278,23 @@ def test_outputs_share_no_memory_with_inputs():
     assert torch.equal(view, x.view(2, 3))
     assert torch.equal(new, x + 1)
     assert x.data_ptr() not in {same.data_ptr(), view.data_ptr(), new.data_ptr()}
+
+
+def test_products_of_inputs_alone_are_known_before_the_loop():
+    def step(i, x, weight, obs):
+        hidden = torch.tanh(obs @ weight)
+        return (x + hidden.t() @ (hidden @ x) + (weight + 1).sum() + i,)
+
+    def in_place(i, x, weight, obs):
+        return ((obs @ weight).relu_() @ x + i,)
+
+    example = torch.tensor(1), torch.ones(3), torch.ones(2, 3), torch.ones(4, 2)
+    traced = make_fx(step)(*example)
+    (hidden,) = compilation._products_of_inputs(traced, 1, example)
+    assert str(hidden.target) == "aten.tanh.default"
+    known = {hidden: torch.zeros(4, 3)}
+    assert torch.equal(torch.fx.Interpreter(traced).run(*example, initial_env=known)[0], torch.full((3,), 14.0))
+    assert compilation._products_of_inputs(make_fx(in_place)(*example), 1, example) == []
 
 
 def eager(inputs, count):

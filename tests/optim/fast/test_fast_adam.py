@@ -1,14 +1,11 @@
 """The faster Adam against the plain one."""
 
 import logging
-import threading
-from typing import ClassVar
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
-from builders import SPACES, Imitation, accelerated, make_buffer, make_model, parameters
+from builders import NETWORKS, SPACES, Imitation, PythonLoop, accelerated, make_buffer, make_model, parameters
 
 from rlzoo.algorithms import PPOClip
 from rlzoo.core.estimators import GAE
@@ -18,14 +15,6 @@ from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast import adam as fast
 from rlzoo.optim.fast.adam import FastAdam
 
-NETWORKS = {
-    "tanh": {},
-    "relu": {"activation": "relu", "hidden": (7, 6)},
-    "box": {"space": SPACES["box"], "normalize_obs": True},
-    "box, state-dependent std": {"space": SPACES["box"], "state_dependent_std": True},
-    "multidiscrete, shared trunk": {"space": SPACES["multidiscrete"], "shared_trunk": True},
-    "no hidden layer": {"hidden": (), "shared_trunk": True},
-}
 ALL_NETWORKS = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 
 
@@ -91,26 +80,6 @@ def test_gradients_of_the_parameters_are_left_empty():
     optimizer = FastAdam(Adam(list(model.parameters())))
     optimizer.minimize(policy_loss, model, make_batch(model), 1.0, learning_rate=0.1)
     assert all(p.grad is None for p in model.parameters())
-
-
-class PythonLoop:
-    """A `Compilation` without a compiler. The step crosses a process boundary, as for the compiler."""
-
-    made: ClassVar[list["PythonLoop"]] = []
-
-    def __init__(self, step, carry, inputs, key):
-        self.step, self.carried, self.key = cloudpickle.loads(cloudpickle.dumps(step)), len(carry), key()
-        self.lock = threading.Lock()  # as that of the compiler's process, which no later step may take along
-        self.made.append(self)
-
-    def loop(self):
-        def run(count, *tensors):
-            carry, inputs = tensors[: self.carried], tensors[self.carried :]
-            for i in range(int(count)):
-                carry = self.step(torch.tensor(i), *carry, *inputs)
-            return carry
-
-        return run
 
 
 @pytest.fixture
