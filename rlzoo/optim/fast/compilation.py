@@ -43,6 +43,7 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 _log = logging.getLogger("rlzoo")
+_said: set[str] = set()
 
 # Inductor's names; a release that lacks one compiles without it.
 _OPTIONS: dict[str, object] = {
@@ -83,7 +84,7 @@ class Compilation:
                 self._loop = _checked(run, self._example)
                 return
             _check_possible(self._example)
-            _log.info("compiling the update in the background, once on this machine")
+            _say(logging.INFO, "compiling the update in the background, once on this machine")
             # The current directory last: it may have the user's modules, which must not hide Python's own.
             path = os.pathsep.join([*filter(None, sys.path), os.getcwd()])
             with tempfile.TemporaryFile() as job:
@@ -128,8 +129,15 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _failed(error: Exception) -> None:
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     reason = textwrap.shorten(first_line, 200, placeholder=" ...")
-    _log.warning("compilation failed, so updates run in eager mode: %s", reason)
+    _say(logging.WARNING, f"compilation failed, so updates run in eager mode: {reason}")
     _log.debug("compilation failed", exc_info=True)
+
+
+def _say(level: int, message: str) -> None:
+    """Logs what no other compilation of this process has said: NPG and TRPO have two, which fail for one reason."""
+    if message not in _said:
+        _said.add(message)
+        _log.log(level, message)
 
 
 def _private(directory: Path) -> Path:

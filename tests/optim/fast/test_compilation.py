@@ -86,6 +86,11 @@ def doubled(x=None):
     return Compilation(double, [torch.ones(2) if x is None else x], [], lambda: "key").loop()
 
 
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    monkeypatch.setattr(compilation, "_said", set())
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     directory = tmp_path / "cache"
@@ -158,6 +163,14 @@ def test_without_a_compiler_one_line_says_so_and_there_is_no_loop(cache, tmp_pat
     assert "eager" in record.getMessage()
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert list(cache.iterdir()) == []
+
+
+def test_two_compilations_that_fail_for_one_reason_say_so_once(cache, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "missing-compiler")
+    with caplog.at_level(logging.INFO):
+        assert [doubled(), doubled(torch.ones(3)), doubled(torch.ones(4, dtype=torch.float64))] == [None] * 3
+    assert len(caplog.records) == 1
 
 
 def test_a_failed_compilation_is_reported_by_its_last_line_alone(cache, monkeypatch, caplog):
