@@ -96,10 +96,13 @@ def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damp
     graph of the backward passes is built once and kept; and if the policy sees single steps, so is that of J·v.
     """
     parts = list(micro_batches(policy.model, batch))
-    kept = jacobian(policy, theta, parts[0]) if len(parts) == 1 else None
+    kept: Jacobian | None = None
     single_steps = policy.model.context == 1
 
     def product(v: Vector) -> Vector:
+        nonlocal kept
+        if kept is None and len(parts) == 1:
+            kept = jacobian(policy, theta, parts[0])
         total = torch.zeros_like(v)
         for part in track("micro-batch", parts):
             if kept is not None and single_steps:
