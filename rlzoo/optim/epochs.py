@@ -43,6 +43,6 @@ class Epochs:
     def drawn(self) -> list[Tensor]:
         """The indices of the rows of each minibatch."""
         n, has_steps = self.buffer.num_rows, self.buffer.mask.any(1).cpu()
-        every = torch.arange(n)
+        every, all_have_steps = torch.arange(n), bool(has_steps.all())
         orders = (every if self.rows == n else torch.from_numpy(self.rng.permutation(n)) for _ in range(self.number))
-        return [x for order in orders for x in torch.split(order, self.rows) if has_steps[x].any()]
+        return [x for order in orders for x in torch.split(order, self.rows) if all_have_steps or has_steps[x].any()]
