@@ -84,9 +84,11 @@ def settings_of(env, *without, **more):
         ),
         pytest.param(settings_of("LunarLander-v3"), marks=SLOW),
         pytest.param(settings_of("LunarLander-v3", env_kwargs={"continuous": True, "enable_wind": True}), marks=SLOW),
-        pytest.param(settings_of(Nested, async_envs=True), marks=SLOW),
+        pytest.param(settings_of(Nested, num_envs=2, async_envs=True), marks=SLOW),
         pytest.param(
-            settings_of(Nested, "epochs", "minibatch_size", "num_steps", algorithm="reinforce", async_envs=True),
+            settings_of(
+                Nested, "epochs", "minibatch_size", "num_steps", algorithm="reinforce", num_envs=2, async_envs=True
+            ),
             marks=SLOW,
         ),
     ],
