@@ -34,6 +34,7 @@ from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel, causal_lm, merged, with_adapter
+from rlzoo.lm.model.precision import advice
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
 from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.reward.env import LMEnv
@@ -45,7 +46,7 @@ from rlzoo.lm.reward.scoring import Scoring, load_scores
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment
 from rlzoo.lm.reward.turns import Reply, Turns
 from rlzoo.lm.tasks.samples import Sample, batches, distinct_words, played, respond, sample
-from rlzoo.lm.tasks.settings import Language, check_language
+from rlzoo.lm.tasks.settings import SMALL, Language, check_language
 
 START, ACTOR, ADAPTER = "start", "actor", "adapter"
 _MARK = "message"
@@ -82,7 +83,10 @@ class LanguageTask(Task):
         self.pretraining = None if settings.ptx is None else self._pretraining_loss(settings.ptx)
         self.model.auxiliary = self.pretraining
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
-        fit_to(sum(p.numel() for p in self.model.parameters()), setup.progress.say)
+        parameters = sum(p.numel() for p in self.model.parameters())
+        fit_to(parameters, setup.progress.say)
+        if torch.device(setup.device).type == "cpu" and parameters > SMALL and (line := advice(settings.precision)):
+            setup.progress.say(line)
 
     def own_prompts(self) -> Sequence[str]:
         """Prompts of the task for training."""

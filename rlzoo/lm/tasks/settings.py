@@ -17,7 +17,7 @@ from rlzoo.core.task import Setup, TaskSettings, check_fisher_fraction
 from rlzoo.lm.model.precision import has_bfloat16
 
 Text = Annotated[str, OrObject()]
-_SMALL = 10_000_000
+SMALL = 10_000_000
 """Parameters up to which a language model is a small one."""
 _REWARD = 'reward must be a score or several with weights, such as reward=[(brevity, 1.0), ("module:function", 0.5)]'
 
@@ -195,9 +195,9 @@ def check_language(settings: Language, setup: Setup) -> None:
 def _is_small(model: Any) -> bool:
     """Whether a loaded model, or one in a directory or run, has few parameters. Others count as large."""
     if hasattr(model, "parameters"):
-        return sum(p.numel() for p in model.parameters()) <= _SMALL
+        return sum(p.numel() for p in model.parameters()) <= SMALL
     if not isinstance(model, str):
         return False
     folder = Path(model, "actor") if Path(model, "actor").is_dir() else Path(model)
     sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
-    return 0 < sum(sizes) <= 4 * _SMALL
+    return 0 < sum(sizes) <= 4 * SMALL

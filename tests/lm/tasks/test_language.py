@@ -348,6 +348,15 @@ def test_true_score_is_that_of_the_task_in_any_form(data, tmp_path, monkeypatch)
     assert task.evaluate(4, seed=0).further["true_score"] == sum(lengths) / 4
 
 
+@pytest.mark.parametrize("parameters", [0, 10**9])
+def test_the_faster_precision_is_named_for_a_model_that_is_not_small(data, monkeypatch, parameters):
+    monkeypatch.setattr("rlzoo.lm.tasks.language.SMALL", parameters)
+    monkeypatch.setattr("rlzoo.lm.tasks.language.advice", lambda precision: f"{precision} is slower")
+    lines = []
+    Trainer(config(data), progress=tiny.Said(lines))
+    assert ("float32 is slower" in lines) == (parameters == 0)
+
+
 def test_bfloat16_on_a_device_without_it_is_one_line(data, monkeypatch):
     settings = config(data, precision="bfloat16", device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
