@@ -71,18 +71,13 @@ class Reinforce(Algorithm):
         if self.normalize_advantage:
             batch = batch.whitened
 
-        learning_rate = state.at(self.learning_rate)
+        rate, ent_coef = state.at(self.learning_rate), state.at(self.ent_coef)
         grad_norm = state.optimizers["policy"].minimize(
-            self.loss,
-            model,
-            batch,
-            state.at(self.ent_coef),
-            learning_rate=learning_rate,
-            max_grad_norm=self.max_grad_norm,
+            self.loss, model, batch, ent_coef, learning_rate=rate, max_grad_norm=self.max_grad_norm
         )
         if self.baseline:
             fit_value(
                 model, state.optimizers["value"], batch,
                 self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
             )  # fmt: skip
-        return {**measure(model, batch), "learning_rate": learning_rate, "grad_norm": grad_norm}
+        return {**measure(model, batch), "learning_rate": rate, "grad_norm": grad_norm}

@@ -100,8 +100,8 @@ class TRPO(Algorithm):
             step, _ = trust_region_step(x, fisher_curvature(policy, theta, batch, x), max_kl)
             further = {"grad_norm": norm(g), "cg_residual": residual}
 
-        def accept(theta: Tensor) -> bool:
-            after, kl = objective.value_and_kl(theta)
+        def accept(candidate: Tensor) -> bool:
+            after, kl = objective.value_and_kl(candidate)
             return kl <= max_kl and after > before
 
         new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.options import Switch
+from rlzoo.cli.options import Positional, Switch
 from rlzoo.core.system import threads as chosen
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.files import read_bytes
@@ -28,6 +28,14 @@ _ONE = chosen.Threads(1)
 class Threads:
     threads: int | None = None
     """Threads of PyTorch and NumPy; none for OMP_NUM_THREADS, else those of the run, else the fastest number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    run: Positional[str]
+    """Run directory, or hf:user/name."""
+    checkpoint: int | Literal["best"] | None = None
+    """Step of a checkpoint, or best; none for the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)

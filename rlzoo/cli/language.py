@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rlzoo.cli.options import Positional, Switch, parse, parse_settings
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.screen import complain, show
 from rlzoo.runs.configuration.settings import settings_of
+from rlzoo.runs.signals import handling
 
 if TYPE_CHECKING:
     from rlzoo.lm.finetune.sft import FitSettings
@@ -150,8 +152,11 @@ def chat_command(arguments: list[str]) -> None:
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if interactive:
         show(f"{run}: {size:,} parameters. /new begins a new conversation, /quit ends; Ctrl-C ends an answer.")
-    for message in _messages(interactive):
-        _answer(message, speakers, interactive)
+    # The program's own handler lets the first Ctrl-C raise, and no later one.
+    every = handling(signal.SIGINT, signal.default_int_handler) if interactive else contextlib.nullcontext()
+    with every:
+        for message in _messages(interactive):
+            _answer(message, speakers, interactive)
 
 
 def _messages(interactive: bool) -> Iterator[str]:

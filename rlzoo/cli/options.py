@@ -95,7 +95,7 @@ _LAST = ("Evaluation and files", "Memory and speed")
 def parse_settings(
     command: type, settings: Mapping[str, Setting], arguments: Sequence[str], prog: str, description: str
 ) -> tuple[Any, dict[str, Any]]:
-    """The options of a command, and the settings whose value the arguments change.
+    """The options of a command, and the settings that the arguments name.
 
     The help page has a group for each group of settings. It leaves out the advanced ones, which `--help-all` shows too.
 
@@ -130,7 +130,13 @@ def parse_settings(
     options: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
     own = options.pop("command")
     values: dict[str, Any] = {name: x for part in options.values() for name, x in vars(part).items()}
-    return own, {name: x for name, x in values.items() if x != settings[name].value}
+    names = {name.removeprefix("no_") for name in option_names(arguments)}
+    return own, {name: x for name, x in values.items() if name in names}
+
+
+def option_names(arguments: Sequence[str]) -> list[str]:
+    """The names of the options among the arguments, as those of fields."""
+    return [x[2:].partition("=")[0].replace("-", "_") for x in arguments if x.startswith("--")]
 
 
 def _summary(cls: type) -> str:

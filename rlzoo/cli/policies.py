@@ -5,21 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rlzoo.cli.common import importing
+from rlzoo.cli.common import Saved, importing
 from rlzoo.cli.options import Positional, Switch, parse
 from rlzoo.core.system.screen import show
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Saved:
-    run: Positional[str]
-    """Run directory, or hf:user/name."""
-    checkpoint: int | Literal["best"] | None = None
-    """Step of a checkpoint, or best; none for the last one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Export(_Saved):
+class _Export(Saved):
     format: Literal["onnx", "c"] = "onnx"
     """onnx, or c for a header without dependencies."""
     out: str | None = None
@@ -27,7 +19,7 @@ class _Export(_Saved):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Push(_Saved):
+class _Push(Saved):
     repo: Positional[str]
     """user/name on the Hugging Face hub, or a new folder: ./name or /path/name."""
     private: Switch = False

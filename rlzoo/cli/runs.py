@@ -11,9 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
+from rlzoo.cli.common import Output, Saved, Threads, display, importing, threads_for
 from rlzoo.cli.here import parts_here
-from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, parse, parse_settings
+from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, option_names, parse, parse_settings
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.screen import show
@@ -72,15 +72,11 @@ class _Resume(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Policy(Threads):
-    run: Positional[str]
-    """Run directory."""
+class _Policy(Saved, Threads):
     deterministic: Switch = False
     """Take the mode of the policy instead of a sample."""
     seed: int = 0
     """Seed of environments and actions."""
-    checkpoint: int | Literal["best"] | None = None
-    """Step of a checkpoint, or best; none for the last one."""
     json: Switch = False
     """Print one JSON object."""
 
@@ -135,13 +131,14 @@ def train_command(arguments: list[str]) -> int:
 
 def _train(names: list[str], rest: list[str], command: _Train) -> int:
     """`rlzoo train` with the names that come first, and the other arguments."""
+    from rlzoo.core.env import env_name
     from rlzoo.core.system import processes
     from rlzoo.runs.configuration.config import check
     from rlzoo.runs.configuration.defaults import configured
     from rlzoo.runs.train import train
 
-    pair = (command.config and pair_of(command.config)) or ("ppo-clip", _EXAMPLE)
-    algorithm, env = (*names, *pair[len(names) :])
+    known: list[Any] = [None, None] if command.config else ["ppo-clip", _EXAMPLE]
+    algorithm, env = names + known[len(names) :]
     preset = command.preset or not command.no_preset
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
     settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
@@ -158,8 +155,9 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
             f" {', '.join(TASKS)}.\n\nBelow are the options of {algorithm} on {env}.\n\n"
             "rlzoo train ALGORITHM ENV --help shows those of another pair, with the values of its preset."
         )
-    _, options = parse_settings(_Train, table, rest, f"rlzoo train {algorithm} {env}", description)
-    settings |= options | ({"compile": False} if {"--no-compile", "--no_compile"} & {*rest} else {})
+    pair = f"{algorithm or defaults.algorithm.name} {env or env_name(defaults.env)}"
+    _, options = parse_settings(_Train, table, rest, f"rlzoo train {pair}", description)
+    settings |= options
     if len(command.seed) > 1:
         config, lines = configured(algorithm, env, command.config, preset, settings)
         check(config)
@@ -194,7 +192,7 @@ def _present_options(arguments: list[str], algorithm: Algorithm, known: Collecti
         if any(map(option.match, arguments)):
             complain_once(f"{old} of {algorithm.name} is called {new}")
         arguments = [option.sub(f"--{new}", x) for x in arguments]
-    for name in (x[2:].partition("=")[0].replace("-", "_") for x in arguments if x.startswith("--")):
+    for name in option_names(arguments):
         fault = None if name in known else of_others(algorithm, name)
         require(fault is None, str(fault))
     return arguments

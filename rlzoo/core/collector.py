@@ -144,7 +144,7 @@ class Collector:
             if None in of_all:
                 env = None
             elif "copies" in of_all[0]:
-                env = {"copies": [copy for state in of_all for copy in state["copies"]]}
+                env = {**of_all[0], "copies": [copy for state in of_all for copy in state["copies"]]}
         return {"env": env, **own, "returns": self._returns, "lengths": self._lengths}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ class Collector:
         own = processes.own_rows(len(self._returns)) if self.env.divided else slice(None)
         env, fault = state["env"], None
         try:
-            self.env.load_state_dict(env if "copies" not in env else {"copies": env["copies"][own]})
+            self.env.load_state_dict({**env, "copies": env["copies"][own]} if "copies" in env else env)
         except ReplayError as error:
             fault = error
         if processes.all_reduce(float(fault is not None)):

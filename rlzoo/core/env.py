@@ -159,7 +159,7 @@ class VectorEnv(abc.ABC):
     def state_dict(self) -> dict[str, Any] | None:
         """All that the next steps depend on, as arrays and JSON values; None if the environment cannot give it.
 
-        A list "copies" has an item for each of this process's copies. The others are the same in all processes.
+        A list "copies" has an item for each of this process's copies. Other keys are the same in all processes.
         """
         return None
 

@@ -16,6 +16,7 @@ from torch.autograd.graph import increment_version
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, flatten_parameters
 from rlzoo.core.system import processes
+from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import operation, track
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.epochs import Epochs
@@ -34,7 +35,7 @@ class Adam:
     The parameters become views of one flat vector θ (P,). Of several processes, each keeps the moments of its share of
     θ, makes the step of that share, and gets the others' (Rajbhandari et al. 2020). Of a small θ, each keeps all.
 
-    Those of the parameters in `value` may have another learning rate. They become the last of θ.
+    The parameters in `value` may have a learning rate of their own. They are the last part of θ.
     """
 
     eps, betas = 1e-5, (0.9, 0.999)
@@ -42,13 +43,15 @@ class Adam:
     def __init__(self, parameters: Sequence[nn.Parameter], value: Sequence[nn.Parameter] = ()) -> None:
         last = {id(p) for p in value}
         self.parameters = [p for p in [*(p for p in parameters if id(p) not in last), *value] if p.requires_grad]
+        require(bool(self.parameters), "there is no parameter to train: unfreeze some with model.requires_grad_(True)")
         self.theta = flatten_parameters(self.parameters)
         self.sharded = processes.size() > 1 and len(self.theta) > _SMALL
         self.share = processes.share(len(self.theta)) if self.sharded else slice(0, len(self.theta))
         self.m, self.v = (torch.zeros_like(self.theta[self.share]) for _ in range(2))
         self.count = 0
         before_value = len(self.theta) - sum(p.numel() for p in value if p.requires_grad)
-        self.rest = min(max(before_value - self.share.start, 0), len(self.m))
+        self.value_start = min(max(before_value - self.share.start, 0), len(self.m))
+        """Where the parameters of the value begin in this process's share of θ."""
 
     def minimize(
         self,
@@ -65,7 +68,7 @@ class Adam:
         """One step down the gradient of `loss(model, batch, *scalars)`; returns its norm before clipping.
 
         With `auxiliary`, the model's auxiliary loss is added. `vf_learning_rate` is that of the `value` parameters.
-        `stop` is one that the loss adds to.
+        `stop` is given to the loss, which adds the KL of its minibatch.
 
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
@@ -75,15 +78,15 @@ class Adam:
         g = self.gradient(loss_terms(watched, model, batch, *scalars, auxiliary=auxiliary), model)
         if stop is not None:
             stop.check()
-        length = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
+        grad_norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         theta, g = self.theta[self.share], g[self.share]
         parts = [(slice(None), learning_rate)]
         if vf_learning_rate is not None:
-            parts = [(slice(self.rest), learning_rate), (slice(self.rest, None), vf_learning_rate)]
+            parts = [(slice(self.value_start), learning_rate), (slice(self.value_start, None), vf_learning_rate)]
         for part, rate in parts:
             self.step(theta[part], self.m[part], self.v[part], g[part], *self.bias_corrected(rate))
         self.stepped()
-        return length
+        return grad_norm
 
     def minimize_each(
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
@@ -92,12 +95,12 @@ class Adam:
 
         Returns the number of steps, and the norm of the last one's gradient.
         """
-        steps, length = 0, 0.0
+        steps, grad_norm = 0, 0.0
         with contextlib.suppress(KLExceededError):
             for minibatch in minibatches:
-                length = self.minimize(loss, model, minibatch, *scalars, **options)
+                grad_norm = self.minimize(loss, model, minibatch, *scalars, **options)
                 steps += 1
-        return steps, length
+        return steps, grad_norm
 
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:
         """The gradient of a sum of terms. Only one term is in memory at a time."""

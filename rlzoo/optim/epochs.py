@@ -33,7 +33,7 @@ class Epochs:
 
     @property
     def most(self) -> int:
-        """The number of minibatches, and of those without an unmasked step, which are skipped."""
+        """An upper bound on the number of minibatches: those without an unmasked step are skipped."""
         return self.number * -(-self.buffer.num_rows // max(self.rows, 1))
 
     def __iter__(self) -> Iterator[Buffer]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, unflatten
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import NonFiniteError
+from rlzoo.core.system.errors import NonFiniteError, require
 from rlzoo.core.system.progress import operation, track
 from rlzoo.optim.objective import Surrogate, auxiliary_terms, micro_batches
 from rlzoo.optim.vectors import Vector, inner
@@ -28,6 +28,7 @@ class FlatPolicy:
         wanted = {id(p) for p in model.policy_parameters() if p.requires_grad}
         self.named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
         """The policy parameters, in the order of θ."""
+        require(bool(self.named), "there is no parameter of the policy to train: unfreeze it with requires_grad_(True)")
 
     @property
     def theta(self) -> Vector:

@@ -42,9 +42,9 @@ def clip_norm(g: Vector, max_grad_norm: float | None, name: str) -> float:
     Raises:
         NonFiniteError: the gradient of `name` is not finite.
     """
-    length = norm(g)
-    if not math.isfinite(length):
+    grad_norm = norm(g)
+    if not math.isfinite(grad_norm):
         raise NonFiniteError(f"gradient of {name} is not finite")
-    if max_grad_norm is not None and length > max_grad_norm:
-        g.mul_(max_grad_norm / length)
-    return length
+    if max_grad_norm is not None and grad_norm > max_grad_norm:
+        g.mul_(max_grad_norm / grad_norm)
+    return grad_norm

@@ -55,7 +55,7 @@ def accelerate(task: Task, state: State | None = None, compile: bool = False) ->
             return state.progress >= _WARM_UP
 
         for name, adam in state.optimizers.items():
-            if isinstance(adam, Adam):
+            if type(adam) is Adam:
                 state.optimizers[name] = FastAdam(adam, compile, waits)
         if compile:
             state.conjugate_gradient = NativeConjugateGradient(waits)

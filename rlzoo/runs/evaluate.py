@@ -91,7 +91,7 @@ def play(
     """Plays episodes of a run's policy in a window, or records them at the environment's own frame rate.
 
     Args:
-        episodes: number of episodes; for a language model, of responses to the evaluation prompts.
+        episodes: number of episodes; for a language model, of responses to all prompts together.
         video: a file to record them in, `.mp4` or `.gif`.
         prompts: for a language model, respond to these in turn instead of the evaluation prompts.
         deterministic, seed, checkpoint, model, objects: as for `evaluate`.
@@ -115,6 +115,7 @@ def played(
     _check(episodes, seed)
     require(not prompts or video is None, "prompt and video contradict each other")
     if prompts:
+        prompts = [prompts] if isinstance(prompts, str) else prompts
         return task.respond_to(prompts, episodes, seed=seed, deterministic=deterministic)
     path = None if video is None else Path(video)
     return task.play(episodes, seed=seed, deterministic=deterministic, video=path)

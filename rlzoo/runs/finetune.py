@@ -127,6 +127,8 @@ def train_reward_model(
     settings = _settings(RewardModelSettings, settings, changes)
     start = time.perf_counter()
     with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
+        if isinstance(model, RewardModel):
+            pretrained.check_given(model.model)
         scorer = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
         preferences = read_pairs(pairs, scorer.tokenizer)
         _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)

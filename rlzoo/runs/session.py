@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ class Session:
         for evaluation in self.run.evaluations():
             step, mean_return = evaluation["step"], evaluation["mean_return"]
             if not evaluation["deterministic"] and step > 0:
-                enough = step == self.trainer.step and self._is_enough(mean_return)
+                enough = enough or (step == self.trainer.step and self._is_enough(mean_return))
                 if mean_return > self.best_return:
                     self.best_return, best_step = mean_return, step
         if best_step in self.run.steps() and best_step != self.run.best_step():
@@ -224,7 +225,8 @@ class Session:
                 values = [f"{name} = {getattr(self.config.task, name)}" for name in self.config.task.memory]
                 cause = f"there is not enough memory{': lower ' * bool(values)}{', '.join(values)} ({cause})"
             if isinstance(error, OSError) and error.filename is not None:
-                cause = f"cannot write {error.filename}: {error.strerror}"
+                verb = "write" if Path(error.filename).is_relative_to(self.run.path) else "use"
+                cause = f"cannot {verb} {error.filename}: {error.strerror}"
             with contextlib.suppress(OSError):
                 self._wait()
             steps = self.run.steps()

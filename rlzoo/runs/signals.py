@@ -49,7 +49,7 @@ def interruptible(stopped: Callable[[], str]) -> Iterator[None]:
         number = received
         raise KeyboardInterrupt
 
-    with _handling(signal.SIGTERM, interrupt):
+    with handling(signal.SIGTERM, interrupt):
         try:
             yield
         except KeyboardInterrupt as error:
@@ -67,14 +67,14 @@ def deferred_interrupts() -> Iterator[None]:
         yield
         return
     received: list[int] = []
-    with _handling(signal.SIGINT, lambda number, _: received.append(number)):
+    with handling(signal.SIGINT, lambda number, _: received.append(number)):
         yield
     if received:
         handler(signal.SIGINT, None)
 
 
 @contextlib.contextmanager
-def _handling(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+def handling(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Context in which a signal has another handler. Python has handlers in the main thread only."""
     main = threading.current_thread() is threading.main_thread()
     before: Any = signal.signal(number, handler) if main else None

@@ -19,7 +19,6 @@ from rlzoo.core.env import env_name
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, RunError, described, require
-from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configured
 from rlzoo.runs.hooks import Hooks, OnIteration
@@ -82,6 +81,8 @@ def train(
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
         check_tracker(track)
+    if out is not None:
+        Run(out).check_free(overwrite)
     display = _display(progress)
     trainer = new_trainer(config, model, display)
     spaces = trainer.task.described_spaces()
@@ -140,7 +141,14 @@ def resume(
         if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
-        trainer = _restored(run, config, model, checkpoint, saved, display)
+        trainer = _trainer(config, model, run.path, display)
+        run.check_spaces(trainer.task.described_spaces())
+        if saved is None:
+            _warm_start(trainer)
+        else:
+            with _restoring(run):
+                trainer.restore(saved)
+                require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
         processes.ready(None)
         if processes.rank() > 0:
             _follow(trainer)
@@ -189,26 +197,6 @@ def _trainer(config: Config, model: ActorCritic | None, folder: Path | None, dis
         items = ((x, name) for name, y in values.items() for x in (y if isinstance(y, tuple) else (y,)))
         size, name = max(item for item in items if type(item[0]) is int)
         raise ConfigError(f"there is not enough memory; the largest setting is {name} = {size}") from error
-
-
-def _restored(
-    run: Run,
-    config: Config,
-    model: ActorCritic | None,
-    checkpoint: int | None,
-    saved: Checkpoint | None,
-    display: Display,
-) -> Trainer:
-    """The trainer of an existing run, at a checkpoint if there is one."""
-    trainer = _trainer(config, model, run.path, display)
-    run.check_spaces(trainer.task.described_spaces())
-    if saved is None:
-        _warm_start(trainer)
-        return trainer
-    with _restoring(run):
-        trainer.restore(saved)
-        require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")
-    return trainer
 
 
 def _follow(trainer: Trainer) -> None:

@@ -365,9 +365,17 @@ def test_estimators_by_the_names_that_people_know(alias, name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("switches", "expected"), [([], None), (["--no-compile"], False), (["--no_compile"], False), (["--compile"], True)]
+    ("arguments", "name", "expected"),
+    [
+        ("CartPole-v1 --total-steps 500_000", "compile", None),
+        ("CartPole-v1 --total-steps 500_000 --no-compile", "compile", False),
+        ("CartPole-v1 --total-steps 500_000 --no_compile", "compile", False),
+        ("CartPole-v1 --total-steps 500_000 --compile", "compile", True),
+        ("HalfCheetah-v5 --total-steps 100_000 --compile", "compile", True),  # its own number of steps gains by it
+        ("SmallSums --lora-rank 8 --learning-rate=1e-5", "learning_rate", 1e-5),  # the default without --lora-rank
+    ],
 )
-def test_compilation_is_switched_off_where_it_would_be_the_default(switches, expected, monkeypatch):
+def test_a_setting_that_is_named_is_given_though_it_may_equal_a_default(arguments, name, expected, monkeypatch):
     given = {}
 
     def train(*names, **settings):
@@ -375,9 +383,8 @@ def test_compilation_is_switched_off_where_it_would_be_the_default(switches, exp
         raise ConfigError("enough")
 
     monkeypatch.setattr("rlzoo.runs.train.train", train)
-    assert main(["train", "ppo", "CartPole-v1", "--total-steps", "500_000", *switches]) == 2
-    assert given["total_steps"] == 500_000
-    assert given.get("compile") is expected
+    assert main(["train", "ppo", *arguments.split()]) == 2
+    assert given.get(name) == expected
 
 
 def test_modules_in_the_current_directory(tmp_path, monkeypatch, capsys):

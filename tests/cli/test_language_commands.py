@@ -3,8 +3,12 @@
 import io
 import itertools
 import json
+import os
 import re
 import shutil
+import signal
+import sys
+import time
 
 import pytest
 import tiny
@@ -20,6 +24,7 @@ from rlzoo.lm.tasks.conversation import Speaker
 from rlzoo.lm.tasks.samples import Sample, played
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.run import Run
+from rlzoo.runs.signals import interrupt_once
 
 PROMPTS = ["Say a", "Tell me", "Go on"]
 TASK = {"model": "model", "prompts": "prompts.txt", "reward": "score.py:length"}
@@ -395,6 +400,35 @@ def test_chat_samples_as_the_run_did_unless_told_otherwise(run, monkeypatch, tmp
     for arguments in (["model"], [str(copy)], [str(copy), "--temperature", "2", "--seed", "5"]):
         command("chat", *arguments)
     assert given == [(1.0, 256, False, 0), (0.7, 4, False, 0), (2.0, 4, False, 5)]
+
+
+def test_every_ctrl_c_on_a_terminal_ends_an_answer(run, monkeypatch, capsys):
+    """Not the first alone, though the program lets only one stop other commands."""
+    terminal = Typed("Say a", "Say a", "Say a", "/quit")
+    monkeypatch.setattr("sys.stdin", terminal)
+    monkeypatch.setattr("builtins.input", terminal.input)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    interrupted = []
+
+    def answer(speaker, text):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            interrupted.append(text)
+            raise
+        yield "not interrupted"
+
+    monkeypatch.setattr(Speaker, "answer", answer)
+    before, unraisable = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    try:
+        interrupt_once()
+        assert command("chat", "run") == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = unraisable
+    assert len(interrupted) == 3
+    assert "not interrupted" not in capsys.readouterr().out
 
 
 def test_keys_on_a_terminal(run, monkeypatch, capsys):

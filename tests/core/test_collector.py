@@ -126,6 +126,15 @@ def test_collector_goes_on_from_its_state_to_the_bit(whole_episodes):
         assert torch.equal(getattr(buffer, name), getattr(expected, name))
 
 
+def test_the_environment_gets_all_keys_of_its_state(monkeypatch):
+    collector, states = make_collector([3, 7]), []
+    collect(collector)
+    state = {**collector.state_dict(), "env": {"copies": ["a", "b"], "clock": 5}}
+    monkeypatch.setattr(collector.env, "load_state_dict", states.append)
+    collector.load_state_dict(state)
+    assert states == [{"copies": ["a", "b"], "clock": 5}]
+
+
 def test_without_the_state_of_the_environment_new_episodes_start():
     collector = make_collector([3, 7])
     collect(collector)

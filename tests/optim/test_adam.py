@@ -156,3 +156,10 @@ def test_fit_value_lowers_the_loss_and_leaves_the_policy_alone(make_optimizer, s
     assert adam_of(optimizer).count == 20 * 4
     for p, old in zip(model.policy_parameters(), policy, strict=True):
         assert torch.equal(p, old)
+
+
+def test_nothing_to_train():
+    model = make_model()
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"^there is no parameter to train: unfreeze some with"):
+        Adam(list(model.parameters()))

@@ -178,3 +178,10 @@ def test_line_search_that_fails_returns_theta_itself():
     same, backtracks = line_search(lambda _: False, theta, torch.ones(2), 0.5, 4)
     assert same is theta
     assert backtracks == 4
+
+
+def test_a_policy_without_a_parameter_to_train():
+    model = make_model()
+    model.policy.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"^there is no parameter of the policy to train: unfreeze it with"):
+        FlatPolicy(model)

@@ -1,14 +1,20 @@
 """Faster implementations change no result but by rounding."""
 
+from functools import partial
+
 import pytest
 from builders import parameters
+from torch.nn.utils.parametrizations import spectral_norm
 
 from rlzoo.algorithms import PPOClip
 from rlzoo.control.acting import make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.fast.mlp import FastMLP, FastRecurrentMLP
+from rlzoo.control.networks import MLP
 from rlzoo.core.collector import evaluate
+from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
+from rlzoo.optim.fisher import Jacobian
 from rlzoo.runs import acceleration
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.configuration.defaults import configured
@@ -128,3 +134,19 @@ class Own(PPOClip):
 def test_an_algorithm_of_ones_own_is_not_compiled_by_default(monkeypatch):
     monkeypatch.setattr(acceleration, "compilers", lambda: ["g++"])
     assert not configured(Own(), "CartPole-v1", None, True, {"total_steps": 500_000})[0].compile
+
+
+def test_what_a_user_replaced_is_left_as_it_is():
+    class OwnAdam(Adam):
+        eps = 1e-8
+
+    trainer, _ = trained("ppo-clip", iterations=0, fast=False, **NETWORKS["mlp"])
+    trainer.state.optimizers["all"].__class__ = OwnAdam
+    trainer.task.make_actor = own_actor = partial(make_actor)
+    trainer.model.jacobian = OwnJacobian = type("OwnJacobian", (Jacobian,), {})
+    spectral_norm(trainer.model.value.net.layers[0])
+    trainer.model.policy.net.layers[0].register_forward_hook(lambda layer, x, y: 2 * y)
+    acceleration.accelerate(trainer.task, trainer.state)
+    assert type(trainer.state.optimizers["all"]) is OwnAdam
+    assert (trainer.task.make_actor, trainer.model.jacobian) == (own_actor, OwnJacobian)
+    assert {type(trainer.model.policy.net), type(trainer.model.value.net)} == {MLP}

@@ -88,9 +88,13 @@ def test_configuration_keeps_its_tokenizer_of_any_kind(tmp_path):
     assert load_tokenizer(tmp_path / "out").get_vocab() == load_tokenizer(folder).get_vocab()
 
 
-def test_models_that_cannot_be_trained():
+def test_models_that_cannot_be_trained(tmp_path):
     with pytest.raises(ConfigError, match=r"the given GPT2LMHeadModel is in torch.bfloat16: training needs float32"):
         rlzoo.sft(TEXTS, tiny.make_lm().bfloat16(), tokenizer=tiny.make_tokenizer())
+    half = tiny.make_reward_model(tiny.save_lm(tmp_path))
+    half.model.bfloat16()
+    with pytest.raises(ConfigError, match=r"GPT2ForSequenceClassification is in torch.bfloat16: training needs"):
+        rlzoo.train_reward_model(PAIRS, half)
     broken = tiny.make_lm()
     with torch.no_grad():
         broken.transformer.wpe.weight.fill_(torch.inf)

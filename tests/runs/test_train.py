@@ -112,6 +112,17 @@ def test_killed_between_the_stop_and_the_final_evaluation(tmp_path):
     assert short_runs.outcome(resume(run)) == reference
 
 
+def test_stopped_between_two_final_evaluations_of_which_the_first_is_below_the_threshold(tmp_path):
+    """The evaluation in training ended the run, whatever the final one gives."""
+    run = short_runs.quick_run(tmp_path, stop_return=24.0, eval_interval=200, seed=1)
+    during, final, _ = (x["mean_return"] for x in run.evaluations())
+    assert during > 24 > final
+    reference = short_runs.outcome(run)
+    lines = (run.path / "evaluations.jsonl").read_text().splitlines(keepends=True)
+    (run.path / "evaluations.jsonl").write_text("".join(lines[:-1]))
+    assert short_runs.outcome(resume(run)) == reference
+
+
 def test_callback_sees_every_iteration_and_may_stop_the_run(tmp_path):
     seen = []
 

@@ -40,15 +40,16 @@ def _is_plain(model: ActorCritic) -> bool:
     plain = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.value, MLPValue)
     nets = [model.trunk, getattr(model.policy, "net", None), getattr(model.value, "net", None)]
     plain = plain and all(net is None or isinstance(net, MLP | RecurrentMLP) for net in nets)
-    plain = plain and all(type(x).__module__.startswith(_BUILT_IN) and not _has_hooks(x) for x in model.modules())
-    return plain and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+    return plain and is_built_in(model) and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 
-_BUILT_IN = ("rlzoo.", "torch.nn.modules.")
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def is_built_in(net: nn.Module) -> bool:
+    """Whether a network has modules of this package and of PyTorch alone, without hooks."""
+    return all(
+        type(module).__module__.startswith(("rlzoo.", "torch.nn.modules."))
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        for module in net.modules()
+    )
 
 
 class RecurrentActor:

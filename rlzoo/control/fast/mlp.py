@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
-from rlzoo.control.fast.recurrent import has_written_cell, unroll
+from rlzoo.control.fast.recurrent import unroll
 from rlzoo.control.networks import MLP
 from rlzoo.control.recurrent import RecurrentMLP
 from rlzoo.core.seen import Seen
@@ -27,17 +27,10 @@ _GRAIN = 2**15
 class FastMLP(MLP):
     """An `MLP` with NumPy's tanh, whose backward and forward-mode passes are written out where a tape records it."""
 
-    _own: Affine | None = None
-
     @property
     def affine(self) -> Affine:
         """The parameters of each layer. A functional call may have replaced them by tensors for its time."""
-        if self._own is None or self.layers[-1].weight is not self._own[-1][0]:
-            current = [(layer.weight, layer.bias) for layer in self.layers]
-            if not isinstance(current[-1][0], nn.Parameter):
-                return current
-            self._own = current
-        return self._own
+        return [(layer._parameters["weight"], layer._parameters["bias"]) for layer in self.layers]
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         tape = Tape.current()
@@ -66,7 +59,7 @@ class FastRecurrentMLP(RecurrentMLP):
         recurrent, mlp = self.recurrent, self.mlp
         assert isinstance(mlp, FastMLP)
         tape = Tape.current()
-        if tape is None or tape.both_ways or seen.obs.requires_grad or not has_written_cell(recurrent):
+        if tape is None or tape.both_ways or seen.obs.requires_grad:
             return super().forward(seen)
         affine = mlp.affine
         hidden, into_cell = unroll(recurrent, seen)

@@ -20,11 +20,6 @@ Rows = Float[Tensor, "T R H"]
 """Time comes first, so that the numbers of one step lie together."""
 
 
-def has_written_cell(net: Recurrent) -> bool:
-    """Whether the backward pass of the network's cell is written out here."""
-    return type(net.cell) in _CELLS
-
-
 @torch.no_grad()
 def unroll(net: Recurrent, seen: Seen) -> tuple[Float[Tensor, "R T O"], PullBack]:
     """The output of `net`, and its backward pass. The input gets no gradient."""

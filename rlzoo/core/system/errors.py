@@ -7,6 +7,7 @@ for the others; after a signal, 128 and its number.
 from __future__ import annotations
 
 import difflib
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -63,7 +64,7 @@ def described(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, " ".join(message.split()))))
 
 
-_PACKAGE = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 

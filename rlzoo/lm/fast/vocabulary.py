@@ -233,7 +233,7 @@ class BlockedTokenDistribution(TokenDistribution):
         return entropy
 
     def kl(self, other: TokenDistribution) -> Float[Tensor, "R T"]:
-        if self._differentiable:
+        if self._differentiable or not isinstance(other, BlockedTokenDistribution):
             return super().kl(other)
         kl = other.evaluate(self.acts.long(), old=self).kl
         assert kl is not None

@@ -20,7 +20,7 @@ from rlzoo.lm.model.pretrained import encode, max_positions, with_padding
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.generation import Generation, Responses, stop_ids
 from rlzoo.lm.reward.prompt import Prompt, Prompts, columns_of
-from rlzoo.lm.reward.scores import Score, missing_columns
+from rlzoo.lm.reward.scores import Score, call_scores, missing_columns
 from rlzoo.lm.reward.scoring import Scoring
 from rlzoo.lm.reward.turns import decode, spoken, turns_of
 
@@ -70,6 +70,8 @@ class LMEnv(VectorEnv):
         self._use(prompts if isinstance(prompts, Prompts) else Prompts(prompts), rows, own)
 
     def _use(self, prompts: Prompts, rows: int, own: slice | None) -> None:
+        each = prompts.group_size
+        require(rows % each == 0, f"rows must be a multiple of group_size = {each}, got {rows}")
         self.prompts, self.prompt_ids = prompts, self.encode(prompts.texts)
         self.divided, self._rows, self._own = own is not None, rows, own or slice(0, rows)
         self.num_envs = self._own.stop - self._own.start
@@ -125,7 +127,8 @@ class LMEnv(VectorEnv):
     def measure(self, rows: Buffer) -> tuple[Tensor, ...]:
         """`kl` (N, T), the scores (N,), and those that they are the weighted sum of, for this process's rows."""
         kl = self.scoring.kl(self.model, self.reference, rows)
-        return kl, *(x.to(kl.device) for x in self.scoring.scores(*self.texts(rows)))
+        total, parts = call_scores(self.scoring.score, self.scoring.name, *self.texts(rows))
+        return kl, *(x.to(kl.device) for x in (total, *parts.values()))
 
     def score(self, experience: Experience, *measured: Tensor) -> Experience:
         """Adds the rewards of complete rows (see `Scoring.reward`)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlzoo.core.buffer import Buffer
 from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.reward.reward_model import RewardModel
-from rlzoo.lm.reward.scores import Score, WeightedSum, call_scores, load_score, score_name
+from rlzoo.lm.reward.scores import Score, WeightedSum, load_score, score_name
 from rlzoo.lm.reward.shaping import (
     KL_ESTIMATORS,
     FixedKL,
@@ -66,11 +66,6 @@ class Scoring:
         if self.kl_estimator is not None:
             return self.kl_estimator(rows.logp, other.log_prob(rows.action))
         return model.distribution(tokens).kl(other)
-
-    def scores(self, prompts: list[str], responses: list[str]) -> list[Tensor]:
-        """The scores (N,), and those that they are the weighted sum of."""
-        total, parts = call_scores(self.score, self.name, prompts, responses)
-        return [total, *parts.values()]
 
     def reward(
         self,

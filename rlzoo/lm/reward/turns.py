@@ -37,7 +37,7 @@ class Conversation(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a conversation gets for its last turn."""
+    """The reply to a conversation's last turn, and the reward of that turn."""
 
     text: str | None
     """The next turn; None ends the conversation."""
@@ -119,7 +119,10 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], st
 
     A decoder that strips the space before a text, as SentencePiece's does, decodes them after another token.
     """
-    special = stop & set(tokenizer.all_special_ids)
+    named = set(tokenizer.all_special_ids)  # many chat models end a turn with a special token that has no name
+    special = {
+        x for x in stop if x in named or tokenizer.decode([x]) != tokenizer.decode([x], skip_special_tokens=True)
+    }
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"]) if _strips(tokenizer) else []
     kept = [[*before, *(row[:-1] if row and row[-1] in special else row)] for row in rows]
     start = len(tokenizer.decode(before, clean_up_tokenization_spaces=False)) if before else 0

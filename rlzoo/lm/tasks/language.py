@@ -75,7 +75,7 @@ class LanguageTask(Task):
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()
         if not (model is None or isinstance(model, LanguageModel)):
-            raise ConfigError(f"model: {setup.env} needs a LanguageModel, got a {type(model).__name__}")
+            raise ConfigError(f"model: {env_name(setup.env)} needs a LanguageModel, got a {type(model).__name__}")
         self.model = (self._build() if model is None else model).to(setup.device)
         self.env = self._environment()
         self.collector = Collector(self.env, whole_episodes=True)
@@ -90,7 +90,7 @@ class LanguageTask(Task):
 
     def own_prompts(self) -> Sequence[str]:
         """Prompts of the task for training."""
-        raise ConfigError(f"prompts is missing: {self.setup.env} has none of its own")
+        raise ConfigError(f"prompts is missing: {env_name(self.setup.env)} has none of its own")
 
     def own_eval_prompts(self) -> Sequence[str]:
         """Prompts of the task, for evaluations; by default those of training."""
@@ -115,7 +115,7 @@ class LanguageTask(Task):
         require(not one_turn or settings.max_turns is None, "max_turns is for conversations: it needs reply")
         for name, own in (("model", "own_sft"), ("prompts", "own_prompts"), ("reward", "own_score")):
             there = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
-            require(there, f"{name} is missing: {setup.env} has none of its own")
+            require(there, f"{name} is missing: {env_name(setup.env)} has none of its own")
 
     @property
     def _start(self) -> Path | None:
@@ -148,7 +148,7 @@ class LanguageTask(Task):
             return scratch
         sft = self.own_sft()
         assert sft is not None
-        return str(sft.path(self.setup.env, self.setup.progress))
+        return str(sft.path(env_name(self.setup.env), self.setup.progress))
 
     def _find_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of the run's own copy, of the setting, or of the initial model."""
@@ -304,7 +304,7 @@ class LanguageTask(Task):
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Samples responses to the evaluation prompts in turn, as text."""
-        require(video is None, f"video: {self.setup.env} cannot be recorded; play prints the responses")
+        require(video is None, f"video: {env_name(self.setup.env)} cannot be recorded; play prints the responses")
         return played(self.sample(episodes, seed=seed, deterministic=deterministic))
 
     def respond_to(self, prompts: Sequence[str], episodes: int, *, seed: int, deterministic: bool = False) -> Played:
@@ -325,7 +325,7 @@ class LanguageTask(Task):
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
         actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR
-        raise ConfigError(f"{self.setup.env} trains a language model: load {actor} with transformers")
+        raise ConfigError(f"{env_name(self.setup.env)} trains a language model: load {actor} with transformers")
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -352,16 +352,17 @@ class LanguageTask(Task):
     def end(self, folder: Path) -> None:
         """Saves the adapter, which is small, and then the actor with it merged, as a Hugging Face model."""
         if self.settings.lora_rank is not None:
-            save_adapter(self.model.actor, self._base() or str((folder / START).resolve()), folder / ADAPTER)
+            base = None if self.settings.model == "smollm2" else self._base()  # the Hub's weights are not quantised
+            save_adapter(self.model.actor, base or str((folder / START).resolve()), folder / ADAPTER)
         self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)
 
     def _base(self) -> str | None:
         """Hub name of the initial model; None if it is a file, a directory or an object."""
         model = self.settings.model
+        if not isinstance(model, str) or Path(model).exists() or model.lower().endswith(".gguf"):
+            return None
         if model == "smollm2":
             return pretrained.SMOLLM2
-        if not isinstance(model, str) or model.lower().endswith(".gguf") or Path(model).exists():
-            return None
         return model if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) else None
 
     def save_model(self, folder: Path) -> dict[str, str]:

@@ -108,7 +108,7 @@ class FastAdam(Adam):
         kind = loss.__qualname__, minibatches.whiten, max_grad_norm, *(x.shape for x in (order, *fields))
         if kind not in self._compilations:
             step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
-            settings = getattr(loss, "__self__", None), self.betas, self.rest, max_grad_norm, minibatches.whiten
+            settings = getattr(loss, "__self__", None), self.betas, self.value_start, max_grad_norm, minibatches.whiten
             key = partial(identity, loss, model, settings)
             self._compilations[kind] = Compilation(step, carry, inputs, key)
         loop = self._compilations[kind].loop() if self._waits() else None
@@ -136,7 +136,7 @@ def _pure_step(
     """
     by_id = {id(p): name for name, p in model.named_parameters()}
     parameters, names = adam.parameters, [by_id[id(p)] for p in adam.parameters]
-    view, betas, split = TermView(model), adam.betas, adam.rest
+    view, betas, split = TermView(model), adam.betas, adam.value_start
     like, whiten = minibatches.buffer, minibatches.whiten
 
     def step(

@@ -36,8 +36,6 @@ def configured(
         return config, []
     if config is not None:
         require(isinstance(preset, bool), "give either config or preset, not both")
-        if isinstance(algorithm, Algorithm):
-            raise ConfigError("config has an algorithm already: give its settings by name")
         file = os.fspath(config)
         algorithm, env, base = from_config(file, algorithm, env, settings)
         blank, settings, _ = merge(algorithm, env, settings, [Source(file, base)])
@@ -95,8 +93,8 @@ def _lines(algorithm: str | Algorithm, env: Any, preset: bool | str, sources: li
 
 
 def from_config(
-    path: Path | str, algorithm: str | None, env: Any, settings: Mapping[str, Any]
-) -> tuple[str, Any, dict[str, Any]]:
+    path: Path | str, algorithm: str | Algorithm | None, env: Any, settings: Mapping[str, Any]
+) -> tuple[str | Algorithm, Any, dict[str, Any]]:
     """Algorithm, environment and settings of a `config.json`.
 
     Args:

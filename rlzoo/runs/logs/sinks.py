@@ -68,7 +68,7 @@ class TensorBoard(Sink):
         A file from a clock that was ahead is not waited for.
         """
         names, deadline = [path.name for path in self._folder.glob("events.out.tfevents.*")], time.monotonic() + 1.5
-        while names and max(names) > f"events.out.tfevents.{time.time():.0f}" and time.monotonic() < deadline:
+        while names and max(names) > f"events.out.tfevents.{int(time.time())}" and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def close(self) -> None:

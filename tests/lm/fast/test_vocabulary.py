@@ -5,7 +5,7 @@ import torch
 
 from rlzoo.lm.fast import vocabulary
 from rlzoo.lm.fast.vocabulary import BlockedTokenDistribution, Steps
-from rlzoo.lm.model.tokens import Head
+from rlzoo.lm.model.tokens import Head, TokenDistribution
 
 R, T, H, V = 3, 5, 4, 150
 ACTS = torch.tensor([[0, 1, 1, 1, 0], [1, 0, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
@@ -66,3 +66,8 @@ def test_the_gradient_is_added_to_the_sum_that_there_is():
     x.log_prob(ACTION).sum().backward()
     assert weight.grad is total
     torch.testing.assert_close(total, 1 + expected)
+
+
+def test_kl_to_a_distribution_that_is_not_in_blocks():
+    x, plain = make(), TokenDistribution(*(getattr(make(10), name) for name in ("hidden", "acts", "head")))
+    torch.testing.assert_close(x.kl(plain), x.kl(make(10)))

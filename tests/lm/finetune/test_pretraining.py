@@ -5,13 +5,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from lm_builders import KINDS, experience, make_env, make_model
 from tiny import PAD
 
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce
 from rlzoo.core.estimators import GAE
-from rlzoo.lm.finetune.pretraining import PretrainingLoss
+from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.model.padding import pad, summed_nll
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
@@ -212,3 +213,10 @@ def test_the_pretraining_loss_alone_raises_the_likelihood_of_its_texts(name):
     for _ in range(3):
         algorithm.update(model, state, buffer)
     assert float(nll(model).detach()) < before - 0.2
+
+
+def test_a_text_that_ends_with_the_end_of_sequence_gets_no_other(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("ab\nab<eos>\n")
+    first, second = read_pieces(str(path), tiny.make_tokenizer(), 10)
+    assert first == second

@@ -27,6 +27,7 @@ from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation, stop_ids
+from rlzoo.lm.reward.prompt import Prompts
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, ScoreTreatment
 
 TEXTS = ["ab", "cdefg", "h"]
@@ -297,3 +298,9 @@ def test_an_environment_over_other_prompts_shares_all_but_their_order():
     assert (env.num_envs, env.prompts.texts) == (6, TEXTS)
     with pytest.raises(ConfigError, match=r"prompt 1 .* has 28 tokens"):
         env.over(["a" * 28])
+
+
+def test_rows_that_are_no_whole_groups():
+    prompts, scores = Prompts(["a", "b"], 4), lambda prompts, responses: [0.0] * len(responses)
+    with pytest.raises(ConfigError, match="rows must be a multiple of group_size = 4, got 6"):
+        LMEnv(make_model(), make_tokenizer(), prompts, scores, Generation(4), rows=6)

@@ -8,7 +8,7 @@ import torch
 from lm_builders import buffer_of, collect, experience, make_env, make_model, move, rewarded
 from simulated_gpu import GPU, simulated
 from tiny import PAD
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import rlzoo
@@ -336,3 +336,13 @@ def test_a_response_keeps_the_space_that_a_decoder_strips_from_a_text(decoder):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="<eos>")
     assert tokenizer.decode([2, 3]) == "was great"
     assert decode(tokenizer, [[2, 3, 5], [4], []], frozenset({5})) == [" was great", "ly", ""]
+
+
+def test_a_special_token_without_a_name_ends_a_response_and_is_not_in_its_text():
+    """As Phi-3's <|end|>, which the model's generation configuration names alone."""
+    tokenizer = tiny.make_tokenizer()
+    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    assert end not in tokenizer.all_special_ids
+    (a,) = letters("a")
+    assert decode(tokenizer, [[a, end], [end, a]], frozenset({end, a})) == ["a", "<|end|>a"]

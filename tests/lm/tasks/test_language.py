@@ -1,5 +1,6 @@
 """Language tasks through the trainer: all five algorithms, evaluation, settings, and what a run saves."""
 
+import importlib
 import json
 
 import numpy as np
@@ -300,6 +301,15 @@ OWN_SFT = """
         fit = SFTSettings(epochs=2, learning_rate=1e-3, held_out=0.0)
         return SFTCheckpoint(TEXTS, lambda: train_tokenizer(TEXTS, 260), small_gpt2(1, 16, 2, 16), fit)
 """
+
+
+def test_a_new_task_given_as_its_class(tmp_path, monkeypatch):
+    (tmp_path / "words_class.py").write_text(TASK + OWN_SFT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
+    words = importlib.import_module("words_class").Words
+    trainer = Trainer(rlzoo.make_config("ppo-clip", words, responses_per_batch=4, responses_per_prompt=2))
+    assert trainer.task.env.prompts.texts == ["the", "a"]
 
 
 @pytest.mark.parametrize("own_sft", [True, False])
