@@ -50,8 +50,7 @@ class Adam:
         self.m, self.v = (torch.zeros_like(self.theta[self.share]) for _ in range(2))
         self.count = 0
         before_value = len(self.theta) - sum(p.numel() for p in value if p.requires_grad)
-        self.value_start = min(max(before_value - self.share.start, 0), len(self.m))
-        """Where the parameters of the value begin in this process's share of θ."""
+        self.value_start = min(max(before_value - self.share.start, 0), len(self.m))  # in this process's share
 
     def minimize(
         self,
