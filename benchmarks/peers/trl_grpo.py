@@ -1,8 +1,8 @@
 """The peer of real language models: TRL's GRPOTrainer on the model, prompts and score of one of rlzoo's tasks.
 
-    python3.11 -m venv trl
-    trl/bin/pip install torch==2.13.0 trl==1.16.0 vaderSentiment
-    trl/bin/python benchmarks/peers/trl_grpo.py MODEL PROMPTS --score compound --new-tokens 24 --steps 4
+    python3.11 -m venv trl-1.16
+    trl-1.16/bin/pip install torch==2.13.0 trl==1.16.0 vaderSentiment
+    trl-1.16/bin/python benchmarks/peers/trl_grpo.py MODEL PROMPTS --score compound --new-tokens 24 --steps 4
 
 PROMPTS is a .jsonl file with "prompt", the text, and the columns that the score takes, as `rlzoo` saves it. One process
 trains once and prints one line of JSON: for each update its sampled tokens, its mean score and the seconds since the

@@ -3,12 +3,12 @@
 TRL 0.11 announces this trainer's removal in 0.12, and is measured with the transformers of its time, so it gets an
 environment of its own:
 
-    python3.11 -m venv trl-env
-    trl-env/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
-    trl-env/bin/pip install trl==0.11.4 transformers==4.46.3 accelerate==1.2.1 datasets==3.6.0 rich==15.0.0
-    trl-env/bin/python benchmarks/peers/trl_ppo.py gpt2
-    trl-env/bin/python benchmarks/peers/trl_ppo.py small --precision bf16
-    trl-env/bin/python benchmarks/peers/trl_ppo.py gpt2 --generate-only
+    python3.11 -m venv trl
+    trl/bin/pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+    trl/bin/pip install trl==0.11.4 transformers==4.46.3 accelerate==1.2.1 datasets==3.6.0 rich==15.0.0
+    trl/bin/python benchmarks/peers/trl_ppo.py gpt2
+    trl/bin/python benchmarks/peers/trl_ppo.py small --precision bf16
+    trl/bin/python benchmarks/peers/trl_ppo.py gpt2 --generate-only
 
 One process measures one configuration and prints one line of JSON. A first iteration warms up and is not counted.
 PPO takes 4 epochs at a learning rate of 1e-5, its other settings are TRL's defaults. All responses have the full

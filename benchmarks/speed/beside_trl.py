@@ -1,6 +1,6 @@
 """rlzoo's PPO-clip beside TRL's GRPOTrainer on a real model: score, response tokens per second, peak memory.
 
-    python benchmarks/speed/beside_trl.py --peer trl/bin/python --rounds 3
+    python benchmarks/speed/beside_trl.py --peer trl-1.16/bin/python --rounds 3
 
 The environment of TRL is that of `benchmarks/peers/trl_grpo.py`. Contestants take turns, each in its own process, with
 the same model, prompts, scores, groups of 8, sampled tokens, minibatches, epochs and Adam. A first update warms up and
@@ -14,13 +14,13 @@ import itertools
 import json
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import language_throughput
 import torch
 
 HERE = Path(__file__).parent
@@ -59,15 +59,6 @@ def write_inputs(env: str, folder: Path) -> None:
     task.model.save_pretrained(task.tokenizer, folder / "model", task.env.stop)
 
 
-def line_of(command: list[str]) -> dict[str, Any]:
-    """The last line of a program's output, as JSON."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command[:3])} failed: {done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
-
-
 def rate(run: dict[str, Any]) -> float:
     """Response tokens per second, without the first update."""
     return float(sum(run["tokens"][1:]) / (run["seconds"][-1] - run["seconds"][0]))
@@ -75,7 +66,7 @@ def rate(run: dict[str, Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", help="Python of the environment with TRL")
+    parser.add_argument("--peer", default="trl-1.16/bin/python", help="Python of the environment with TRL")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--steps", type=int, default=4)
@@ -105,8 +96,8 @@ def main() -> None:
                 key = {"task": env, "precision": precision, "seed": seed, **common}
                 if any(key.items() <= run.items() for run in runs):
                     continue
-                pair = [{**key, "system": "rlzoo", **line_of([*ours, *options])}]
-                pair += [{**key, "system": "TRL", **line_of([*theirs, *options])}]
+                pair = [{**key, "system": "rlzoo", **language_throughput.run([*ours, *options])}]
+                pair += [{**key, "system": "TRL", **language_throughput.run([*theirs, *options])}]
                 runs += pair
                 with record.open("a") as file:
                     file.writelines(json.dumps(run) + "\n" for run in pair)

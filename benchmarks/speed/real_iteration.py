@@ -176,7 +176,7 @@ def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:
             theirs = f"{plain[name]:.1f} | {plain[name] / seconds:.2f}" if plain else "– | –"
             above = f"{seconds:.1f} | {below[name]:.1f} | {seconds / below[name]:.2f}"
             lines.append(f"| {precision} | {PARTS.get(name, name)} | {above} | {theirs} |")
-        if generation := [run["sampling"] for run in runs.get((precision, "generate"), [])]:
+        if ours and (generation := [run["sampling"] for run in runs.get((precision, "generate"), [])]):
             seconds = statistics.median(generation)
             beside = f"{ours['sampling']:.1f} | | | {seconds:.1f} | {seconds / ours['sampling']:.2f}"
             lines.append(f"| {precision} | sampling beside `model.generate` | {beside} |")

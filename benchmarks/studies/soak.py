@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from rlzoo.runs.run import Run
 
 HERE = Path(__file__).parents[1]
 RESULTS = HERE / "results" / "soak"
@@ -50,19 +51,10 @@ def sample(pid: int, folder: Path) -> dict[str, float]:
         "resident_mb": round(int(status["VmRSS"].split()[0]) * 1024 / MB, 2),
         "open_files": len(os.listdir(f"/proc/{pid}/fd")),
         "threads": int(status["Threads"]),
-        "step": last_step(folder / "metrics.jsonl"),
+        "step": (Run(folder).last_metrics() or {"step": 0})["step"],
         **{name: round(size / MB, 3) for name, size in sizes.items()},
         "checkpoints": sum(path.name.isdigit() for path in (folder / "checkpoints").glob("*")),
     }
-
-
-def last_step(path: Path) -> int:
-    """The step of the last complete line."""
-    if not path.exists():
-        return 0
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 10_000))
-        return int(json.loads(file.read().splitlines()[-1])["step"])
 
 
 def run(minutes: int) -> None:

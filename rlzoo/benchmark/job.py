@@ -127,7 +127,7 @@ def run_job(job: Job) -> Outcome | Failure:
         else:
             load_peer(job.peer).train(job.env, job.seed, job.settings, recorder)
         return recorder.outcome()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Failure(*job.key, described(error), traceback.format_exc())
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from typing import Any
 from rlzoo.benchmark.job import Failure, Key, Outcome
 from rlzoo.benchmark.suite import Environment, Suite
 from rlzoo.core.system.errors import RunError, require
-from rlzoo.core.system.files import memory, naming
+from rlzoo.core.system.files import memory, sync
 from rlzoo.runs.configuration.record import git_commit, read_record, unequal_versions, versions
-from rlzoo.runs.files import read_jsonl, write_atomically
+from rlzoo.runs.files import append_jsonl, read_jsonl, write_atomically
 
 FORMAT = 1
 _SUITE, _RESULTS, _TIMINGS, _FAILURES = "suite.json", "results.jsonl", "timings.jsonl", "failures.jsonl"
@@ -78,7 +78,7 @@ class Results:
         """
         path = Path(path)
         record = read_record(path / _SUITE, FORMAT)
-        try:
+        with _reading(path / _SUITE):
             suite = record.pop("suite")
             environments = {env: Environment(**fields) for env, fields in suite["environments"].items()}
             order = [(label, env, seed) for env in environments for label in suite["labels"] for seed in suite["seeds"]]
@@ -94,8 +94,15 @@ class Results:
                 failures=[failed[key] for key in order if key in failed],
                 missing=[key for key in order if key not in outcomes and key not in failed],
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RunError(f"{path / _SUITE} is damaged: {type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Turns the errors of a `suite.json` with other content into a `RunError` that names it."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{file} is damaged: {type(error).__name__}: {error}") from error
 
 
 def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -> dict[Key, Outcome]:
@@ -109,8 +116,9 @@ def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -
         try:
             require(line is not None, "it is not complete")
             outcome = Outcome(**dict(line or {}))
+            require(outcome.key in seconds, "it has no timing")
             outcomes[outcome.key] = replace(outcome, seconds=seconds[outcome.key])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError) as error:
             warn(f"{path / _RESULTS}, line {number}: skipped, {error}; its job will run again")
     return outcomes
 
@@ -124,13 +132,15 @@ def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key,
     outcomes = read_outcomes(path, warn)
     if not outcomes:
         return {}
-    before = read_record(path / _SUITE, FORMAT)["suite"]
-    if before["name"] != suite.name:
-        raise RunError(f"{path} holds results of the suite {before['name']}: give another --out, or --overwrite")
+    with _reading(path / _SUITE):
+        before = read_record(path / _SUITE, FORMAT)["suite"]
+        name, episodes = before["name"], (before["eval_episodes"], before["final_episodes"])
+        intervals = {env: environment["eval_interval"] for env, environment in before["environments"].items()}
+    if name != suite.name:
+        raise RunError(f"{path} holds results of the suite {name}: give another --out, or --overwrite")
     if others := len(outcomes.keys() - {job.key for job in suite.jobs}):
         raise RunError(f"{path} holds {others} results that the suite lacks: give another --out, or --overwrite")
-    intervals = {env: environment["eval_interval"] for env, environment in before["environments"].items()}
-    same_episodes = (before["eval_episodes"], before["final_episodes"]) == (suite.eval_episodes, suite.final_episodes)
+    same_episodes = episodes == (suite.eval_episodes, suite.final_episodes)
     kept = {
         job.key: outcome
         for job in suite.jobs
@@ -186,10 +196,8 @@ class Writer:
         write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        with naming(self.path / name), (self.path / name).open("ab") as file:
-            file.write(_lines([record]))
-            file.flush()
-            os.fsync(file.fileno())
+        append_jsonl(self.path / name, [record])
+        sync(self.path / name)
 
 
 def check_folder(path: Path, overwrite: bool = False) -> None:

@@ -137,6 +137,8 @@ def each(
                 yield key, result
         except TerminatedWorkerError:
             for key, item in list(waiting.items())[:workers]:
+                if stopped():
+                    return
                 del waiting[key]
                 try:
                     yield from _parallel(work, [(key, item)], workers, threads)
@@ -147,7 +149,7 @@ def each(
 def _parallel(
     work: Callable[[T], R], items: Iterable[tuple[K, T]], workers: int, threads: int
 ) -> Iterator[tuple[K, R]]:
-    """`each` for items of which no process is killed. An item is drawn when a process is free for it."""
+    """`each` for items of which no process is killed. So many items as there are workers are drawn at a time."""
     start = {"initializer": worker.begin, "initargs": (os.getpid(), os.getcwd())}
     with joblib.parallel_config("loky", inner_max_num_threads=threads, **start):
         # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.

@@ -120,7 +120,7 @@ class _Problem:
         except NonFiniteError as error:
             trial.set_user_attr("pruned", str(error))
             return None
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
         return float(np.mean([score_of(x) for x in returns]))
 
@@ -173,14 +173,15 @@ def search(
     """
     require(trials >= 1, f"trials must be at least 1, got {trials}")
     require(jobs >= 1, f"jobs must be at least 1, got {jobs}")
-    require(bool(seeds) and not {*seeds} & {*validation_seeds}, "seeds and validation seeds must differ")
+    require(bool(seeds), "a search needs at least one seed")
+    require(not {*seeds} & {*validation_seeds}, "seeds and validation seeds must differ")
     out, variant = Path(out), json.loads(json.dumps(dict(variant or {})))
     problem, values = _problem(ALIASES.get(algorithm, algorithm), env, out, seeds, dict(fixed or {}), variant)
     with lock(out):
         study = problem.study()
         _check_same(study, out, base=json.loads(json.dumps(problem.base)), seeds=list(seeds))
         _enqueue(study, problem.space, values, variant)
-        trials = max(trials, _count(study) + len(_in(study, "WAITING")) if variant else 0)
+        trials = max(trials, _count(study) + len(_in(study, "WAITING")))
 
         def stopped() -> str:
             return f"stopped with {_count(study)} of {trials} trials done; the same command continues"
@@ -303,7 +304,7 @@ def _check_same(study: Any, out: Path, **search: Any) -> None:
 def _enqueue(study: Any, space: Mapping[str, Space], values: Mapping[str, Any], variant: Mapping[str, Any]) -> None:
     """Queues the first trial of a new study, the trials that were running when it stopped, and the user's variant."""
     start = dict.fromkeys(space, False) | {name: x for name, x in as_parameters(values).items() if name in space}
-    if not study.trials:
+    if not any("start" in trial.user_attrs for trial in _in(study, "RUNNING", "WAITING", "COMPLETE", "PRUNED")):
         study.enqueue_trial(start, user_attrs={"start": True})
     for trial in _in(study, "RUNNING"):
         study.tell(trial.number, state=_optuna().trial.TrialState.FAIL)

@@ -169,7 +169,7 @@ def _train(work: tuple[Path, int | None, int]) -> str | Failed:
         if os.getppid() != parent:
             os._exit(1)
         return "stopped"
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         own = type(error).__module__ == "rlzoo.core.system.errors"
         if own or isinstance(error, (OSError, MemoryError)):
             return Failed(" ".join(str(error).split()) or type(error).__name__)

@@ -40,7 +40,7 @@ final_episodes: 5
 """
 
 PEERS = """\
-import os, time
+import os, sys, time
 import numpy as np
 from functools import partial
 from rlzoo.control.evaluation import evaluate_actor
@@ -75,10 +75,12 @@ def dies(seed):
 
 
 def stops(seed):
-    raise SystemExit(3)
+    if seed == 1:
+        sys.exit("no licence")
 
 
 fine, failing, dying, slow = Peer(lambda seed: None), Peer(fails), Peer(dies), Peer(lambda seed: time.sleep(60))
+stopping = Peer(stops)
 
 
 class Short(Peer):
@@ -281,6 +283,12 @@ def test_results_that_the_suite_does_not_have_are_not_deleted(name, seeds, messa
     assert (whole / "results.jsonl").read_bytes() == before
 
 
+def test_a_job_that_ends_its_program_does_not_stop_the_others(tmp_path):
+    results = run_suite(of_peers(tmp_path, "stopping"), tmp_path / "results", jobs=2)
+    assert len(results.outcomes) == 2
+    assert [failure.error for failure in results.failures] == ["SystemExit: no licence"]
+
+
 def test_a_failed_job_does_not_stop_the_others(tmp_path, capsys):
     suite = of_peers(tmp_path, "failing", "fine")
     results = run_suite(suite, tmp_path / "results", jobs=2)
@@ -418,6 +426,8 @@ def test_a_damaged_suite_json(edited, suite):
     out = edited(suite={})
     with pytest.raises(RunError, match=r"suite\.json is damaged: KeyError"):
         Results.read(out)
+    with pytest.raises(RunError, match=r"suite\.json is damaged: KeyError"):
+        run_suite(suite, out)
 
 
 def test_a_line_for_each_job(suite, tmp_path, monkeypatch):

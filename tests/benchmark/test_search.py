@@ -120,6 +120,21 @@ def test_a_trial_that_fails_ends_the_search_with_its_error(tmp_path):
         search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], fixed=fixed)
 
 
+def test_the_start_is_tried_again_after_it_failed(tmp_path):
+    """The user mends a module between the two commands."""
+    module, out = tmp_path / "mine.py", tmp_path / "search"
+    fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
+    fixed["wrappers"] = [f"{module}:Mine"]
+    options = {"trials": 2, "seeds": [0], "validation_seeds": [], "fixed": fixed}
+    text = "import gymnasium\nclass Mine(gymnasium.Wrapper):\n    def step(self, action):\n        "
+    module.write_text(f"{text}raise OSError('no simulator')\n")
+    with pytest.raises(TrainingError, match="failed: trial 0"):
+        search("ppo-clip", "CartPole-v1", out, **options)
+    module.write_text(f"{text}return super().step(action)\n")
+    result = search("ppo-clip", "CartPole-v1", out, **options)
+    assert (result.start, result.trials) == (1, 2)
+
+
 def test_folder_of_another_pair_is_refused(tmp_path):
     fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
     search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed)

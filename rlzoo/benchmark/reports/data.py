@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rlzoo.benchmark.reports.statistics import Interval, are_comparable, iqm_interval
+from rlzoo.benchmark.reports.statistics import Interval, are_comparable, iqm, iqm_interval
 from rlzoo.benchmark.reports.study import Group, Study
 from rlzoo.core.system.screen import one_line
 
@@ -32,11 +32,13 @@ def numbers(study: Study) -> dict[str, str]:
 
 def _scores(study: Study, metrics: Iterable[str]) -> Iterator[list[Any]]:
     for (name, env), group in study.groups.items():
-        score, deterministic = iqm_interval([group.final]), iqm_interval([group.final_deterministic]).estimate
+        score, ended = iqm_interval([group.final]), group.ended
+        deterministic = iqm([group.final_deterministic[ended]]) if ended.any() else None
         steps = np.array([run.steps[-1] for run in group.runs])
         medians = [np.median(steps), np.median(group.seconds), *(group.further.get(key) for key in metrics)]
         yield [env, name, None, score.estimate, *_bounds(score, group), deterministic, *medians]
-        values = group.final, group.final_deterministic, steps, group.seconds, *(group.metric(key) for key in metrics)
+        each = [x if has_ended else None for x, has_ended in zip(group.final_deterministic, ended, strict=True)]
+        values: list[Any] = [group.final, each, steps, group.seconds, *(group.metric(key) for key in metrics)]
         for run, x, *others in zip(group.runs, *values, strict=True):
             yield [env, name, run.seed, x, None, None, *others]
 

@@ -6,7 +6,6 @@ import io
 import itertools
 import textwrap
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -60,12 +59,14 @@ def styles(algorithms: Iterable[Algorithm]) -> dict[str, dict[str, Any]]:
     first = {label: (0, colour) for label, colour in _COLOURS.items() if label in families.values()}
     free = (x for line in itertools.count() for colour in PALETTE if (x := (line, colour)) not in first.values())
     first |= {label: next(free) for label in dict.fromkeys(families.values()) if label not in first}
-    members, styles = Counter[str](), {}
+    taken, begun, styles = {*first.values()}, set[str](), {}
     for name, family in families.items():
         line, colour = first[family]
-        line += members[family]
+        if family in begun:
+            line = next(n for n in itertools.count(line + 1) if (n, colour) not in taken)
+            taken.add((line, colour))
+        begun.add(family)
         styles[name] = {"color": colour, "linestyle": LINES[line and 1 + (line - 1) % (len(LINES) - 1)]}
-        members[family] += 1
     return styles
 
 

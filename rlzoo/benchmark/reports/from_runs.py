@@ -96,7 +96,6 @@ def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callabl
     outcomes = [outcome for key in order if (outcome := _outcome(key, jobs[key])) is not None]
     evaluated = {outcome.key for outcome in outcomes}
     unfinished = [key for key in order if key in evaluated and not jobs[key].run.finished]
-    episodes = [n for x in trained if isinstance(n := x.settings.get("eval_episodes"), int)]
     commits = {x.record.get("git_commit") for x in trained}
     return Results(
         path=path,
@@ -106,7 +105,7 @@ def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callabl
         counterparts={},
         environments={env: _environment([x for x in trained if x.env == env]) for env in envs},
         seeds=sorted({x.seed for x in trained}),
-        eval_episodes=max(episodes),
+        eval_episodes=max(x.settings["eval_episodes"] for x in trained),
         final_episodes=max([int(x.run.evaluations()[-1]["episodes"]) for x in trained if x.run.finished], default=0),
         record={
             "versions": {name: v for x in trained for name, v in (x.record.get("versions") or {}).items()},
@@ -151,7 +150,7 @@ def _read(run: Run) -> _Trained:
     file = run.path / "config.json"
     settings = read_settings(file)
     seed = settings.pop("seed", 0)
-    integers = {"seed": seed, "total_steps": settings.get("total_steps")}
+    integers = {"seed": seed, **{name: settings.get(name) for name in ("total_steps", "eval_episodes")}}
     if settings.get("eval_interval") is not None:
         integers["eval_interval"] = settings["eval_interval"]
     for name, x in integers.items():

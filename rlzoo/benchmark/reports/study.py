@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike
 
-from rlzoo.benchmark.job import Outcome
+from rlzoo.benchmark.job import Key, Outcome
 from rlzoo.benchmark.reports.statistics import (
     Array,
     Interval,
@@ -47,6 +48,13 @@ class Group:
     environment: Environment
     """As its own folder defines it."""
     runs: tuple[Outcome, ...]
+    unfinished: frozenset[Key] = frozenset()
+    """Runs whose training has not ended."""
+
+    @property
+    def ended(self) -> npt.NDArray[np.bool_]:
+        """(runs,) whether training has ended, so that there is a final deterministic evaluation."""
+        return np.array([run.key not in self.unfinished for run in self.runs])
 
     @property
     def final(self) -> Array:
@@ -163,7 +171,8 @@ class Study:
             folder = folders[algorithm.folder]
             runs = [run for run in folder.outcomes if (run.label, run.env) == (algorithm.label, env)]
             if runs:
-                groups[algorithm.name, env] = Group(folder.environments[env], tuple(sorted(runs, key=lambda x: x.seed)))
+                ordered = tuple(sorted(runs, key=lambda x: x.seed))
+                groups[algorithm.name, env] = Group(folder.environments[env], ordered, frozenset(folder.unfinished))
         return cls(folders, algorithms, environments, groups)
 
     @property
@@ -185,11 +194,13 @@ class Study:
         metric, groups = str(self.against), dict[str, list[Group]]()
         for name, group in self.within(env).items():
             if metric in group.further:
-                groups.setdefault(group.runs[0].settings.get("algorithm", name), []).append(group)
+                label = self.algorithms[name].label
+                folder = name.removeprefix(label)  # of folders that are shown apart
+                groups.setdefault(group.runs[0].settings.get("algorithm", label) + folder, []).append(group)
         lines = {}
         for name, own in groups.items():
             points = [Points(group, x, y) for group in own for x, y in group.path(metric)[-1 if len(own) > 1 else 0 :]]
-            lines[name] = sorted(points, key=lambda point: float(np.median(point.metric)))
+            lines[name] = sorted(points, key=lambda point: float(np.nanmedian(point.metric)))
         return lines
 
     def at_equal(self, env: str) -> dict[float, dict[str, Array]]:
@@ -204,7 +215,8 @@ class Study:
             by_seed: dict[int, list[tuple[float, float]]] = {}
             for group, metric, score in line:
                 for run, x, y in zip(group.runs, metric, score, strict=True):
-                    by_seed.setdefault(run.seed, []).append((x, y))
+                    if np.isfinite(x):
+                        by_seed.setdefault(run.seed, []).append((x, y))
             paths[name] = [np.transpose(sorted(points)) for points in by_seed.values()]
         if not paths:
             return {}
@@ -275,7 +287,7 @@ class Study:
     def better(self, ours: str, theirs: str, environments: Sequence[str]) -> Interval:
         """Probability that a run of `ours` has a higher final score than a run of `theirs`.
 
-        The bounds are those of the estimate where one of them has a single run, whose spread nobody knows.
+        The bounds are those of the estimate where one of them has a single run, whose spread is unknown.
         """
         finals = self.finals(ours, environments), self.finals(theirs, environments)
         p = probability_of_improvement(*finals)

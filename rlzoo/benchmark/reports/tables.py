@@ -118,11 +118,12 @@ def final_scores(study: Study) -> Table:
         bold = len(within) > 1 and not study.against
         scores = scored({name: group.final for name, group in within.items()}, digits, bold)
         for name, group in within.items():
+            deterministic = group.final_deterministic[group.ended]
             rows.append([
                 env,
                 name,
                 scores[name],
-                mean(group.final_deterministic, digits),
+                mean(deterministic, digits) if len(deterministic) else NOTHING,
                 *(mean_metric(group.metric(key)) if key in group.further else NOTHING for key in further),
                 significant(float(np.median(group.seconds))),
                 fixed(float(np.median(group.pace)), 0),

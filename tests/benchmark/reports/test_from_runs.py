@@ -1,5 +1,6 @@
 """Reports on runs: groups of seeds, runs side by side, runs that are not finished, and what is no run."""
 
+import csv
 import json
 import shutil
 
@@ -70,6 +71,11 @@ def test_run_that_goes_on_counts_as_far_as_it_is(runs, tmp_path):
     page = (tmp_path / "seeds" / "report.md").read_text()
     assert "1 of 2 runs finished" in page
     assert f"ppo-clip on CartPole-v1, seed 2: at step {run.last_metrics()['step']} of 600" in page
+    assert "−∞" not in page
+    text = (tmp_path / "seeds" / "scores.csv").read_text()
+    scores = {row["seed"]: row for row in csv.DictReader(text.splitlines())}
+    assert scores["2"]["deterministic"] == ""
+    assert scores[""]["deterministic"] == scores["1"]["deterministic"] != ""
     (run.path / "evaluations.jsonl").unlink()
     results, _ = only([tmp_path / "seeds"])
     assert results.missing == [("ppo-clip", "CartPole-v1", 2)]
@@ -108,7 +114,10 @@ def test_path_without_runs_is_an_error(runs, tmp_path):
             find_results([path], print)
 
 
-@pytest.mark.parametrize(("name", "value"), [("total_steps", float("inf")), ("eval_interval", []), ("seed", "a")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("total_steps", float("inf")), ("eval_interval", []), ("seed", "a"), ("eval_episodes", None)],
+)
 def test_setting_of_another_kind_is_named(name, value, runs, tmp_path):
     shutil.copytree(runs / "other", tmp_path / "run")
     file = tmp_path / "run" / "config.json"

@@ -192,6 +192,23 @@ def test_scores_at_equal_values_of_a_metric() -> None:
     assert rows[1][3].startswith("2.00 [")
 
 
+def test_a_run_without_the_metric_is_left_out_of_the_scores_at_equal_values() -> None:
+    outcomes = [*sweep("trpo", [(16, 32), (0, 0)]), *sweep("npg", [(8, 0), (24, 16)])]
+    expected = Study.of([results(outcomes, against="kl_reference")]).at_equal("E")
+    outcomes += [outcome("trpo, 0", seed=4, final=1.0, settings={"algorithm": "trpo"})]
+    equal = Study.of([results(outcomes, against="kl_reference")]).at_equal("E")
+    assert {level: x["trpo"].tolist() for level, x in equal.items()} == {
+        level: x["trpo"].tolist() for level, x in expected.items()
+    }
+
+
+def test_folders_of_unequal_versions_are_drawn_apart_against_a_metric() -> None:
+    versions = {**RECORD, "versions": {**RECORD["versions"], "torch": "2.9.0"}}
+    a, b = sweep("trpo", [(16, 32), (0, 0)]), sweep("trpo", [(8, 0), (24, 16)])
+    folders = results(a, path="x/A", against="kl_reference"), results(b, path="x/B", record=versions)
+    assert list(Study.of(folders).lines("E")) == ["trpo (A)", "trpo (B)"]
+
+
 def test_an_algorithm_with_one_label_is_drawn_over_its_training() -> None:
     """The last evaluation is replaced by the final one. A run without the others leaves the final ones alone."""
     course, final = {"kl_reference": [0.0, 4.0, 2.0, 9.0]}, {"kl_reference": 8.0, "ended": 0.5}
@@ -438,6 +455,14 @@ def test_twelve_labels_look_different() -> None:
     assert len({tuple(style.values()) for style in styles.values()}) == 12
     assert styles["trpo"] == {"color": "#009E73", "linestyle": "solid"}
     assert styles["ppo-clip"] == {"color": "#D55E00", "linestyle": "solid"}
+
+
+def test_labels_of_two_folders_look_different() -> None:
+    labels = [f"l{i}" for i in range(9)]
+    both = [Algorithm(f"{x} ({folder})", x, folder) for folder in "AB" for x in labels]
+    styles = figures.styles(both)
+    assert len({tuple(style.values()) for style in styles.values()}) == 18
+    assert all(styles[f"{x} (A)"]["color"] == styles[f"{x} (B)"]["color"] for x in labels)
 
 
 def test_a_peer_has_the_colour_of_its_counterpart() -> None:
