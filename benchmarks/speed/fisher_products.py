@@ -53,7 +53,9 @@ def main() -> None:
         times = [f"{statistics.median(x):,.0f}" for x in zip(*rounds, strict=True)]
         ratios = [f"{statistics.median(x[i] / x[-1] for x in rounds):.2f}" for i in (0, 1)]
         lines.append(f"| {' | '.join([env, f'{batch.num_rows:,}', *times, *ratios])} |")
-    RESULT.write_text("\n".join(lines) + "\n\n`python benchmarks/speed/fisher_products.py`, medians of 7 rounds.\n")
+    RESULT.write_text(
+        "\n".join(lines) + f"\n\n`python benchmarks/speed/fisher_products.py`, medians of {ROUNDS} rounds.\n"
+    )
     print(RESULT.read_text())
 
 

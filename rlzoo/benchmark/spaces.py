@@ -115,7 +115,7 @@ def as_settings(algorithm: str, parameters: Mapping[str, Any]) -> dict[str, Any]
     for switch, names in SCHEDULED.items():
         if settings.pop(switch, False):
             for name in names:
-                # Only REINFORCE annealed the value's learning rate too.
+                # REINFORCE alone also reduces the value's learning rate.
                 if name in settings and (name != "vf_learning_rate" or algorithm == "reinforce"):
                     settings[name] = f"linear:{float(settings[name])!r}:0"
     return settings

@@ -24,7 +24,7 @@ class _Diagnose:
 
 
 def diagnose_command(arguments: list[str]) -> None:
-    description = "Read the metrics of a run and name what looks wrong, with what to turn."
+    description = "Read the metrics of a run and name what looks wrong, with the settings to change."
     options = parse(_Diagnose, arguments, "rlzoo diagnose", description)
     with importing():
         from rlzoo.runs.diagnose import PAGE, diagnose

@@ -35,7 +35,7 @@ class Buffer(Tensors):
     """What the model sees at each step: a tensor of observations (N, T + 1, *obs) as collected, (R, context, *obs)
     after `rows`; or a structure of tensors with the same first axes, `Seen` or `Tokens`."""
     action: Tensor
-    """(N, T) integers for Discrete, else (N, T, A). Box actions are stored as sampled, not clipped."""
+    """(N, T) integers of one categorical, else (N, T, A). Box actions are stored as sampled, not clipped."""
     reward: Float[Tensor, "N T"]
     terminated: Bool[Tensor, "N T"]
     truncated: Bool[Tensor, "N T"]

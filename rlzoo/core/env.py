@@ -52,7 +52,7 @@ def success_of(success: Array | None, *index: Any) -> bool | None:
 
 
 def success_rate(episodes: Iterable[Episode]) -> float | None:
-    """Share of successes among the episodes that tell; None if there are none."""
+    """Share of successes among the episodes that tell; None if no episode tells."""
     successes = [episode.success for episode in episodes if episode.success is not None]
     return sum(successes) / len(successes) if successes else None
 

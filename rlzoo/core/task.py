@@ -44,7 +44,7 @@ class TaskSettings:
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Defaults of other settings for this task, such as {"gamma": 1.0}."""
     memory: ClassVar[tuple[str, ...]] = ()
-    """Settings that training needs less memory with if they are lower."""
+    """Settings to lower where RAM or GPU memory is short; the error names them."""
     units: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """Names and help texts of other settings in the units of this task, such as
     {"minibatch_size": ("minibatch_responses", "Responses in a minibatch.")}."""

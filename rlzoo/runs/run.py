@@ -186,7 +186,7 @@ class Run:
 
         Args:
             model, spaces: as for `creating`.
-            extended_at: the step where the run had finished before its number of steps was raised.
+            extended_at: the step at which the run was last taken on with another number of steps.
         """
         objects = config.objects | ({} if model is None else {"model": describe(model)})
         record = new_record(config, objects, spaces or {}, extended_at)
@@ -200,8 +200,8 @@ class Run:
                 `self.objects` are needed. None means not given.
 
         Raises:
-            RunError: the file is damaged, or has an unknown format; an object is missing, or it is given for a setting
-                that is none.
+            RunError: the file is damaged, or has an unknown format; an object is missing, or one is given for a setting
+                that was no object.
         """
         settings, needed = read_settings(self._config), self.objects
         objects = {name: x for name, x in objects.items() if x is not None}
@@ -251,7 +251,7 @@ class Run:
 
     @property
     def extended_at(self) -> int | None:
-        """The step where the run had finished before its number of steps was raised."""
+        """The step at which the run was last taken on with another number of steps; an end there counts no longer."""
         step = self.record.get("extended_at")
         return step if isinstance(step, int) else None
 

@@ -63,7 +63,7 @@ def train(
             `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: called after each iteration with the `Trainer` and the `Iteration`. Returning True ends the run.
-            Numbers that it returns by name are logged. It must not change anything.
+            Numbers that it returns by name are logged. It may change nothing but by `Trainer.set_attr`.
         hooks: functions to call at the start, after episodes, iterations and evaluations, and at the end.
         track: also log to this tracker, wandb or mlflow.
         settings: fields of `Config` and of its parts, by name.
@@ -116,7 +116,7 @@ def resume(
 ) -> Run:
     """Continues a run from its last checkpoint. The result is the same as without the interruption.
 
-    A finished run does not change, unless `total_steps` is larger than the steps that it took, also if a callback or
+    A finished run does not change, unless `total_steps` is larger than the steps that it took, also if a hook or
     `stop_return` ended it. New episodes start if the environment cannot save its state.
 
     Args:

@@ -13,7 +13,7 @@ from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
 
 _MOST = 0.875
-"""Share of the rows that read on, up to which leaving out the others is faster than to copy the memory of these."""
+"""Largest share of rows that still act at which leaving out the others saves more time than copying memory takes."""
 
 
 class TokenActor:
@@ -25,7 +25,7 @@ class TokenActor:
     Each column from the first that acts takes one uniform random number for each row of all processes. So a row gets
     the same numbers whatever the number of processes, and whether or not the other rows act.
 
-    A row that is padding after its prompt has ended. Such rows leave the model's memory when they are many, if the
+    A row that observes padding after its prompt is over. Such rows leave the model's memory when they are many, if the
     model allows it (`rows_leave`).
 
     Args:

@@ -108,7 +108,7 @@ def instructions(seed: str, count: int, kinds: Sequence[str], tokenizer: PreTrai
 
 
 def follows(prompts: list[str], responses: list[str], kind: list[str], arguments: list[list[Any]]) -> list[float]:
-    """1 for a complete response that follows its instruction, else 0."""
+    """1 for a response that is not empty and follows its instruction, else 0."""
     rows = zip(responses, kind, arguments, strict=True)
     return [float(bool(text.strip()) and KINDS[name].follows(text.strip(), *args)) for text, name, args in rows]
 

@@ -100,7 +100,7 @@ class Language(TaskSettings):
     lora_rank: Count | None = None
     """Train a LoRA adapter of this rank, with the model without it as the reference; needs rlzoo[peft]."""
     ptx: Advanced[str | None] = None
-    """File of texts, .txt (one in each line) or .jsonl, for a pretraining loss that is added to the objective."""
+    """File of texts, .txt (one in each line), .jsonl or .parquet, for a pretraining loss added to the objective."""
     ptx_coef: Advanced[NonNegative] = 1.0
     """Weight of the pretraining loss per token."""
     ptx_rows: Advanced[Count | None] = None

@@ -36,7 +36,7 @@ class Logger:
     A line of `metrics.jsonl` holds `step`; `seconds` and `steps_per_second` of training, without evaluations and
     checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); `success_rate` of
     the last 100 that report it; and the metrics of environment, algorithm and hooks with 6 digits (null if not finite).
-    These have no metric of one of the names before.
+    A metric with a name that is already taken by one of the others is left out.
     TensorBoard and `trackers` get about 1000 of these lines.
     """
 

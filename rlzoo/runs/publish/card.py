@@ -51,7 +51,7 @@ def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has
     kinds = {("start, " if e["step"] < step else "") + _kind(e): e for e in evaluations}
     sampled = [e["samples"] for e in evaluations if e["step"] == step and e.get("samples")]
     facts = {
-        "initial model": origin["base"] or "not on the Hugging Face Hub",
+        "initial model": origin["base"] or "not on the Hugging Face hub",
         "licence of the initial model": origin["license"] or "unknown",
     }
     about: dict[str, Any] = {
