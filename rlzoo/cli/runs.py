@@ -47,7 +47,7 @@ class _Start:
     track: Literal["wandb", "mlflow"] | None = None
     """Also log to Weights & Biases or MLflow."""
     estimator: str | None = None
-    """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo), module:Class; none for its own."""
+    """gae, monte-carlo, leave-one-out (rloo), group-mean (dr-grpo), group-norm (grpo), module:Class; none: its own."""
     network: str | None = None
     """mlp, cnn (for images), gru, lstm or module:Class; none for the preset's, or mlp."""
     wrapper: Repeated = ()

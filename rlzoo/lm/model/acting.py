@@ -25,8 +25,8 @@ class TokenActor:
     Each column from the first that acts takes one uniform random number for each row of all processes. So a row gets
     the same numbers whatever the number of processes, and whether or not the other rows act.
 
-    A row that observes padding after its prompt is over. Such rows leave the model's memory when they are many, if the
-    model allows it (`rows_leave`).
+    A row has ended when it observes padding after its prompt. Such rows leave the model's memory when they are many,
+    if the model allows it (`rows_leave`).
 
     Args:
         model: its weights must not change while the actor is used.

@@ -61,7 +61,7 @@ class Trunk(nn.Module):
     def run(
         self, token: Int[Tensor, "R T"], attention: Bool[Tensor, "R C"], cache: Cache | None = None, **more: Any
     ) -> Any:
-        """The transformer's output for the last T of C tokens. The first C − T are in the cache, and these are added."""
+        """The transformer's output for the last T of C tokens. The first C − T are in the cache, and T are added."""
         device = next(self.base.parameters()).device
         token, attention = token.to(device, non_blocking=True), attention.to(device, non_blocking=True)
         if self._takes_positions and "position_ids" not in more:
