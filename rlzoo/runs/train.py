@@ -81,8 +81,6 @@ def train(
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
         check_tracker(track)
-    if out is not None:
-        Run(out).check_free(overwrite)
     display = _display(progress)
     trainer = new_trainer(config, model, display)
     spaces = trainer.task.described_spaces()
