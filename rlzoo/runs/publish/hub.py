@@ -41,7 +41,7 @@ def download(repo: str) -> Path:
                 return Path(snapshot_download(repo, local_files_only=True))
             raise
         if exists:
-            return Path(snapshot_download(repo, allow_patterns=["*.json", "*.jsonl", "checkpoints/*"]))
+            return Path(snapshot_download(repo, allow_patterns=["*.json", "*.jsonl", "checkpoints/*.safetensors"]))
     raise RunError(f"the Hugging Face hub has no policy {repo}; for a private one, log in with: hf auth login")
 
 

@@ -357,8 +357,10 @@ def test_policy_goes_to_the_hub_and_back(run, hub, capsys):
     assert capsys.readouterr().out == "https://huggingface.co/user/name\n"
     assert (hub / "user/name/private").read_text() == "True"
     assert 'rlzoo.load_policy("hf:user/name")' in (hub / "user/name/README.md").read_text()
+    (hub / "user/name/checkpoints/evil.py").write_text("raise SystemExit")
     assert np.array_equal(rlzoo.load_policy("hf:user/name")(OBSERVATIONS), rlzoo.load_policy(run)(OBSERVATIONS))
     assert rlzoo.evaluate("hf:user/name", 3).returns.tolist() == rlzoo.evaluate(run, 3).returns.tolist()
+    assert not list((hub.parent / "cache" / "user" / "name").rglob("*.py"))
 
 
 def test_second_push_takes_the_place_of_the_first(run, hub):
