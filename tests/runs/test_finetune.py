@@ -3,6 +3,7 @@
 import json
 
 import datasets
+import pandas
 import pytest
 import tiny
 import torch
@@ -68,6 +69,7 @@ def test_language_model_gets_a_head_in_a_copy(tmp_path):
         ({"tokenizer": 3}, 'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2"'),
         ({"lr": 1e-3}, "no setting 'lr'; did you mean 'learning_rate'"),
         ({"texts": []}, "texts: there are none"),
+        ({"texts": pandas.DataFrame({"text": TEXTS})}, "texts must be a file, a list or a datasets.Dataset"),
     ],
 )
 def test_wrong_objects(arguments, message):

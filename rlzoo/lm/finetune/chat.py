@@ -124,7 +124,7 @@ def _row_of_turns(messages: Messages, tokenizer: PreTrainedTokenizerBase, turns:
     ids = _tokens(tokenizer, _render(tokenizer, messages))
     trains = [False] * len(ids)
     for k in turns:
-        before = _tokens(tokenizer, _render(tokenizer, messages[:k], add_generation_prompt=True)) if k else []
+        before = _tokens(tokenizer, _before(messages, k, tokenizer))
         upto = _tokens(tokenizer, _render(tokenizer, messages[: k + 1]))
         shown = ids[: len(before)] == before and ids[: len(upto)] == upto
         fault = f"message {k + 1}: the chat template does not show where this turn begins and ends"
@@ -134,6 +134,15 @@ def _row_of_turns(messages: Messages, tokenizer: PreTrainedTokenizerBase, turns:
             end -= 1  # such as a line feed after the end of sequence
         trains[len(before) : end] = [True] * (end - len(before))
     return Row(ids, trains)
+
+
+def _before(messages: Messages, k: int, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the template writes before the words of turn k; of the first message, up to its generation prompt."""
+    if k:
+        return str(_render(tokenizer, messages[:k], add_generation_prompt=True))
+    turn = str(_render(tokenizer, messages[:1]))
+    prompt = str(_render(tokenizer, messages[:1], add_generation_prompt=True)).removeprefix(turn)
+    return turn[: turn.find(prompt) + len(prompt)] if prompt and prompt in turn else ""
 
 
 def _ended(row: Row, tokenizer: PreTrainedTokenizerBase) -> Row:

@@ -147,6 +147,7 @@ def _directory(path: Path) -> list[dict[str, Any]]:
 def _of_object(source: Any, name: str, text: str, messages: str) -> Iterator[Record]:
     fault = f"{name} must be a file, a list or a datasets.Dataset (one split), such as {name}=[...]"
     several = isinstance(source, Iterable) and not isinstance(source, (Mapping, bytes))
+    several = several and not hasattr(source, "itertuples")  # a pandas.DataFrame is an iterable of its columns' names
     require(several, f"{fault}, got {_kind(source)}")
     unit = "row" if type(source).__module__.partition(".")[0] == "datasets" else "entry"
     for number, entry in enumerate(source, 1):

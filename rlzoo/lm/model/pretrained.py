@@ -50,6 +50,9 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
             vocabulary is empty.
     """
     name = located(str(name))
+    folder = Path(name)
+    holds = any((folder / "config.json").is_file() or any(folder.glob(x)) for x in ("tokenizer*", "*.model"))
+    require(holds or not folder.is_dir(), f"{name} holds no model and no tokenizer: there is no config.json")
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)

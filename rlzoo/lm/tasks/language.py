@@ -269,19 +269,22 @@ class LanguageTask(Task):
 
         If the task has its own score but is trained on another one, `true_score` is the mean of its own.
         """
-        return self._evaluate(self.eval_texts, episodes, seed, deterministic)
+        return self._evaluate(self.eval_texts, episodes, seed, deterministic)[0]
 
     def evaluate_passes(self, episodes: int, k: int, *, seed: int) -> Evaluation:
         """`evaluate` on as many prompts as get at least k responses each, with pass@1 and pass@k (`pass_at_k`)."""
         require(1 <= k <= episodes, f"pass_k must be in [1, {episodes}], the number of responses; got {k}")
         prompts = self.eval_texts[: episodes // k]
-        result = self._evaluate(prompts, episodes, seed, deterministic=False)
-        scores = [result.returns[i :: len(prompts)].tolist() for i in range(len(prompts))]
+        result, raw = self._evaluate(prompts, episodes, seed, deterministic=False)
+        scores = [raw[i :: len(prompts)] for i in range(len(prompts))]
         passes = {f"pass@{n}": mean_pass_at_k(scores, n) for n in sorted({1, k})}
         return replace(result, further={**passes, **result.further})
 
-    def _evaluate(self, texts: Sequence[str], episodes: int, seed: int, deterministic: bool) -> Evaluation:
-        samples, parts = sample(self.env, texts, episodes, seed, deterministic, self.on_step)
+    def _evaluate(
+        self, texts: Sequence[str], episodes: int, seed: int, deterministic: bool
+    ) -> tuple[Evaluation, list[float]]:
+        """The evaluation, and the scores without the rewards of turns."""
+        samples, parts, raw = sample(self.env, texts, episodes, seed, deterministic, self.on_step)
         logged = [x._asdict() for x in samples[: self.settings.log_samples]]
         further: dict[str, Any] = {
             "kl_reference": float(np.mean([x.kl for x in samples])),
@@ -296,7 +299,7 @@ class LanguageTask(Task):
             true = call_score(own, env_name(self.setup.env), prompts, [x.response for x in samples])
             further = {"true_score": float(true.double().mean()), **further}
         returns, lengths = np.array([x.score for x in samples]), np.array([x.length for x in samples])
-        return Evaluation(returns, lengths, deterministic, seed, further)
+        return Evaluation(returns, lengths, deterministic, seed, further), raw
 
     def sample(self, responses: int, *, seed: int, deterministic: bool = False) -> list[Sample]:
         """Samples responses to the evaluation prompts in turn, with score and KL to the reference."""
@@ -320,7 +323,7 @@ class LanguageTask(Task):
         if unscored:
             env = copy.copy(env)
             env.scoring = Scoring(lambda prompts, responses: [0.0] * len(responses))
-        samples, _ = sample(env, prompts, episodes, seed, deterministic, self.on_step)
+        samples, *_ = sample(env, prompts, episodes, seed, deterministic, self.on_step)
         return played([x._replace(score=None) for x in samples] if unscored else samples)
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:

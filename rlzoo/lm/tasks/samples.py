@@ -67,14 +67,15 @@ def respond(
 @torch.no_grad()
 def sample(
     env: LMEnv, texts: Sequence[str], n: int, seed: int, deterministic: bool, on_step: OnStep
-) -> tuple[list[Sample], dict[str, list[float]]]:
-    """Samples n responses to the texts in turn, and the scores of each by name, if there are several.
+) -> tuple[list[Sample], dict[str, list[float]], list[float]]:
+    """Samples n responses to the texts in turn, the scores of each by name, if there are several, and their raw scores.
 
     `on_step` is called before each token with the number of complete responses.
     """
     generator = torch.Generator(next(env.model.parameters()).device).manual_seed(seed)
     samples: list[Sample] = []
     parts: dict[str, list[float]] = defaultdict(list)
+    raw: list[float] = []
     for batch in batches(texts, n):
         on_token = partial(on_step, len(samples))
         buffer, prompts, said = respond(env, batch, generator, deterministic, on_token)
@@ -83,12 +84,13 @@ def sample(
             score, several = call_scores(env.scoring.score, env.scoring.name, prompts, said)
             tokens = buffer.obs.columns(0, buffer.mask.shape[1])
             kl = env.model.distribution(tokens).kl(env.reference.distribution(tokens))
+        raw += score.tolist()
         for name, scores in several.items():
             parts[name] += scores.tolist()
         total, of_response = score + buffer.reward.sum(1).to(score), sequence_kl(kl, buffer.mask)
         columns = (x.tolist() for x in (total, of_response, buffer.mask.sum(1), env.ended(buffer)))
         samples += [Sample(*x) for x in zip(prompts, said, *columns, strict=True)]
-    return samples, parts
+    return samples, parts, raw
 
 
 def batches(texts: Sequence[str], n: int) -> Iterator[list[str]]:

@@ -239,7 +239,8 @@ def fill(config: Config, settings: Mapping[str, Any]) -> Config:
     for name in sorted(settings.keys() - config.names):
         raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
     optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
-    settings = {name: None if name in optional and x == "none" else x for name, x in settings.items()}
+    none = {name for name in optional & settings.keys() if isinstance(settings[name], str) and settings[name] == "none"}
+    settings = {name: None if name in none else x for name, x in settings.items()}
     return _replace(config, settings, config.task.units)
 
 

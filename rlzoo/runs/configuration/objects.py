@@ -32,6 +32,8 @@ def written(x: Any) -> Any:
         return x
     if isinstance(x, (list, tuple)):
         return [written(item) for item in x]
+    if isinstance(x, Mapping) and any(callable(key) for key in x):  # scores with their weights, read as pairs
+        return written(list(x.items()))
     if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
         return {key: {"object": describe(item)} if callable(item) else written(item) for key, item in x.items()}
     return import_name(x) or {"object": describe(x)}
@@ -47,7 +49,8 @@ def describe(x: Any) -> str:
     kind = "a class" if isinstance(x, type) else "a function" if hasattr(x, "__qualname__") else "an instance of"
     named = type(x) if kind == "an instance of" else x
     what = "a lambda" if named.__name__ == "<lambda>" else f"{kind} {named.__qualname__}"
-    return f"{what} of {named.__module__}" if named.__module__ else what
+    module = getattr(named, "__module__", None)
+    return f"{what} of {module}" if module else what
 
 
 def holds_object(record: Any) -> bool:

@@ -53,6 +53,11 @@ def test_assistant_turns_train_with_their_end(template):
 
 
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
+def test_header_of_an_assistant_that_begins_does_not_train(template):
+    assert text_of(conversation_row(TALK[2:], tokenizer(template))) == "_yo|_" + "_____" + "_ok|_"
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED])
 def test_turns_before_the_completion_do_not_train(template):
     (example,) = read_examples([{"prompt": TALK[:4], "completion": TALK[4:]}])
     assert text_of(example.row(tokenizer(template))) == "_" * 20 + "_ok|_"

@@ -479,3 +479,9 @@ def test_tokenizer_without_the_tokens_that_it_needs(unknown, fault, tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(record))
     with pytest.raises(ConfigError, match=fault):
         encode(load_tokenizer(folder), ["text"])
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path):
+    (tmp_path / "seed-1").mkdir()
+    with pytest.raises(ConfigError, match=r"holds no model and no tokenizer: there is no config\.json$"):
+        pretrained.load_tokenizer(tmp_path)

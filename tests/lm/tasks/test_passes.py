@@ -10,6 +10,7 @@ import rlzoo
 from rlzoo import cli
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.reward.pass_at_k import pass_at_k
+from rlzoo.runs.loop import Trainer
 
 PROMPTS = [{"prompt": "ab", "answer": "c"}, {"prompt": "hello", "answer": "x"}, {"prompt": "Q", "answer": "e"}]
 
@@ -40,6 +41,24 @@ def test_pass_at_k_of_a_run(run):
     plain = rlzoo.evaluate(run, 60)
     assert plain.returns.tolist() == evaluation.returns.tolist()
     assert "pass@1" not in plain.further
+
+
+def rewarded(conversations):
+    """No reply, and a reward for the turn."""
+    return [(None, 1.0)] * len(conversations)
+
+
+def never(prompts, responses):
+    return [0.0] * len(responses)
+
+
+def test_pass_at_k_of_a_conversation_counts_scores_and_not_rewards_of_turns(run, tmp_path):
+    task = {"prompts": ["ab"], "reward": never, "reply": rewarded, "stop_tokens": tuple("abcdefghij")}
+    settings = {"model": str(run.path / "start"), "responses_per_batch": 4, "responses_per_prompt": 2}
+    config = rlzoo.make_config("ppo-clip", "Prompts", max_new_tokens=12, **settings, **task)
+    evaluation = Trainer(config).task.evaluate_passes(8, 4, seed=0)
+    assert evaluation.returns.max() == 1
+    assert evaluation.further["pass@4"] == 0
 
 
 def test_only_prompts_with_k_responses_each_are_asked(run):

@@ -24,6 +24,7 @@ def test_functions_and_classes_at_the_top_level_are_named():
     assert import_name(top_level) == f"{__name__}:top_level"
     assert written(TopLevel) == f"{__name__}:TopLevel"
     assert written([top_level, 3]) == [f"{__name__}:top_level", 3]
+    assert written({top_level: 0.5, "models/reward": 2}) == [[f"{__name__}:top_level", 0.5], ["models/reward", 2]]
 
 
 @pytest.mark.parametrize(
