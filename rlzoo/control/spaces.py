@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.spaces.box import array_short_repr
 
 from rlzoo.core.env import Array
 from rlzoo.core.system.errors import ConfigError, UnsupportedSpace
@@ -32,6 +34,32 @@ def check_spaces(name: str, observation: Space, action: Space) -> None:
         if count > _MOST_CATEGORIES:
             number = f"{count:,} categories, each a number; at most {_MOST_CATEGORIES:,} are supported"
             raise UnsupportedSpace(f"environment {name!r}: {kind} space {space} has {number}")
+
+
+_PRINTED: dict[str, Any] = {
+    "precision": 8,
+    "threshold": 1000,
+    "edgeitems": 3,
+    "linewidth": 75,
+    "suppress": False,
+    "floatmode": "maxprec",
+    "sign": "-",
+    "nanstr": "nan",
+    "infstr": "inf",
+    "formatter": None,
+    "legacy": False,
+}
+"""NumPy's own print options."""
+
+
+def described(space: Space) -> str:
+    """A space as one line, which does not depend on the print options of the program."""
+    space = copy.deepcopy(space)
+    with np.printoptions(**_PRINTED):
+        for leaf in leaves(space):
+            if isinstance(leaf, spaces.Box):  # it keeps the texts that it was made with
+                leaf.low_repr, leaf.high_repr = array_short_repr(leaf.low), array_short_repr(leaf.high)
+        return " ".join(str(space).split())
 
 
 def leaves(space: Space) -> list[Space]:

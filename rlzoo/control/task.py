@@ -23,6 +23,7 @@ from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
+from rlzoo.control.spaces import described
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name
 from rlzoo.core.evaluation import Evaluation, Played
@@ -69,7 +70,7 @@ class Control(RolloutSettings):
             return None
         try:
             made: Any = Source(env, settings.get("env_kwargs", {}), tuple(settings.get("wrappers", ()))).make(1, 0)
-        except (ConfigError, EnvError, UnsupportedSpace):  # the run reports it
+        except (ConfigError, EnvError, UnsupportedSpace, TypeError):  # the run reports it
             return None
         made.close()
         observation = getattr(made, "raw_observation_space", made.observation_space)
@@ -140,7 +141,7 @@ class ControlTask(EnvTask):
 
     def described_spaces(self) -> dict[str, str]:
         spaces = {"observation": self.observation_space, "action": self.env.action_space}
-        return {name: " ".join(str(space).split()) for name, space in spaces.items()}
+        return {name: described(space) for name, space in spaces.items()}
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -274,6 +275,17 @@ class Task(abc.ABC):
         self.env.close()
 
 
+@contextlib.contextmanager
+def single_precision() -> Iterator[None]:
+    """Context in which new tensors are float32, as observations are, whatever default the program has set."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def check_fisher_fraction(setup: Setup, rows: int, named: str) -> None:
     """Raises `ConfigError` if Fisher products would average over no row."""
     fraction = setup.fisher_fraction
@@ -291,7 +303,8 @@ class EnvTask(Task):
         announce(setup.progress.say)
         processes.own_rows(settings.num_envs, "num_envs")
         self.env = self.training_env(number(stream(setup.seed, "env")))
-        self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device)
+        with single_precision():
+            self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device).eval()
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
         self._evaluation_envs: dict[int, VectorEnv] = {}

@@ -147,11 +147,14 @@ def load_task(
         env_kwargs: of the environment, on top of those of the run.
     """
     run = Run.open(run)
+    if env_kwargs is not None and "env_kwargs" in run.objects:
+        objects, env_kwargs = {**objects, "env_kwargs": dict(env_kwargs)}, None
     config = replace(run.read_config(model=model, **objects), device="cpu")
     if env_kwargs:
         require(hasattr(config.task, "env_kwargs"), f"env_kwargs is for control tasks; {env_name(config.env)} is none")
         changed = {**config.task.env_kwargs, **env_kwargs}  # type: ignore[attr-defined]
         config = replace(config, task=replace(config.task, env_kwargs=changed))  # type: ignore[call-arg]
+        task_class(config.env).check(config.task, config.setup(run.path))
     weights = run.load(run.step_of(checkpoint)).model
     task = task_class(config.env)(config.task, config.setup(run.path), model)
     try:

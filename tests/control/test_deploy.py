@@ -137,7 +137,11 @@ def test_policy_is_a_copy_that_training_does_not_change():
             p.add_(1.0)
     assert np.array_equal(policy(observation), before)
     assert not np.array_equal(task.policy()(observation), before)
-    assert task.model.training
+
+
+def test_dropout_of_an_own_network_is_off_in_training_and_in_use():
+    task = ControlTask(Control(num_envs=1, network=Network(hidden=(8,))), Setup("Pendulum-v1"))
+    assert not any(module.training for module in task.model.modules())
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

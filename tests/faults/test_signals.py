@@ -124,6 +124,22 @@ def test_command_exits_with_the_signals_code(tmp_path):
     assert line == f"rlzoo: stopped at step {Run(path).steps()[-1]:,}; continue with: rlzoo resume {path}\n"
 
 
+@pytest.mark.slow
+def test_a_terminals_ctrl_c_reaches_the_process_that_trains_alone(tmp_path):
+    """A terminal sends it to the whole group, of which processes with copies of the environment are no part."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "rlzoo", "train", "ppo", "CartPole-v1", "--no-vectorized", "--async-envs"]
+    command += ["--num-envs", "2", "--total-steps", "10_000_000", "--out", str(path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (path / "metrics.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, line = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert line == f"rlzoo: stopped at step {Run(path).steps()[-1]:,}; continue with: rlzoo resume {path}\n"
+
+
 def keep_sending(process):
     """Sends SIGINT every few milliseconds until the process has ended; returns its output."""
     while process.poll() is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -226,9 +227,17 @@ def _in_processes(functions: Sequence[Callable[[], _Copy]]) -> AsyncVectorEnv:
     """
     import joblib.externals.loky  # noqa: F401 - registers the context
 
+    functions = [partial(_in_group, os.getpid(), function) for function in functions]
     return AsyncVectorEnv(
         functions, shared_memory=False, copy=False, context="loky", autoreset_mode=AutoresetMode.DISABLED
     )
+
+
+def _in_group(creator: int, function: Callable[[], _Copy]) -> _Copy:
+    """Makes a copy. A Ctrl-C goes to the whole group of the terminal, and only the process that trains heeds it."""
+    if os.getpid() != creator and hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    return function()
 
 
 def _itself(copy: _Copy) -> _Copy:

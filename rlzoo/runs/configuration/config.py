@@ -25,7 +25,7 @@ from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.core.system.schedules import linear_ends, load_function
 from rlzoo.core.system.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
-from rlzoo.runs.configuration.objects import describe, first_description, import_name, saved, written
+from rlzoo.runs.configuration.objects import describe, first_description, import_name, saved, with_tuples, written
 from rlzoo.runs.configuration.settings import Setting, is_part, of_others, settings_of, unknown_name
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, check_neighbour, task_class
 
@@ -192,7 +192,7 @@ def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool =
 
     Numbers of NumPy become Python's, as JSON has no others.
     """
-    present = {name: x.item() if isinstance(x, np.generic) else x for name, x in settings.items()}
+    present = {name: _plain(x) for name, x in settings.items()}
     for old, new in cls.renamed.items():
         if old in present:
             require(new not in present, f"{old} and {new} are two names of one setting: leave out {old}")
@@ -200,6 +200,15 @@ def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool =
             if say:
                 complain_once(f"{old} of {cls.name} is called {new}")
     return present
+
+
+def _plain(x: Any) -> Any:
+    """`x` with Python's numbers instead of NumPy's, also in lists, tuples and dicts."""
+    if type(x) is dict:
+        return {key: _plain(item) for key, item in x.items()}
+    if type(x) in (list, tuple):
+        return type(x)(map(_plain, x))
+    return x.item() if isinstance(x, np.generic) else x
 
 
 @functools.cache
@@ -255,7 +264,7 @@ def _replace(part: Any, settings: Mapping[str, Any], units: Mapping[str, tuple[s
             changes[f.name] = _replace(value, settings, units)
         elif name in settings:
             x = settings[name]
-            changes[f.name] = tuple(x) if isinstance(x, list) else x
+            changes[f.name] = tuple(x) if isinstance(x, list) else with_tuples(x) if isinstance(x, dict) else x
     try:
         return dataclasses.replace(part, **changes)
     except ConfigError as error:  # it names the field; the user knows the setting

@@ -35,8 +35,26 @@ def written(x: Any) -> Any:
     if isinstance(x, Mapping) and any(callable(key) for key in x):  # scores with their weights, read as pairs
         return written(list(x.items()))
     if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
-        return {key: {"object": describe(item)} if callable(item) else written(item) for key, item in x.items()}
+        return {key: _written_item(item) for key, item in x.items()}
     return import_name(x) or {"object": describe(x)}
+
+
+def _written_item(x: Any) -> Any:
+    """A value in a dict, where a tuple is not a list: `{"tuple": [...]}`."""
+    if isinstance(x, tuple):
+        return {"tuple": [_written_item(item) for item in x]}
+    if isinstance(x, list):
+        return [_written_item(item) for item in x]
+    return {"object": describe(x)} if callable(x) else written(x)
+
+
+def with_tuples(record: Any) -> Any:
+    """A value of `config.json` with the tuples that its dicts hold."""
+    if isinstance(record, dict) and record.keys() == {"tuple"} and isinstance(record["tuple"], list):
+        return tuple(map(with_tuples, record["tuple"]))
+    if isinstance(record, dict):
+        return {key: with_tuples(item) for key, item in record.items()}
+    return [with_tuples(item) for item in record] if isinstance(record, list) else record
 
 
 def saved(x: Any) -> Any:

@@ -125,5 +125,7 @@ def _figures(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A value of `config.json`, in one line."""
+    """A value of `config.json`, in one line. An object is its description."""
+    if isinstance(value, dict) and set(value) == {"object"}:
+        value = str(value["object"])
     return one_line(value) if isinstance(value, str) else "none" if value is None else json.dumps(value)

@@ -13,6 +13,7 @@ from rlzoo.core.system.errors import RunError, require
 from rlzoo.core.system.files import naming
 from rlzoo.core.task import DeployedPolicy, Task
 from rlzoo.runs.checkpoint import FILES
+from rlzoo.runs.configuration.objects import first_description
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.files import remove, write_atomically
 from rlzoo.runs.publish import card
@@ -91,7 +92,7 @@ def export(
     with contextlib.closing(load_task(run, step, model, plain=True, **objects)) as task:
         policy = task.policy()
     record = run.record
-    names = {name: str(record[name]) for name in ("env", "algorithm", "seed")}
+    names = {name: first_description(record[name]) or str(record[name]) for name in ("env", "algorithm", "seed")}
     about = {"run": run.path.name, **names, "step": str(step), **record["versions"], **_spaces(policy)}
     write_atomically(path, policy.export(format, about))
     return path

@@ -1,11 +1,20 @@
 """Objects in a configuration as JSON."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
 
-from rlzoo.runs.configuration.objects import describe, first_description, holds_object, import_name, names_code, written
+from rlzoo.runs.configuration.objects import (
+    describe,
+    first_description,
+    holds_object,
+    import_name,
+    names_code,
+    with_tuples,
+    written,
+)
 
 
 def top_level():
@@ -68,3 +77,8 @@ def test_plain_values_stay():
 )
 def test_names_of_code(record, expected):
     assert names_code(record) is expected
+
+
+def test_tuples_in_keyword_arguments_come_back_as_tuples():
+    kwargs = {"goal": (1, 2), "map": [[0, (1, "a")]], "nested": {"size": ()}}
+    assert with_tuples(json.loads(json.dumps(written(kwargs)))) == kwargs
