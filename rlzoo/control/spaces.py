@@ -37,18 +37,9 @@ def check_spaces(name: str, observation: Space, action: Space) -> None:
 
 
 _PRINTED: dict[str, Any] = {
-    "precision": 8,
-    "threshold": 1000,
-    "edgeitems": 3,
-    "linewidth": 75,
-    "suppress": False,
-    "floatmode": "maxprec",
-    "sign": "-",
-    "nanstr": "nan",
-    "infstr": "inf",
-    "formatter": None,
-    "legacy": False,
-}
+    "precision": 8, "threshold": 1000, "edgeitems": 3, "linewidth": 75, "suppress": False, "floatmode": "maxprec",
+    "sign": "-", "nanstr": "nan", "infstr": "inf", "formatter": None, "legacy": False,
+}  # fmt: skip
 """NumPy's own print options."""
 
 

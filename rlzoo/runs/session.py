@@ -225,7 +225,7 @@ class Session:
                 values = [f"{name} = {getattr(self.config.task, name)}" for name in self.config.task.memory]
                 cause = f"there is not enough memory{': lower ' * bool(values)}{', '.join(values)} ({cause})"
             if isinstance(error, OSError) and error.filename is not None:
-                verb = "write" if Path(error.filename).is_relative_to(self.run.path) else "use"
+                verb = "write" if Path(str(error.filename)).is_relative_to(self.run.path) else "use"
                 cause = f"cannot {verb} {error.filename}: {error.strerror}"
             with contextlib.suppress(OSError):
                 self._wait()

@@ -123,6 +123,14 @@ def test_stopped_between_two_final_evaluations_of_which_the_first_is_below_the_t
     assert short_runs.outcome(resume(run)) == reference
 
 
+def test_a_file_that_a_hook_lacks_is_not_one_that_the_run_writes(tmp_path):
+    def read(trainer, iteration):
+        (tmp_path / "data.csv").read_text()
+
+    with pytest.raises(TrainingError, match=r"cannot use .*data\.csv: No such file or directory"):
+        short_runs.quick_run(tmp_path / "run", on_iteration=read)
+
+
 def test_callback_sees_every_iteration_and_may_stop_the_run(tmp_path):
     seen = []
 
