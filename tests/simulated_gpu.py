@@ -171,3 +171,28 @@ def simulated():
         stack.enter_context(mock.patch(fused, return_value=["cpu", GPU]))
         stack.enter_context(_Functions(simulation))
         yield stack.enter_context(simulation)
+
+
+REAL = torch.cuda.is_available()
+
+
+class _HostNumbers(TorchFunctionMode):
+    """Draws random numbers on the CPU, so that a GPU gets those of the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("generator") is None:
+            return func(*args, **kwargs)
+        if args and isinstance(args[0], torch.Tensor) and args[0].is_cuda:
+            host = func(args[0].cpu(), *args[1:], **kwargs)
+            return args[0].copy_(host) if func.__name__.endswith("_") else host.to(args[0].device)
+        device = kwargs.pop("device", None)
+        found = func(*args, **kwargs)
+        return found if device is None else found.to(device)
+
+
+@contextlib.contextmanager
+def real():
+    """Context in which a real GPU computes with the random numbers of the CPU."""
+    with mock.patch.object(torch, "Generator", Generator), _HostNumbers():
+        yield

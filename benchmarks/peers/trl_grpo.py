@@ -6,9 +6,9 @@
 
 PROMPTS is a .jsonl file with "prompt", the text, and the columns that the score takes, as `rlzoo` saves it. One process
 trains once and prints one line of JSON: for each update its sampled tokens, its mean score and the seconds since the
-first; and the peak memory (ru_maxrss, 1e9 bytes). The first update warms up. Groups, optimiser and clip range are those
-of rlzoo's defaults for language models. What cannot be the same: TRL has the KL to the reference in the loss (k3),
-rlzoo in the reward of each token.
+first; and the peak memory (ru_maxrss, or that of the GPU, in 1e9 bytes). The first update warms up. Groups, optimiser
+and clip range are those of rlzoo's defaults for language models. What cannot be the same: TRL has the KL to the
+reference in the loss (k3), rlzoo in the reward of each token.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Clock(TrainerCallback):
         self.seconds: list[float] = []
 
     def on_step_end(self, *args: Any, **more: Any) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self.seconds.append(time.perf_counter())
 
 
@@ -66,7 +68,8 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
         prompts = Dataset.from_list([json.loads(line) for line in file])
     per_buffer = arguments.responses // arguments.minibatch * arguments.epochs
     config = GRPOConfig(
-        output_dir=arguments.scratch, use_cpu=True, bf16=dtype == torch.bfloat16, seed=arguments.seed,
+        output_dir=arguments.scratch, seed=arguments.seed, use_cpu=arguments.device == "cpu",
+        bf16=dtype == torch.bfloat16,
         num_generations=arguments.group, per_device_train_batch_size=arguments.minibatch,
         steps_per_generation=arguments.responses // arguments.minibatch, num_iterations=arguments.epochs,
         max_steps=arguments.steps * per_buffer, max_completion_length=arguments.new_tokens,
@@ -89,7 +92,10 @@ def train(arguments: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     trainer.train()
     seconds = [x - start for x in clock.seconds[per_buffer - 1 :: per_buffer]]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    if arguments.device == "cpu":
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    else:
+        peak = torch.cuda.max_memory_allocated() / 1e9
     return {"tokens": tokens, "scores": scores, "seconds": seconds, "peak_memory_gb": peak}
 
 
@@ -99,6 +105,7 @@ def main() -> None:
     parser.add_argument("prompts")
     parser.add_argument("--score", choices=SCORES, required=True)
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--scratch", default="trl-output", help="folder for what TRL writes")
     sizes = {"new_tokens": 24, "steps": 4, "responses": 64, "group": 8, "minibatch": 32, "epochs": 2}
     for name, value in (sizes | {"seed": 0, "threads": 2}).items():

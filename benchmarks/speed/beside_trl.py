@@ -1,10 +1,13 @@
 """rlzoo's PPO-clip beside TRL's GRPOTrainer on a real model: score, response tokens per second, peak memory.
 
     python benchmarks/speed/beside_trl.py --peer trl-1.16/bin/python --rounds 3
+    python benchmarks/speed/beside_trl.py --peer trl-1.16/bin/python --tasks Sentiment --precisions bfloat16 \
+        --device cuda --responses 512 --minibatch 128 --new-tokens 128
 
 The environment of TRL is that of `benchmarks/peers/trl_grpo.py`. Contestants take turns, each in its own process, with
 the same model, prompts, scores, groups of 8, sampled tokens, minibatches, epochs and Adam. A first update warms up and
 is not in the tokens per second. Rounds that `results/beside-trl.jsonl` has with the same settings are not run again.
+On a GPU, the results are in `beside-trl-cuda.*`, and memory is that of the GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import resource
 import statistics
 import sys
 import tempfile
@@ -27,15 +29,18 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 TASKS = {"Sentiment": ("compound", 24), "SmallSums": ("last_number", 14)}
 """The score and the length of responses of each task."""
+SIZES = {"responses": "responses_per_batch", "minibatch": "minibatch_responses", "new_tokens": "max_new_tokens"}
+"""Sizes that an option changes, and rlzoo's names of them."""
 
 
-def train(env: str, precision: str, steps: int, seed: int) -> dict[str, Any]:
+def train(env: str, precision: str, steps: int, seed: int, device: str, **sizes: int) -> dict[str, Any]:
     """Some updates of rlzoo: sampled tokens, mean score and seconds since the first, of each."""
     from rlzoo.runs.configuration.defaults import configured
     from rlzoo.runs.loop import Trainer
 
-    config, _ = configured("ppo-clip", env, None, True, {"precision": precision, "seed": seed, "total_steps": 10**6})
-    trainer = Trainer(config)
+    settings = {"precision": precision, "seed": seed, "total_steps": 10**6, "stop_kl": None, "device": device}
+    settings |= {SIZES[name]: x for name, x in sizes.items()}
+    trainer = Trainer(configured("ppo-clip", env, None, True, settings)[0])
     tokens: list[int] = []
     scores: list[float] = []
     seconds: list[float] = []
@@ -43,8 +48,8 @@ def train(env: str, precision: str, steps: int, seed: int) -> dict[str, Any]:
     for iteration in itertools.islice(trainer, steps):
         tokens.append(iteration.step - sum(tokens))
         scores.append(iteration.metrics["score"])
-        seconds.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        seconds.append(language_throughput.clock(device) - start)
+    peak = language_throughput.peak_memory_gb(device)
     return {"tokens": tokens, "scores": scores, "seconds": seconds, "peak_memory_gb": peak}
 
 
@@ -72,28 +77,33 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    for name in SIZES:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="by default that of the task")
     parser.add_argument("--alone", nargs=3, metavar=("TASK", "PRECISION", "SEED"), help="measure rlzoo once")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    sizes = {name: x for name in SIZES if (x := getattr(arguments, name)) is not None}
     if arguments.alone:
         env, precision, seed = arguments.alone
-        print(json.dumps(train(env, precision, arguments.steps, int(seed))))
+        print(json.dumps(train(env, precision, arguments.steps, int(seed), arguments.device, **sizes)))
         return
-    record = RESULTS / "beside-trl.jsonl"
+    record = RESULTS / ("beside-trl.jsonl" if arguments.device == "cpu" else "beside-trl-cuda.jsonl")
     runs = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
-    common = {"steps": arguments.steps, "threads": arguments.threads}
-    options = [str(part) for name, x in common.items() for part in (f"--{name}", x)]
+    common = {"steps": arguments.steps, "threads": arguments.threads, **sizes}
+    device = {} if arguments.device == "cpu" else {"device": torch.cuda.get_device_name()}
+    options = [f"--{name.replace('_', '-')}={x}" for name, x in {**common, "device": arguments.device}.items()]
     for env in arguments.tasks:
         with tempfile.TemporaryDirectory() as scratch:
             write_inputs(env, Path(scratch))
             score, new_tokens = TASKS[env]
+            own = [f"--new-tokens={new_tokens}"] if "new_tokens" not in sizes else []
             files = [str(Path(scratch, name)) for name in ("model", "prompts.jsonl")]
             for seed, precision in itertools.product(range(arguments.rounds), arguments.precisions):
                 ours = [sys.executable, __file__, "--alone", env, precision, str(seed)]
                 theirs = [arguments.peer, str(HERE.parent / "peers" / "trl_grpo.py"), *files, "--score", score]
-                theirs += ["--new-tokens", str(new_tokens), "--precision", precision, "--seed", str(seed)]
-                theirs += ["--scratch", str(Path(scratch, "out"))]
-                key = {"task": env, "precision": precision, "seed": seed, **common}
+                theirs += ["--precision", precision, "--seed", str(seed), "--scratch", str(Path(scratch, "out")), *own]
+                key = {"task": env, "precision": precision, "seed": seed, **common, **device}
                 if any(key.items() <= run.items() for run in runs):
                     continue
                 pair = [{**key, "system": "rlzoo", **language_throughput.run([*ours, *options])}]
@@ -101,12 +111,14 @@ def main() -> None:
                 runs += pair
                 with record.open("a") as file:
                     file.writelines(json.dumps(run) + "\n" for run in pair)
-    (RESULTS / "beside-trl.md").write_text(report(runs))
+    record.with_suffix(".md").write_text(report(runs))
 
 
 def report(runs: list[dict[str, Any]]) -> str:
     """Medians over the rounds; ratios are medians of the rounds' ratios. Then means over the rounds, by update."""
+    shape = [f"{name.replace('_', ' ')} {runs[0][name]}" for name in ("device", *SIZES) if runs and name in runs[0]]
     speeds = [
+        *([f"{', '.join(shape)}.", ""] if shape else []),
         "Medians over the rounds (smallest to largest ratio), rlzoo / TRL. Tokens are those of responses.",
         "",
         "| task | precision | threads | rounds | rlzoo, tokens/s | TRL, tokens/s | ratio | peak memory, GB |",

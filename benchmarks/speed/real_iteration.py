@@ -1,8 +1,10 @@
 """The parts of one iteration of PPO-clip on a real model, beside their floors and beside plain PyTorch.
 
     python benchmarks/speed/real_iteration.py --rounds 3
+    python benchmarks/speed/real_iteration.py --rounds 3 --prompts 64 --device cuda
 
-SmolLM2-135M continues 16 openings of texts, 8 times each, with up to 128 tokens. The floor of a part is the time of
+SmolLM2-135M continues 16 openings of texts, 8 times each, with up to 128 tokens. On a GPU, a first iteration is not
+counted, and memory is that of the GPU. The floor of a part is the time of
 its products of weights alone, in the same precision and on the same number of tokens, with the fastest layout.
 Attention, normalisation, activations, softmax, Adam and casts are above it. `plain` is the same iteration with
 `--no-fast`: PyTorch and transformers as they are. Generation is beside `model.generate` with the same weights.
@@ -17,14 +19,14 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from language_throughput import clock, peak_memory_gb
 
 RESULTS = Path(__file__).parents[1] / "results"
-PROMPTS, GROUP, NEW_TOKENS = 16, 8, 128
+GROUP, NEW_TOKENS = 8, 128
 PARTS = {
     "sampling": "sampling",
     "passes": "log-probabilities and values",
@@ -33,14 +35,15 @@ PARTS = {
 }
 
 
-def trainer(precision: str, fast: bool) -> Any:
-    """A trainer with the defaults of language tasks."""
+def trainer(precision: str, fast: bool, prompts: int, device: str) -> Any:
+    """A trainer with the defaults of language tasks, and four minibatches in a buffer."""
     from rlzoo.runs.configuration.defaults import configured
     from rlzoo.runs.loop import Trainer
 
     settings = {
         "precision": precision, "fast": fast, "max_new_tokens": NEW_TOKENS, "responses_per_prompt": GROUP,
-        "responses_per_batch": PROMPTS * GROUP, "stop_kl": None,
+        "responses_per_batch": prompts * GROUP, "minibatch_responses": prompts * GROUP // 4, "stop_kl": None,
+        "device": device,
     }  # fmt: skip
     return Trainer(configured("ppo-clip", "Sentiment", None, True, settings)[0])
 
@@ -49,14 +52,15 @@ def iteration(run: Any) -> tuple[dict[str, float], Any]:
     """Seconds of each part of `Trainer.iterate`, and the buffer."""
     from rlzoo.core.collector import evaluate, score
 
-    marks = [time.perf_counter()]
+    device = run.config.device
+    marks = [clock(device)]
 
     def mark() -> None:
-        marks.append(time.perf_counter())
+        marks.append(clock(device))
 
     experience = run.task.collect()
     mark()
-    buffer = evaluate(run.model, experience.buffer)
+    buffer = evaluate(run.model, experience.buffer.map(lambda x: x.to(device)))
     mark()
     buffer, _, _ = score(run.task.env, experience._replace(buffer=buffer))
     mark()
@@ -65,10 +69,12 @@ def iteration(run: Any) -> tuple[dict[str, float], Any]:
     return dict(zip(PARTS, (b - a for a, b in itertools.pairwise(marks)), strict=True)), buffer
 
 
-def floors(config: Any, buffer: Any, precision: str, prompt_tokens: int) -> dict[str, float]:
+def floors(config: Any, buffer: Any, precision: str, prompts: int, prompt_tokens: int) -> dict[str, float]:
     """Seconds of the products of each part, on as many tokens as it has to read."""
     from language_floor import Product, packed
 
+    device = buffer.mask.device.type
+    torch.set_default_device(device)
     dtype = getattr(torch, precision)
     h, inner = config.hidden_size, config.intermediate_size
     kv = h // config.num_attention_heads * config.num_key_value_heads
@@ -85,17 +91,18 @@ def floors(config: Any, buffer: Any, precision: str, prompt_tokens: int) -> dict
     actions, steps = int(buffer.mask.sum()), int(buffer.mask.any(0).sum())
     acting = max(1, actions // steps)  # rows that have not ended, on average
     decode = packed(products(acting, acting, config.num_hidden_layers))
-    start = time.perf_counter()
+    start = clock(device)
     for _ in range(steps):
         decode()
-    sampling = seconds_of(products(prompt_tokens, PROMPTS)) + time.perf_counter() - start
+    sampling = seconds_of(products(prompt_tokens, prompts)) + clock(device) - start
     one_pass = seconds_of(products(prompt_tokens + actions, actions))
     part = products(prompt_tokens + actions // 4, actions // 4)  # a minibatch has a quarter of the rows
     epochs = 2 * 4 * seconds_of(part, backward=True)
+    torch.set_default_device("cpu")
     return {"sampling": sampling, "passes": one_pass, "scoring": one_pass, "update": epochs + one_pass}
 
 
-def generate(run: Any, precision: str) -> float:
+def generate(run: Any, precision: str, prompts: int, device: str) -> float:
     """Seconds of `model.generate` on the prompts of a buffer."""
     from transformers import AutoModelForCausalLM
 
@@ -103,29 +110,33 @@ def generate(run: Any, precision: str) -> float:
 
     task, tokenizer = run.task, run.task.tokenizer
     source = Path(task._source)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, precision)).eval()
-    texts = [x for x in task.env.prompts.texts[:PROMPTS] for _ in range(GROUP)]
-    token, attention = pad([tokenizer(x)["input_ids"] for x in texts], tokenizer.pad_token_id, side="left")
-    start = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, precision)).eval().to(device)
+    texts = [x for x in task.env.prompts.texts[:prompts] for _ in range(GROUP)]
+    rows = pad([tokenizer(x)["input_ids"] for x in texts], tokenizer.pad_token_id, side="left")
+    token, attention = (x.to(device) for x in rows)
+    start = clock(device)
     with torch.no_grad():
         model.generate(
             token, attention_mask=attention.long(), max_new_tokens=NEW_TOKENS, do_sample=True, top_k=0, top_p=1.0,
             temperature=1.0, repetition_penalty=1.0, pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
-    return time.perf_counter() - start
+    return clock(device) - start
 
 
-def contestant(what: str, precision: str) -> dict[str, float]:
+def contestant(what: str, precision: str, prompts: int, device: str) -> dict[str, float]:
     """The parts of an iteration, and their floors, or the seconds of `model.generate`."""
-    run = trainer(precision, fast=what != "plain")
-    if what == "generate":
-        return {"sampling": generate(run, precision)}
-    parts, buffer = iteration(run)
-    result = {**parts, "tokens": float(buffer.mask.sum())}
+    run = trainer(precision, what != "plain", prompts, device)
+    for _ in range(1 if device == "cpu" else 2):  # of which the last counts
+        if what == "generate":
+            result = {"sampling": generate(run, precision, prompts, device)}
+        else:
+            parts, buffer = iteration(run)
+            result = {**parts, "tokens": float(buffer.mask.sum())}
+    result["peak_memory_gb"] = peak_memory_gb(device)
     if what == "rlzoo":
         env = run.task.env
-        prompt_tokens = sum(len(run.task.tokenizer(x)["input_ids"]) for x in env.prompts.texts[:PROMPTS])
-        below = floors(run.task.model.trunk.base.config, buffer, precision, prompt_tokens)
+        prompt_tokens = sum(len(run.task.tokenizer(x)["input_ids"]) for x in env.prompts.texts[:prompts])
+        below = floors(run.task.model.trunk.base.config, buffer, precision, prompts, prompt_tokens)
         result |= {f"floor of {name}": x for name, x in below.items()}
     return result
 
@@ -134,19 +145,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precisions", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--contestants", nargs="+", default=["rlzoo", "plain", "generate"])
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--alone", nargs=2, metavar=("WHAT", "PRECISION"), help="one measurement")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.alone:
-        print(json.dumps(contestant(*arguments.alone)))
+        print(json.dumps(contestant(*arguments.alone, arguments.prompts, arguments.device)))
         return
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("threads", "prompts", "device")]
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.rounds):
         for precision in arguments.precisions:
             for what in arguments.contestants:
-                command = [sys.executable, __file__, "--alone", what, precision, "--threads", str(arguments.threads)]
+                command = [sys.executable, __file__, "--alone", what, precision, *options]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 if done.returncode:
                     print(precision, what, f"failed with {done.returncode}: {done.stderr[-2000:]}", flush=True)
@@ -154,7 +168,9 @@ def main() -> None:
                 runs.setdefault((precision, what), []).append(json.loads(done.stdout.strip().splitlines()[-1]))
                 print(precision, what, runs[precision, what][-1], flush=True)
     command_line = f"`python benchmarks/speed/real_iteration.py {' '.join(sys.argv[1:])}`"
-    (RESULTS / "real-iteration.md").write_text(f"{command_line}, {arguments.threads} thread(s).\n\n{table(runs)}")
+    name = "real-iteration" if arguments.device == "cpu" else f"real-iteration-{arguments.device}"
+    where = f"{arguments.threads} thread(s)" if arguments.device == "cpu" else torch.cuda.get_device_name()
+    (RESULTS / f"{name}.md").write_text(f"{command_line}, {where}.\n\n{table(runs)}")
 
 
 def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:
@@ -180,6 +196,12 @@ def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:
             seconds = statistics.median(generation)
             beside = f"{ours['sampling']:.1f} | | | {seconds:.1f} | {seconds / ours['sampling']:.2f}"
             lines.append(f"| {precision} | sampling beside `model.generate` | {beside} |")
+    lines += ["", "| precision | contestant | response tokens | tokens/s | peak memory, GB |", "|---|---|--:|--:|--:|"]
+    for (precision, what), rounds in runs.items():
+        if what != "generate":
+            tokens, memory = (statistics.median(run[x] for run in rounds) for x in ("tokens", "peak_memory_gb"))
+            pace = statistics.median(run["tokens"] / sum(run[x] for x in PARTS) for run in rounds)
+            lines.append(f"| {precision} | {what} | {tokens:.0f} | {pace:.0f} | {memory:.1f} |")
     return "\n".join(lines) + "\n"
 
 

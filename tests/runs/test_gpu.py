@@ -1,18 +1,22 @@
-"""Whole runs on a simulated GPU: they compute what the CPU does, with every tensor and generator in its place."""
+"""Whole runs on a GPU compute what the CPU does, with every tensor and generator in its place.
+
+The GPU is a real one where there is one, with the random numbers of the CPU, and otherwise a simulated one.
+"""
 
 import numpy as np
 import pytest
 import short_language_runs
 import short_runs
+import simulated_gpu
 import tiny
 import torch
-from simulated_gpu import GPU, simulated
 
 import rlzoo
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.runs.train import resume, train
 
 pytestmark = pytest.mark.slow
+GPU, simulated = ("cuda", simulated_gpu.real) if simulated_gpu.REAL else (simulated_gpu.GPU, simulated_gpu.simulated)
 VALUE = {"vf_epochs": 2, "vf_minibatch_size": 50}
 CONTROL = {
     "ppo-clip": {**short_runs.PPO, "fast": False},

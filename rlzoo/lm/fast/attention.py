@@ -71,7 +71,8 @@ def attention(
 ) -> tuple[Float[Tensor, "N T h d"], None]:
     """softmax(q·kᵀ·scaling)·v, in the form that Hugging Face's attention functions have.
 
-    On a CPU, the fused kernel computes in float32 even for bfloat16, and its backward pass is slow.
+    On a CPU, the fused kernel computes in float32 even for bfloat16, and its backward pass is slow. Elsewhere, plain
+    products read the keys that several heads share once for one more token.
 
     Args:
         unpadded: the rows of the tokens, if they are in one row without padding.
@@ -87,7 +88,8 @@ def attention(
         of_rows = partial(attention, module, fused=fused, **more)
         return unpadded.attend(query, key, value, lambda *x: of_rows(*x)[0]), None
     plain = not others and not more.get("dropout")
-    short = query.device.type == "cpu" and key.shape[2] <= _LONGEST.get(value.dtype, 0) and query.shape[2] > 1
+    one = query.shape[2] == 1
+    short = not one and key.shape[2] <= _LONGEST.get(value.dtype, 0) if query.device.type == "cpu" else one
     if fused and not (plain and short):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     causal, scaling = more.get("is_causal"), more.get("scaling")
@@ -118,10 +120,19 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     which would be cast again for each token.
     """
 
+    _keys: Tensor
+    _values: Tensor
+    _place: Tensor | None = None
+    """(1,) the place of the next token, once the room is fixed."""
+
     def update(
         self, key_states: Float[Tensor, "N g T d"], value_states: Float[Tensor, "N g T d"], *args: Any, **kwargs: Any
     ) -> tuple[Float[Tensor, "N g C d"], Float[Tensor, "N g C d"]]:
-        """Adds T tokens and returns all."""
+        """Adds T tokens and returns all. With a fixed room, adds one and returns the room."""
+        if self._place is not None:
+            self._keys.index_copy_(2, self._place, key_states.to(self._keys.dtype))
+            self._values.index_copy_(2, self._place, value_states)
+            return self._keys, self._values
         if self.keys is None:
             self.is_initialized, self.dtype, self.device = True, value_states.dtype, value_states.device
             self.keys, self.values = key_states[:, :, :0].to(self.dtype), value_states[:, :, :0]
@@ -138,6 +149,18 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         assert self.keys is not None
         assert self.values is not None
         self._keys, self._values = self.keys, self.values
+
+    def fix(self, room: int, place: Int[Tensor, "1"]) -> None:
+        """Fixes the room, and adds each further token at `place`, until `free`. What is not used yet is zero."""
+        assert self.keys is not None
+        assert self.values is not None
+        used, self._place = self.keys.shape[2], place
+        self._keys, self._values = (nn.functional.pad(x, (0, 0, 0, room - used)) for x in (self.keys, self.values))
+
+    def free(self, used: int) -> None:
+        """Ends a fixed room, of which so many tokens are used."""
+        self._place = None
+        self.keys, self.values = self._keys[:, :, :used], self._values[:, :, :used]
 
     @staticmethod
     def _with_room(kept: Tensor, start: int, added: Tensor) -> Tensor:

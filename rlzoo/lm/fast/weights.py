@@ -89,7 +89,10 @@ class _Embedded(torch.autograd.Function):
         grad = grad.reshape(-1, grad.shape[-1]).to(ctx.weight.dtype)
         if total is None:  # not in place, which batched gradients (vmap) do not allow
             return torch.zeros_like(ctx.weight).index_add(0, row, grad), None
-        total.index_add_(0, row, grad)
+        if total.device.type == "cpu":
+            total.index_add_(0, row, grad)
+        else:  # which sorts the rows, and so sums each in a fixed order
+            total.index_put_((row,), grad, accumulate=True)
         return None, None
 
 

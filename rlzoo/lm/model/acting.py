@@ -12,9 +12,6 @@ from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
 
-_MOST = 0.875
-"""Largest share of rows that still act at which leaving out the others saves more time than copying memory takes."""
-
 
 class TokenActor:
     """Chooses the next token of each row, for one episode of every row.
@@ -25,8 +22,8 @@ class TokenActor:
     Each column from the first that acts takes one uniform random number for each row of all processes. So a row gets
     the same numbers whatever the number of processes, and whether or not the other rows act.
 
-    A row has ended when it observes padding after its prompt. Such rows leave the model's memory when they are many,
-    if the model allows it (`rows_leave`).
+    A row has ended when it observes padding after its prompt. Such rows leave the model's memory when they are many
+    (see `LanguageModel.share_that_stays`).
 
     Args:
         model: its weights must not change while the actor is used.
@@ -83,7 +80,7 @@ class TokenActor:
             return self._rows
         assert self._rows is not None
         reads = tokens.attention[self._rows].any(1)
-        if self._model.rows_leave and reads.sum() <= _MOST * len(reads):
+        if reads.sum() <= self._model.share_that_stays * len(reads):
             self._memory = self._memory.rows(torch.from_numpy(np.flatnonzero(reads)))
             self._rows = self._rows[reads]
         return self._rows

@@ -24,8 +24,8 @@ from rlzoo.lm.model.pretrained import check_precision, without_dropout
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single, tempered
 
-_NO_GRAD_TOKENS = 4096
-"""Tokens of a micro-batch in forwards without gradient."""
+_NO_GRAD_TOKENS = {"cpu": 2**12, "other": 2**16}
+"""Tokens of a micro-batch in forwards without gradient, by kind of device."""
 _LARGE = 1024
 """Factor that brings the logits of random weights to a size at which a soft cap changes them."""
 
@@ -47,7 +47,8 @@ class Trunk(nn.Module):
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
         rows, steps = tokens.token.shape
-        size = max(1, _NO_GRAD_TOKENS // steps)
+        kind = "cpu" if next(self.base.parameters()).device.type == "cpu" else "other"
+        size = max(1, _NO_GRAD_TOKENS[kind] // steps)
         if torch.is_grad_enabled() or size >= rows:
             return self.states(tokens)
         parts = [tokens.map(lambda x, i=i: x[i : i + size]) for i in range(0, rows, size)]  # type: ignore[misc]
@@ -144,8 +145,6 @@ class LanguageModel(ActorCritic):
     """
 
     context = 0
-    rows_leave = False
-    """Whether rows that have ended leave the memory of `act` while the others go on."""
     trunk: Trunk
     policy: TokenHead
     value: TokenValue
@@ -213,6 +212,11 @@ class LanguageModel(ActorCritic):
         fault = f"{name} is not supported: padding before a text changes its positions"
         # In double precision, eager attention gives NaN where nothing is to be seen.
         require(hidden.dtype == torch.float64 or equal_but_for_rounding(padded, hidden), fault)
+
+    @property
+    def share_that_stays(self) -> float:
+        """Share of the rows that still act up to which the others, which have ended, leave the memory of `act`."""
+        return 0.0
 
     def train(self, mode: bool = True) -> LanguageModel:
         """Stays in evaluation mode: dropout is off in sampling and in training alike."""

@@ -60,8 +60,10 @@ class Responses:
         ids, attention = pad(tokens, self._pad, side="left")
         self._ids, self._attention = ids[own].numpy(), attention[own].numpy()
         self.prompts, self._prompt_ids = list(prompts), tokens[own]
-        self._spoken: list[Spoken] = [[] for _ in self.prompts]
+        self._spoken: list[Spoken] = [[] for _ in self.prompts]  # if anything asks for it
+        self._keeps_spoken = generation.turns is not None or generation.allowed is not None
         self._replies: list[deque[int]] = [deque() for _ in self.prompts]
+        self._lengths, self._left = (np.zeros(len(self.prompts), np.int64) for _ in range(2))
         self._column = self._tokens = 0
         self.alive = np.ones(len(self.prompts), np.bool_)
 
@@ -86,12 +88,13 @@ class Responses:
         token = np.where(acted, action, self._pad)
         for i in np.flatnonzero(listens):
             token[i] = self._replies[i].popleft()
-        for i in np.flatnonzero(alive):
+        for i in np.flatnonzero(alive) if self._keeps_spoken else ():
             self._spoken[i].append((bool(acted[i]), int(token[i])))
+        self._lengths += alive
+        self._left -= listens
         self._report(int(np.count_nonzero(alive)))
         stopped = acted & np.isin(token, self._stops)
-        lengths = np.array([len(row) for row in self._spoken])
-        ended = acted & (stopped | (lengths == self.generation.max_new_tokens))
+        ended = acted & (stopped | (self._lengths == self.generation.max_new_tokens))
         if self.generation.turns is not None and stopped.any():
             reward, replied = self._converse(self.generation.turns, np.flatnonzero(stopped))
             ended &= ~replied
@@ -102,7 +105,7 @@ class Responses:
     @property
     def _listens(self) -> Bools:
         """The rows (N,) whose next token is that of a reply."""
-        return np.array([len(reply) > 0 for reply in self._replies])
+        return self._left > 0
 
     def _report(self, alive: int) -> None:
         """Says how many tokens there are, and how many there may be at the end."""
@@ -132,8 +135,9 @@ class Responses:
             if answer.text is None or len(conversation.turns) // 2 + 1 == turns.max_turns:
                 continue
             reply = encode_reply(self.tokenizer, answer, f"reply {turns.name}, row {self._first + i}")
-            if len(self._spoken[i]) + len(reply) < self.generation.max_new_tokens:
+            if self._lengths[i] + len(reply) < self.generation.max_new_tokens:
                 self._replies[i].extend(reply)
+                self._left[i] += len(reply)
                 replied[i] = True
         return reward, replied
 

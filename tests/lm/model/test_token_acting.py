@@ -23,7 +23,7 @@ from tiny import PAD, make_tokenizer
 from transformers import GenerationConfig
 
 from rlzoo.core.collector import Collector, evaluate
-from rlzoo.lm.model import acting
+from rlzoo.lm.fast.model import FastLanguageModel
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.pretrained import load_causal_lm
@@ -294,7 +294,7 @@ def test_rows_that_have_ended_leave_and_a_prompt_of_a_group_is_read_once(kind, a
     """With the same tokens and log-probabilities as if they stayed and every row read its prompt."""
     found = []
     for make, most in ((make_model, 0.875), (make_fast, 0.0), (make_fast, 0.875), (make_fast, 0.5)):
-        monkeypatch.setattr(acting, "_MOST", most)
+        monkeypatch.setattr(FastLanguageModel, "share_that_stays", most)
         env = make_env(make(kind, attention=attention), group_size=4, rows=12, max_new_tokens=8)
         seen = rows_of_passes(env.model)
         found.append((collect(env), seen))
@@ -314,7 +314,7 @@ def test_leaving_changes_no_conversation(kind, monkeypatch):
     """A row that listens to a reply has not ended."""
     found = []
     for most in (0.0, 0.999):
-        monkeypatch.setattr(acting, "_MOST", most)
+        monkeypatch.setattr(FastLanguageModel, "share_that_stays", most)
         turns = Turns(lambda conversations: ["abc" if len(x.turns) < 4 else None for x in conversations])
         env = make_env(make_fast(kind), rows=9, max_new_tokens=16, turns=turns)
         seen = rows_of_passes(env.model)
