@@ -189,12 +189,12 @@ def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:
         ours, plain = medians(precision, "rlzoo"), medians(precision, "plain")
         below = medians(precision, "rlzoo", "floor of ")
         for name, seconds in ours.items():
-            theirs = f"{plain[name]:.1f} | {plain[name] / seconds:.2f}" if plain else "– | –"
-            above = f"{seconds:.1f} | {below[name]:.1f} | {seconds / below[name]:.2f}"
+            theirs = f"{plain[name]:.3g} | {plain[name] / seconds:.2f}" if plain else "– | –"
+            above = f"{seconds:.3g} | {below[name]:.3g} | {seconds / below[name]:.2f}"
             lines.append(f"| {precision} | {PARTS.get(name, name)} | {above} | {theirs} |")
         if ours and (generation := [run["sampling"] for run in runs.get((precision, "generate"), [])]):
             seconds = statistics.median(generation)
-            beside = f"{ours['sampling']:.1f} | | | {seconds:.1f} | {seconds / ours['sampling']:.2f}"
+            beside = f"{ours['sampling']:.3g} | | | {seconds:.3g} | {seconds / ours['sampling']:.2f}"
             lines.append(f"| {precision} | sampling beside `model.generate` | {beside} |")
     lines += ["", "| precision | contestant | response tokens | tokens/s | peak memory, GB |", "|---|---|--:|--:|--:|"]
     for (precision, what), rounds in runs.items():

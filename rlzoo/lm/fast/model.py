@@ -26,8 +26,11 @@ from rlzoo.lm.model.tokens import Tokens
 
 _RECORDING = frozenset({"cuda"})
 """Kinds of devices whose passes can be recorded."""
-_WORTH = 0.9
-"""Share of the tokens, padding included, up to which a pass over an `Unpadded` is faster."""
+_WORTH = {"cpu": 0.9, "other": 0.55}
+"""Share of the tokens, padding included, up to which a pass over an `Unpadded` is faster, by kind of device.
+
+A GPU waits for the memory in which rows are put together for attention, and hardly for the products that are saved.
+"""
 
 
 class FastTrunk(Trunk):
@@ -50,9 +53,11 @@ class FastTrunk(Trunk):
         started, acting = attention.any(0), acts.any(0)
         first = int(started.argmax())
         last = max(len(acting) - int(acting[::-1].argmax()), first + 1) if acting.any() else first + 1
-        if self.unpads and acting.any():
-            unpadded = Unpadded.of(token, attention, acts, next(self.base.parameters()).device)
-            if unpadded.token.shape[1] <= _WORTH * len(token) * (last - first):
+        device = next(self.base.parameters()).device
+        most = _WORTH["cpu" if device.type == "cpu" else "other"] * len(token) * (last - first)
+        if self.unpads and 0 < acts.sum() <= most + len(token):  # rows of a group share one of their acting steps
+            unpadded = Unpadded.of(token, attention, acts, device)
+            if unpadded.token.shape[1] <= most:
                 return self.unpadded_states(unpadded)
         cut, mask = tokens.columns(first, last), {"attention_mask": None} if attention[:, first:last].all() else {}
         hidden = self.run(cut.token, cut.attention, **mask).last_hidden_state

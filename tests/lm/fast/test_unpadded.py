@@ -23,7 +23,7 @@ SIZES = [(4, 3), (4, 6), (4, 1), (2, 5), (2, 4), (3, 0), (3, 2)]
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    monkeypatch.setattr(fast_model, "_WORTH", 1.0)
+    monkeypatch.setattr(fast_model, "_WORTH", {"cpu": 1.0, "other": 1.0})
 
 
 def shared(**settings):
@@ -127,7 +127,7 @@ def test_a_prompt_is_read_once_and_no_padding(monkeypatch):
 
 
 def test_where_little_is_saved_rows_are_read_as_they_are(monkeypatch):
-    monkeypatch.setattr(fast_model, "_WORTH", 0.9)
+    monkeypatch.setattr(fast_model, "_WORTH", {"cpu": 0.9, "other": 0.9})
     model = make_fast()
     seen = lengths_of_passes(model, monkeypatch)
     model(make_rows([(2, 5), (2, 5), (2, 5), (1, 5)]))
