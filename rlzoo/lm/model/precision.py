@@ -23,11 +23,16 @@ def has_bfloat16(device: str) -> bool:
     return torch.amp.autocast_mode.is_autocast_available(kind)
 
 
-def advice(precision: str) -> str | None:
-    """A line that names the other precision if matrix products are faster in it on this CPU; None if they are not.
+def advice(device: str, precision: str) -> str | None:
+    """A line that names a faster device, or the precision in which matrix products are faster; None if there is neither.
 
-    The products are timed, in some 20 ms: many processors that have instructions for bfloat16 are no faster with them.
+    On a CPU the products are timed, in some 20 ms: many that have instructions for bfloat16 are no faster with them.
     """
+    if torch.device(device).type != "cpu":
+        slow = precision == "float32" and has_bfloat16(device)
+        return f"matrix products in bfloat16 are faster on {device}, and take less memory" if slow else None
+    if torch.cuda.is_available():
+        return "this machine has a GPU, and the model is on the CPU: the device cuda is faster"
 
     def seconds(dtype: torch.dtype) -> float:
         x, weight = torch.ones(256, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)

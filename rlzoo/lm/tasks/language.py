@@ -85,7 +85,7 @@ class LanguageTask(Task):
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
         parameters = sum(p.numel() for p in self.model.parameters())
         fit_to(parameters, setup.progress.say)
-        if torch.device(setup.device).type == "cpu" and parameters > SMALL and (line := advice(settings.precision)):
+        if parameters > SMALL and (line := advice(setup.device, settings.precision)):
             setup.progress.say(line)
 
     def own_prompts(self) -> Sequence[str]:

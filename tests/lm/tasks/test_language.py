@@ -361,7 +361,7 @@ def test_true_score_is_that_of_the_task_in_any_form(data, tmp_path, monkeypatch)
 @pytest.mark.parametrize("parameters", [0, 10**9])
 def test_the_faster_precision_is_named_for_a_model_that_is_not_small(data, monkeypatch, parameters):
     monkeypatch.setattr("rlzoo.lm.tasks.language.SMALL", parameters)
-    monkeypatch.setattr("rlzoo.lm.tasks.language.advice", lambda precision: f"{precision} is slower")
+    monkeypatch.setattr("rlzoo.lm.tasks.language.advice", lambda device, precision: f"{precision} is slower")
     lines = []
     Trainer(config(data), progress=tiny.Said(lines))
     assert ("float32 is slower" in lines) == (parameters == 0)
