@@ -24,7 +24,7 @@ def has_bfloat16(device: str) -> bool:
 
 
 def advice(device: str, precision: str) -> str | None:
-    """A line that names a faster device, or the precision in which matrix products are faster; None if there is neither.
+    """A line that names a faster device, or a precision in which matrix products are faster; None if there is neither.
 
     On a CPU the products are timed, in some 20 ms: many that have instructions for bfloat16 are no faster with them.
     """
