@@ -358,6 +358,15 @@ def test_true_score_is_that_of_the_task_in_any_form(data, tmp_path, monkeypatch)
     assert task.evaluate(4, seed=0).further["true_score"] == sum(lengths) / 4
 
 
+def test_a_deterministic_evaluation_has_no_copies_of_a_response(data):
+    task = Trainer(config(data)).task
+    copies = task.sample(8, seed=0, deterministic=True)
+    result = task.evaluate(8, seed=0, deterministic=True)
+    assert result.returns.tolist() == [x.score for x in copies[:4]] == [x.score for x in copies[4:]]
+    assert len(task.evaluate(3, seed=0, deterministic=True).returns) == 3
+    assert len(task.evaluate(8, seed=0).returns) == 8
+
+
 @pytest.mark.parametrize("parameters", [0, 10**9])
 def test_the_faster_precision_is_named_for_a_model_that_is_not_small(data, monkeypatch, parameters):
     monkeypatch.setattr("rlzoo.lm.tasks.language.SMALL", parameters)
