@@ -68,8 +68,8 @@ def call_scores(score: Score, name: str, prompts: list[str], responses: list[str
     if not isinstance(score, WeightedSum):
         return call_score(score, name, prompts, responses), {}
     parts = {part: call_score(fn, part, prompts, responses) for part, (fn, _) in score.parts.items()}
-    total = sum(weight * parts[part].double() for part, (_, weight) in score.parts.items())
-    return total.float(), parts  # type: ignore[union-attr]
+    total: Any = sum(weight * parts[part].double() for part, (_, weight) in score.parts.items())
+    return _checked(total.tolist(), name, responses), parts
 
 
 def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
@@ -81,8 +81,6 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         EnvError: `score` raised, or did not return N finite numbers. The message starts with `name` and gives the line
             of code, or the response.
     """
-    import torch
-
     if isinstance(score, WeightedSum):
         return call_scores(score, name, prompts, responses)[0]
     count = len(responses)
@@ -97,6 +95,13 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         more = items is not None and len(items) > count and not isinstance(result, Sized)
         returned = brief(result) if items is None else f"more than {count}" if more else len(items)
         raise EnvError(f"reward {name}: must return {count} numbers, one for each response, returned {returned}")
+    return _checked(items, name, responses)
+
+
+def _checked(items: list[Any], name: str, responses: Sequence[str]) -> Tensor:
+    """The scores as a tensor. Raises `EnvError` if one is no finite number."""
+    import torch
+
     scores = [as_number(item) for item in items]
     tensor = torch.tensor([math.nan if x is None else x for x in scores], dtype=torch.float32)
     for index in (~tensor.isfinite()).nonzero().flatten().tolist():
