@@ -39,7 +39,6 @@ class TRPO(Algorithm):
     """
 
     name: ClassVar[str] = "trpo"
-    second_order: ClassVar[bool] = True
 
     estimator: Estimator = GAE(gamma=0.99, gae_lambda=0.97)
     max_kl: PositiveSchedule = 0.01
@@ -70,6 +69,10 @@ class TRPO(Algorithm):
     """Passes over the buffer to fit the value."""
     vf_minibatch_size: Advanced[MinibatchSize] = 128
     """Steps in a minibatch when fitting the value."""
+
+    @property
+    def second_order(self) -> bool:  # type: ignore[override]
+        return not self.epochs
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
         fisher_rng = rng.spawn(1)[0] if self.fisher_fraction < 1 else None

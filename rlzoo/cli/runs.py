@@ -268,9 +268,8 @@ def play_command(arguments: list[str]) -> None:
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
-    episodes = len(options.prompt) or 1 if options.episodes is None else options.episodes
     with make_display(sys.stderr), contextlib.closing(load_task(run, step)) as task:
-        result = played(task, episodes, options.video, options.deterministic, options.seed, options.prompt)
+        result = played(task, options.episodes, options.video, options.deterministic, options.seed, options.prompt)
     if options.json:
         show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
         return

@@ -78,7 +78,7 @@ def evaluate(
 
 def play(
     run: Run | Path | str,
-    episodes: int = 1,
+    episodes: int | None = None,
     *,
     video: Path | str | None = None,
     deterministic: bool = False,
@@ -91,7 +91,8 @@ def play(
     """Plays episodes of a run's policy in a window, or records them at the environment's own frame rate.
 
     Args:
-        episodes: number of episodes; for a language model, of responses to all prompts together.
+        episodes: number of episodes; for a language model, of responses to all prompts together. None for 1, or for one
+            to each of `prompts`.
         video: a file to record them in, `.mp4` or `.gif`.
         prompts: for a language model, respond to these in turn instead of the evaluation prompts.
         deterministic, seed, checkpoint, model, objects: as for `evaluate`.
@@ -109,13 +110,14 @@ def play(
 
 
 def played(
-    task: Task, episodes: int, video: Path | str | None, deterministic: bool, seed: int, prompts: Sequence[str]
+    task: Task, episodes: int | None, video: Path | str | None, deterministic: bool, seed: int, prompts: Sequence[str]
 ) -> Played:
     """`play` with a loaded task, which also returns a transcript and a summary."""
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    episodes = len(prompts) or 1 if episodes is None else episodes
     _check(episodes, seed)
     require(not prompts or video is None, "prompt and video contradict each other")
     if prompts:
-        prompts = [prompts] if isinstance(prompts, str) else prompts
         return task.respond_to(prompts, episodes, seed=seed, deterministic=deterministic)
     path = None if video is None else Path(video)
     return task.play(episodes, seed=seed, deterministic=deterministic, video=path)

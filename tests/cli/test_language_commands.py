@@ -488,6 +488,10 @@ def test_play_responds_to_prompts(run, capsys):
     assert [x["score"] for x in record["responses"]] == [len(x["response"]) / 4 for x in record["responses"]]
     assert command("play", "run", prompt="abc", episodes=3) == 0
     assert out_of(capsys).count("  prompt    abc") == 3
+    for prompts in (["Say a", "abc", "b"], ("abc",)):
+        assert [x.prompt for x in rlzoo.play(run, prompts=prompts)] == list(prompts)
+    assert [x.prompt for x in rlzoo.play(run, prompts="abc")] == ["abc"]
+    assert len(rlzoo.play(run, 1, prompts=["a", "b"])) == 1
     assert command("play", "run", prompt="") == 2
     assert complaint(capsys) == "prompts: prompt 1 ('') is empty"
 

@@ -76,15 +76,14 @@ def asked(question: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def reply_text(prompt: Messages, reply: Messages, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text that follows `prompt_text(prompt)` if the reply is `reply`, without end of sequence."""
+    """The text that follows `prompt_text(prompt)` if the reply is `reply`, without the special token at its end."""
     before = _render(tokenizer, prompt, add_generation_prompt=True)
     whole = _render(tokenizer, prompt + reply)
     require(whole.startswith(before), "the chat template changes the prompt when a reply follows")
     text = whole[len(before) :]
-    if tokenizer.eos_token:
-        reply_only, _, rest = text.rpartition(str(tokenizer.eos_token))
-        text = text if rest.strip() else reply_only or text
-    return text
+    special = (str(x) for x in tokenizer.added_tokens_decoder.values() if x.special)  # such as Phi-3's <|end|>
+    end = next((x for x in special if text.rstrip().endswith(x)), None)
+    return (end and text.rstrip().removesuffix(end)) or text
 
 
 def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, first: int = 0) -> Row:

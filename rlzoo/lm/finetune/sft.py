@@ -91,7 +91,7 @@ def sft(
 
     Returns:
         The last epoch's metrics: `loss` (mean over the epoch), `held_out_loss` and `held_out_perplexity` = e^loss of
-        the held-out texts, all per token, and `cut`, the number of texts that were too long.
+        the held-out texts, if these have predicted tokens, all per token, and `cut`, the number of texts that were cut.
 
     Raises:
         ConfigError: the tokenizer has no end of sequence or does not fit the model, or there are too few texts.
@@ -115,7 +115,7 @@ def sft(
 
     def report(epoch: int, mean_loss: float) -> None:
         metrics.update(epoch=epoch, loss=mean_loss)
-        if held_out:
+        if any(counts[i] for i in held_out):
             nll = mean_of(loss, held_out, widths, counts, settings.micro_batch_tokens)
             metrics.update(held_out_loss=nll, held_out_perplexity=math.exp(min(nll, 700.0)))
         on_epoch(dict(metrics))
@@ -234,7 +234,7 @@ def mean_of(
 ) -> float:
     """The sum of the loss over the rows, divided by their counts, in micro-batches of `tokens` tokens."""
     parts = track("held-out loss", list(micro_batches(rows, widths, tokens)))
-    return sum(float(loss(part)) for part in parts) / max(1, sum(counts[i] for i in rows))
+    return sum(float(loss(part)) for part in parts) / sum(counts[i] for i in rows)
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:

@@ -69,4 +69,6 @@ class AllowedTokens:
         wrong = [x for x, is_id in zip(tokens, whole, strict=True) if not (is_id and 0 <= x < self.vocabulary)]
         if wrong:
             raise EnvError(f"{where}: {brief(wrong[0])} is no token; tokens are 0 to {self.vocabulary - 1}")
+        if len(tokens) == self.vocabulary > 2 and max(tokens) <= 1:
+            raise EnvError(f"{where}: a mask of 0 and 1 for {len(tokens)} tokens; return booleans, or the tokens")
         return tokens

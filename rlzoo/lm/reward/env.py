@@ -20,7 +20,7 @@ from rlzoo.lm.model.pretrained import encode, max_positions, with_padding
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.generation import Generation, Responses, stop_ids
 from rlzoo.lm.reward.prompt import Prompt, Prompts, columns_of
-from rlzoo.lm.reward.scores import Score, call_scores, missing_columns
+from rlzoo.lm.reward.scores import Score, call_scores, clashing_columns, missing_columns
 from rlzoo.lm.reward.scoring import Scoring
 from rlzoo.lm.reward.turns import decode, spoken, turns_of
 
@@ -85,12 +85,16 @@ class LMEnv(VectorEnv):
         """Token ids of each prompt.
 
         Raises:
-            ConfigError: there are no prompts; one is empty or too long; they lack a column that the score takes.
+            ConfigError: there are no prompts; one is empty or too long; they lack a column that the score takes, or one
+                has a name that is taken.
         """
         require(len(prompts) > 0, f"{name}: there are none")
         taken = self.generation.turns is not None and "turns" in columns_of(prompts)
         require(not taken, f"{name}: the column 'turns' has the name of that of conversations; give it another one")
         sample = self.with_turns(prompts[:1], [[]])
+        for column in clashing_columns(self.scoring.score, sample):
+            fault = f"the column {column!r} has the name of an argument of reward {self.scoring.name}"
+            raise ConfigError(f"{name}: {fault} for prompts or responses; give it another one")
         for column in missing_columns(self.scoring.score, sample):
             have = ", ".join(columns_of(sample)) or "none"
             fault = f"reward {self.scoring.name} takes a column {column!r} of the {name}; they have {have}"

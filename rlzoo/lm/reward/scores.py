@@ -68,8 +68,8 @@ def call_scores(score: Score, name: str, prompts: list[str], responses: list[str
     if not isinstance(score, WeightedSum):
         return call_score(score, name, prompts, responses), {}
     parts = {part: call_score(fn, part, prompts, responses) for part, (fn, _) in score.parts.items()}
-    total = sum(weight * parts[part].double() for part, (_, weight) in score.parts.items())
-    return total.float(), parts  # type: ignore[union-attr]
+    total: Any = sum(weight * parts[part].double() for part, (_, weight) in score.parts.items())
+    return _checked(total.tolist(), name, responses), parts
 
 
 def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
@@ -81,8 +81,6 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         EnvError: `score` raised, or did not return N finite numbers. The message starts with `name` and gives the line
             of code, or the response.
     """
-    import torch
-
     if isinstance(score, WeightedSum):
         return call_scores(score, name, prompts, responses)[0]
     count = len(responses)
@@ -97,6 +95,13 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         more = items is not None and len(items) > count and not isinstance(result, Sized)
         returned = brief(result) if items is None else f"more than {count}" if more else len(items)
         raise EnvError(f"reward {name}: must return {count} numbers, one for each response, returned {returned}")
+    return _checked(items, name, responses)
+
+
+def _checked(items: list[Any], name: str, responses: Sequence[str]) -> Tensor:
+    """The scores as a tensor. Raises `EnvError` if one is no finite number."""
+    import torch
+
     scores = [as_number(item) for item in items]
     tensor = torch.tensor([math.nan if x is None else x for x in scores], dtype=torch.float32)
     for index in (~tensor.isfinite()).nonzero().flatten().tolist():
@@ -115,18 +120,29 @@ def columns_for(score: Score, prompts: Sequence[str]) -> dict[str, list[Any]]:
 def missing_columns(score: Score, prompts: Sequence[str]) -> list[str]:
     """The columns that a score needs and the prompts do not have."""
     columns = columns_of(prompts)
-    parts = [fn for fn, _ in score.parts.values()] if isinstance(score, WeightedSum) else [score]
-    return [column for part in parts for column in _column_arguments(part)[1] if column not in columns]
+    return [column for part in _parts(score) for column in _column_arguments(part)[1] if column not in columns]
+
+
+def clashing_columns(score: Score, prompts: Sequence[str]) -> list[str]:
+    """The columns that a score takes and that have the name of its argument for prompts or responses."""
+    return [x for part in _parts(score) for x in columns_for(part, prompts) if x in _text_arguments(part)]
+
+
+def _parts(score: Score) -> list[Score]:
+    return [fn for fn, _ in score.parts.values()] if isinstance(score, WeightedSum) else [score]
 
 
 def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
     """Arguments of a score for columns, None for any; and those of them without a default."""
-    parameters = _signature(score).parameters
-    _, texts = _texts(score, [], [])
-    further = [x for name, x in parameters.items() if name not in (texts or list(parameters)[:2])]
+    further = [x for name, x in _signature(score).parameters.items() if name not in _text_arguments(score)]
     named = [x for x in further if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     every = any(x.kind is x.VAR_KEYWORD for x in further)
     return None if every else [x.name for x in named], [x.name for x in named if x.default is x.empty]
+
+
+def _text_arguments(score: Score) -> list[str]:
+    """Names of a score's arguments for prompts and responses."""
+    return list(_texts(score, [], [])[1] or _signature(score).parameters)[:2]
 
 
 def _texts(score: Score, prompts: list[str], responses: list[str]) -> tuple[list[Any], dict[str, Any]]:

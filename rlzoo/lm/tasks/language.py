@@ -267,8 +267,10 @@ class LanguageTask(Task):
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         """Samples responses to the evaluation prompts in turn. Returns are raw scores, without the KL.
 
-        If the task has its own score but is trained on another one, `true_score` is the mean of its own.
+        With `deterministic`, no prompt gets a second response, which would be a copy. If the task has its own score but
+        is trained on another one, `true_score` is the mean of its own.
         """
+        episodes = min(episodes, len(self.eval_texts)) if deterministic else episodes
         return self._evaluate(self.eval_texts, episodes, seed, deterministic)[0]
 
     def evaluate_passes(self, episodes: int, k: int, *, seed: int) -> Evaluation:

@@ -108,7 +108,7 @@ class Language(TaskSettings):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; parameters and optimiser stay in float32."""
     attention: Advanced[Literal["auto", "eager", "sdpa"]] = "auto"
-    """Implementation of attention; auto is eager for NPG and TRPO, which need forward mode; else sdpa."""
+    """Implementation of attention; auto is eager for the forward mode of NPG and TRPO without epochs, else sdpa."""
     micro_batch_tokens: Count | None = None
     """Tokens of a micro-batch, which changes memory but not results; none for a whole minibatch."""
     gradient_checkpointing: Advanced[bool] = False

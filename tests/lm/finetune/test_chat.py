@@ -7,7 +7,7 @@ import time
 
 import pytest
 from tiny import CHARACTERS, EOS, make_tokenizer
-from tokenizers import normalizers
+from tokenizers import AddedToken, normalizers
 from tokenizers.processors import TemplateProcessing
 
 from rlzoo.core.system.errors import ConfigError
@@ -125,6 +125,11 @@ def test_reply_is_what_follows_the_prompt_without_its_end():
     assert reply_text(TALK[:2], TALK[2:3], tokenizer()) == "yo"
     assert reply_text(TALK[:2], TALK[2:3], tokenizer(NO_END)) == "yo"
     assert reply_text(TALK[:2], TALK[2:], tokenizer()) == "yo<eos> uso<eos> aok"
+    unnamed = tokenizer(PLAIN.replace("<eos> ", "<|end|> "))
+    assert reply_text(TALK[:2], TALK[2:3], unnamed) == "yo<|end|> "
+    unnamed.backend_tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
+    assert reply_text(TALK[:2], TALK[2:3], unnamed) == "yo"
+    assert reply_text(TALK[:2], [{"role": "assistant", "content": ""}], tokenizer()) == "<eos> "
     with pytest.raises(ConfigError, match="changes the prompt when a reply follows"):
         reply_text(TALK[:2], TALK[2:3], tokenizer("{{ messages|length }}"))
 

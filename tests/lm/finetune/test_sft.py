@@ -206,6 +206,12 @@ def test_texts_held_out_give_the_held_out_loss_and_change_no_weight():
     assert torch.equal(*map(weights_of, models))
 
 
+def test_held_out_texts_without_a_predicted_token_have_no_loss(monkeypatch):
+    monkeypatch.setattr("rlzoo.lm.finetune.sft.split", lambda *_: ([1], [0]))
+    texts = [{"prompt": prompt, "completion": "x"} for prompt in ("abcdef", "a")]
+    assert sft(texts, settings(max_tokens=4), make_lm(), make_tokenizer()).keys() == {"epoch", "loss", "cut"}
+
+
 def test_same_seed_gives_the_same_weights_and_another_does_not():
     texts, fits, state = make_texts(40), [], torch.get_rng_state()
     for seed in (0, 0, 1):

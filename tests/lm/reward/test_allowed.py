@@ -188,6 +188,8 @@ def test_every_algorithm_keeps_to_allowed_tokens(algorithm, data):
         (lambda tokens: [1, True], r"True is no token"),
         (lambda tokens: np.ones(3, bool), rf"a mask of 3 booleans; there are {V} tokens"),
         (lambda tokens: [True] * (V + 1), rf"a mask of {V + 1} booleans; there are {V} tokens"),
+        (lambda tokens: [0, 1] + [0] * (V - 2), rf"a mask of 0 and 1 for {V} tokens; return booleans, or the tokens$"),
+        (lambda tokens: np.ones(V, int), rf"a mask of 0 and 1 for {V} tokens; return booleans, or the tokens$"),
         (lambda tokens: torch.zeros(V, dtype=torch.bool), r"no token is allowed after \[0, 1\]"),
         (lambda tokens: "ab", r"'ab' is no token"),
         (lambda tokens: 3, r"TypeError: 'int' object is not iterable"),

@@ -1,12 +1,14 @@
 """Columns of the prompts' records: reading them, and the scores that take them."""
 
+import contextlib
 import json
 import pickle
 
 import pytest
+from lm_builders import make_env, make_model
 from tiny import make_tokenizer
 
-from rlzoo.core.system.errors import ConfigError, EnvError
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune.data import read_prompts, save_prompts
 from rlzoo.lm.reward.prompt import Prompt, columns_of
 from rlzoo.lm.reward.scores import WeightedSum, call_score, call_scores, load_score, missing_columns
@@ -109,12 +111,24 @@ def test_columns_that_a_score_needs():
         load_score(lambda responses: [])
 
 
-def test_column_with_the_name_of_an_argument():
-    def score(prompts, responses, **columns):
-        return [0.0]
-
-    with pytest.raises(EnvError, match="multiple values for argument 'responses'"):
-        call_score(score, "score", [Prompt("a", {"responses": "b"})], ["c"])
+@pytest.mark.parametrize(
+    ("score", "column", "clashes"),
+    [
+        (lambda prompts, responses, **columns: [0.0] * len(responses), "responses", True),
+        (lambda completions, **columns: [0.0] * len(completions), "prompts", True),
+        (lambda asked, said, **columns: [0.0] * len(said), "said", True),
+        (lambda asked, said, **columns: [0.0] * len(said), "responses", False),
+        (lambda prompts, responses: [0.0] * len(responses), "responses", False),
+    ],
+)
+def test_column_with_the_name_of_an_argument(score, column, clashes):
+    prompts, model = [Prompt("ab", {column: "c"})], make_model()
+    fault = f"^prompts: the column '{column}' has the name of an argument of reward score for prompts or responses"
+    for fn in (score, WeightedSum({"score": (score, 1.0)})):
+        with pytest.raises(ConfigError, match=fault) if clashes else contextlib.nullcontext():
+            make_env(model, prompts, fn)
+    if not clashes:
+        assert call_score(score, "score", prompts, ["c"]).tolist() == [0]
 
 
 def test_scores_of_trl_are_called_by_the_names_of_their_arguments():

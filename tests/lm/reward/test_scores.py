@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlzoo.core.system.errors import ConfigError, EnvError
-from rlzoo.lm.reward.scores import call_score, load_score
+from rlzoo.lm.reward.scores import WeightedSum, call_score, call_scores, load_score
 
 PROMPTS, RESPONSES = ["a", "b", "c"], ["first", "second", "third"]
 
@@ -198,6 +198,12 @@ def endless():
 def test_anything_but_one_finite_number_a_response_is_an_error(result, message):
     with pytest.raises(EnvError, match=f"^reward r: {message}$"):
         call_score(lambda prompts, responses: result, "r", PROMPTS, RESPONSES)
+
+
+def test_sum_of_scores_that_overflows_is_an_error():
+    large = WeightedSum({x: (lambda prompts, responses: [0, 2e38, 0], weight) for x, weight in (("a", 1), ("b", 0.9))})
+    with pytest.raises(EnvError, match=r"^reward r: score of response 1 \('second'\) is 3.8e\+38, not a finite 32-bit"):
+        call_scores(large, "r", PROMPTS, RESPONSES)
 
 
 def test_response_at_fault_is_shown_in_one_line_of_sixty_characters():

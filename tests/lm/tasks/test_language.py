@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, pipeline
 import rlzoo
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.fast import packed
+from rlzoo.lm.fast.attention import NAMES
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.tasks.conversation import Speaker
@@ -358,6 +359,15 @@ def test_true_score_is_that_of_the_task_in_any_form(data, tmp_path, monkeypatch)
     assert task.evaluate(4, seed=0).further["true_score"] == sum(lengths) / 4
 
 
+def test_a_deterministic_evaluation_has_no_copies_of_a_response(data):
+    task = Trainer(config(data)).task
+    copies = task.sample(8, seed=0, deterministic=True)
+    result = task.evaluate(8, seed=0, deterministic=True)
+    assert result.returns.tolist() == [x.score for x in copies[:4]] == [x.score for x in copies[4:]]
+    assert len(task.evaluate(3, seed=0, deterministic=True).returns) == 3
+    assert len(task.evaluate(8, seed=0).returns) == 8
+
+
 @pytest.mark.parametrize("parameters", [0, 10**9])
 def test_the_faster_precision_is_named_for_a_model_that_is_not_small(data, monkeypatch, parameters):
     monkeypatch.setattr("rlzoo.lm.tasks.language.SMALL", parameters)
@@ -375,6 +385,16 @@ def test_bfloat16_on_a_device_without_it_is_one_line(data, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     with pytest.raises(ConfigError, match=r"^precision: cuda does not compute in bfloat16; use float32$"):
         check(settings)
+
+
+def test_trpo_with_epochs_needs_no_forward_mode(data):
+    weights = []
+    for settings in ({"attention": "eager"}, {"attention": "sdpa"}, {"gradient_checkpointing": True}):
+        trainer = Trainer(config(data, "trpo", epochs=2, **settings))
+        assert trainer.iterate().metrics["accepted"]
+        weights.append(torch.nn.utils.parameters_to_vector(trainer.model.parameters()))
+    assert trainer.model.actor.config._attn_implementation == NAMES["sdpa"]  # by default
+    torch.testing.assert_close(weights[1:], [weights[0], weights[0]], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(
