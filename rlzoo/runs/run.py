@@ -60,7 +60,13 @@ class Run:
     """A run directory."""
 
     def __init__(self, path: Path | str | Run) -> None:
-        self.path = Path(path)
+        self._given = Path(path)
+        self._absolute = self._given.absolute()
+
+    @property
+    def path(self) -> Path:
+        """The directory: the path that was given, or an absolute one if it no longer leads there."""
+        return self._given if self._given.absolute() == self._absolute else self._absolute
 
     def __fspath__(self) -> str:
         return str(self.path)
