@@ -26,6 +26,7 @@ from rlzoo.control.spaces import (
 from rlzoo.core.env import ENDLESS, Array, Bools, ReplayError, VectorEnv
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, described, require
+from rlzoo.core.system.screen import one_line
 
 
 class GymnasiumEnv(VectorEnv):
@@ -245,9 +246,12 @@ class GymnasiumEnv(VectorEnv):
     def render(self) -> Array:
         """The first copy's frame, (H, W, 3) uint8, of an environment made with `render_mode="rgb_array"`."""
         try:
-            return self._vector.render()[0]
+            frame = self._vector.render()[0]
         except Exception as error:
             raise self._error(described(error)) from error
+        if not (isinstance(frame, np.ndarray) and frame.ndim > 1):
+            raise self._error(f"render() must return an image, got {one_line(repr(frame))}")
+        return frame
 
     def close(self) -> None:
         if self._is_users:  # it belongs to the user
