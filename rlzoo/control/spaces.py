@@ -168,6 +168,19 @@ def mask_row(masks: Any, row: int) -> Any:
     return None if masks is None else masks[row]
 
 
+def check_observation(space: Any, obs: Any, name: str = "observation") -> None:
+    """Raises `ValueError` if an observation, or a part of it, has another shape or kind of numbers than its Box."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: Any = space.spaces
+        for key in parts if isinstance(parts, dict) else range(len(parts)):
+            check_observation(parts[key], obs[key], f"{name}[{key!r}]")
+    elif isinstance(space, spaces.Box):
+        x = np.asarray(obs)
+        fits = x.dtype.kind not in "fc" or np.can_cast(x.dtype, space.dtype, "same_kind")
+        if not fits or x.shape != space.shape:
+            raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {space.dtype} of shape {space.shape}")
+
+
 def flat_observation(space: Any, obs: Any) -> Any:
     """An observation as a vector, by Gymnasium's rules.
 
