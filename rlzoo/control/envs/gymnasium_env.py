@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.envs.copies import REPORT
@@ -94,11 +95,15 @@ class GymnasiumEnv(VectorEnv):
         self.log_info = log_info
         self._info = np.zeros((len(log_info), 2))
         self._first: tuple[Any, dict[str, Any]] | None = None
-        if masks and categories(self.action_space):
+        self._may_mask = masks and bool(categories(self.action_space))
+        if self._may_mask:
             first = self._reset()
             self.has_masks = "action_mask" in first[1]
             if is_users:  # it may be stepped elsewhere before this is reset
                 self._seed = int(seed)
+                remedy = 'give env=make_env, put them into info["action_mask"], or set action_masks=False'
+                fault = f"the masks of action_masks() in {name} would be ignored: {remedy}"
+                require(self.has_masks or not _has_method(vector.unwrapped, "action_masks"), fault)
             else:
                 self._first = first
 
@@ -274,6 +279,8 @@ class GymnasiumEnv(VectorEnv):
             if not np.isfinite(values).all():
                 index = int(np.isfinite(values).reshape(self.num_envs, -1).all(axis=1).argmin())
                 raise self._error(f"copy {index} gave a non-finite {name}: {np.atleast_1d(values[index])}")
+        if self._may_mask and not self.has_masks and "action_mask" in info:
+            raise self._error("info has an action mask, and had none at the first reset")
         return Seen(self._obs, self._masks(info, done)) if self.has_masks else self._obs
 
     def _masks(self, info: dict[str, Any], done: Bools) -> Array:
@@ -319,6 +326,12 @@ class GymnasiumEnv(VectorEnv):
 
     def _error(self, fault: str) -> EnvError:
         return EnvError(f"environment {self._name!r}, step {self._steps}: {fault}")
+
+
+def _has_method(vector: Any, name: str) -> bool:
+    """Whether a vector environment, or one of its copies if it is one of Gymnasium's, has a method."""
+    copies = isinstance(vector, AsyncVectorEnv | SyncVectorEnv)
+    return hasattr(vector, name) or (copies and any(vector.call("has_wrapper_attr", name)))
 
 
 def _flatten_batch(vector: Any, obs: Any) -> Array:
