@@ -27,8 +27,9 @@ def check_spaces(name: str, observation: Space, action: Space) -> None:
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
     if not all(map(_is_action, leaves(action))):
         raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
-    if spaces.flatdim(observation) == 0:
-        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} has no numbers")
+    for kind, part in (("observation", observation), *(("action", leaf) for leaf in leaves(action))):
+        if spaces.flatdim(part) == 0:
+            raise UnsupportedSpace(f"environment {name!r}: {kind} space {part} has no numbers")
     for kind, space in (("observation", observation), ("action", action)):
         count = sum(spaces.flatdim(leaf) for leaf in leaves(space) if not isinstance(leaf, spaces.Box))
         if count > _MOST_CATEGORIES:
