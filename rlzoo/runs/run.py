@@ -181,6 +181,14 @@ class Run:
         ):
             remove(path)
 
+    def discard(self) -> None:
+        """Deletes a run that has not begun, with what a tracker left, and its directory if that is empty then."""
+        self._clear()
+        for name in ("wandb", ".lock"):
+            remove(self.path / name)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
     def write_config(
         self,
         config: Config,
