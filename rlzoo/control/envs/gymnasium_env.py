@@ -70,9 +70,8 @@ class GymnasiumEnv(VectorEnv):
         flat = vector.single_observation_space
         self._vector = vector
         self._is_users = is_users
-        self._raw_space: gymnasium.Space[Any] | None = None
+        self._raw_space: gymnasium.Space[Any] | None = flat if is_users else None
         if is_users:
-            self._raw_space = flat
             check_spaces(name, flat, vector.single_action_space)
             flat = spaces.flatten_space(flat)
         self.num_envs: int = vector.num_envs
@@ -97,15 +96,13 @@ class GymnasiumEnv(VectorEnv):
         self._first: tuple[Any, dict[str, Any]] | None = None
         self._may_mask = masks and bool(categories(self.action_space))
         if self._may_mask:
-            first = self._reset()
-            self.has_masks = "action_mask" in first[1]
+            self._first = self._reset()
+            self.has_masks = "action_mask" in self._first[1]
             if is_users:  # it may be stepped elsewhere before this is reset
-                self._seed = int(seed)
+                self._first, self._seed = None, int(seed)
                 remedy = 'give env=make_env, put them into info["action_mask"], or set action_masks=False'
                 fault = f"the masks of action_masks() in {name} would be ignored: {remedy}"
                 require(self.has_masks or not _has_method(vector.unwrapped, "action_masks"), fault)
-            else:
-                self._first = first
 
     def _reset(self) -> tuple[Any, dict[str, Any]]:
         first = self._call(partial(self._vector.reset, seed=self._seed))
