@@ -151,6 +151,8 @@ def _c(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) -> tuple[byt
         floats |= {"centre": head.centre, "unit": head.log_scale.exp(), "low": module.low, "high": module.high}
     else:
         integers = {"categories": head.nvec, "start": module.start.reshape(-1).tolist()}
+        fits = all(-(2**31) <= x <= 2**31 - n for x, n in zip(integers["start"], head.nvec, strict=True))
+        require(fits, f"the C header's actions are 32-bit integers, which {one_line(space)} exceeds: export it as onnx")
     template = jinja2.Environment(
         loader=jinja2.PackageLoader("rlzoo.control", ""),
         undefined=jinja2.StrictUndefined,

@@ -27,8 +27,9 @@ def check_spaces(name: str, observation: Space, action: Space) -> None:
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
     if not all(map(_is_action, leaves(action))):
         raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
-    if spaces.flatdim(observation) == 0:
-        raise UnsupportedSpace(f"environment {name!r}: observation space {observation} has no numbers")
+    for kind, part in (("observation", observation), *(("action", leaf) for leaf in leaves(action))):
+        if spaces.flatdim(part) == 0:
+            raise UnsupportedSpace(f"environment {name!r}: {kind} space {part} has no numbers")
     for kind, space in (("observation", observation), ("action", action)):
         count = sum(spaces.flatdim(leaf) for leaf in leaves(space) if not isinstance(leaf, spaces.Box))
         if count > _MOST_CATEGORIES:
@@ -166,6 +167,19 @@ def mask_row(masks: Any, row: int) -> Any:
     if isinstance(masks, tuple):
         return tuple(mask_row(part, row) for part in masks)
     return None if masks is None else masks[row]
+
+
+def check_observation(space: Any, obs: Any, name: str = "observation") -> None:
+    """Raises `ValueError` if an observation, or a part of it, has another shape or kind of numbers than its Box."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts: Any = space.spaces
+        for key in parts if isinstance(parts, dict) else range(len(parts)):
+            check_observation(parts[key], obs[key], f"{name}[{key!r}]")
+    elif isinstance(space, spaces.Box):
+        x = np.asarray(obs)
+        fits = x.dtype.kind not in "fc" or np.can_cast(x.dtype, space.dtype, "same_kind")
+        if not fits or x.shape != space.shape:
+            raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {space.dtype} of shape {space.shape}")
 
 
 def flat_observation(space: Any, obs: Any) -> Any:

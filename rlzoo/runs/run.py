@@ -60,7 +60,13 @@ class Run:
     """A run directory."""
 
     def __init__(self, path: Path | str | Run) -> None:
-        self.path = Path(path)
+        self._given = Path(path)
+        self._absolute = self._given.absolute()
+
+    @property
+    def path(self) -> Path:
+        """The directory: the path that was given, or an absolute one if it no longer leads there."""
+        return self._given if self._given.absolute() == self._absolute else self._absolute
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -174,6 +180,14 @@ class Run:
             self._config,
         ):
             remove(path)
+
+    def discard(self) -> None:
+        """Deletes a run that has not begun, with what a tracker left, and its directory if that is empty then."""
+        self._clear()
+        for name in ("wandb", ".lock"):
+            remove(self.path / name)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def write_config(
         self,

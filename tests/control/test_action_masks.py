@@ -10,7 +10,7 @@ import torch
 from builders import make_model
 from gymnasium import spaces
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 import rlzoo
@@ -230,6 +230,33 @@ def test_masks_of_a_vector_environment_may_be_nested():
 
     env = Source(SyncVectorEnv([partial(ByInfo, space, None)] * 2)).make(2, 0)
     assert env.reset()[0].legal.tolist() == [[True, False, False, True, True]] * 2
+
+
+class Identity(gymnasium.vector.VectorWrapper):
+    pass
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, pytest.param(AsyncVectorEnv, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wrapper", [lambda x: x, Identity], ids=["bare", "wrapped"])
+def test_masks_that_a_vector_environment_would_not_give_are_an_error(kind, wrapper):
+    vector = wrapper(kind([partial(Telling, spaces.Discrete(2), [1, 0])] * 2))
+    with pytest.raises(ConfigError, match=r"^the masks of action_masks\(\) in \w+ would be ignored: give "):
+        Source(vector).make(2, 0)
+    Source(vector, masks=False).make(2, 0).reset()
+    vector.close()
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_masks_that_begin_after_the_first_reset_are_an_error(vector):
+    class Late(Forbidding):
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0], {}
+
+    env = Source(SyncVectorEnv([Late]) if vector else Late).make(1, 0)
+    env.reset()
+    with pytest.raises(EnvError, match="step 1: info has an action mask, and had none at the first reset"):
+        env.step(np.ones(1, int))
+    env.close()
 
 
 @pytest.mark.parametrize(

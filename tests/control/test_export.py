@@ -117,6 +117,26 @@ def test_exported_policy_takes_flat_observations(space, format, tmp_path):
     check_parity(make_policy(ACTIONS["multidiscrete"], space), format, tmp_path, batched.sample())
 
 
+@pytest.mark.parametrize("start", [-(2**31), 2**31 - 3])
+def test_least_and_greatest_integers_of_c(start, tmp_path):
+    obs = np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32) * 2
+    check_parity(make_policy(spaces.Discrete(3, start=start)), "c", tmp_path, obs)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=2**40),
+        spaces.Discrete(3, start=2**31 - 2),
+        spaces.Discrete(3, start=-(2**31) - 1),
+        spaces.MultiDiscrete([2, 3], start=[0, 2**31]),
+    ],
+)
+def test_integers_beyond_those_of_c_are_refused(space):
+    with pytest.raises(ConfigError, match=r"^the C header's actions are 32-bit integers, which \w+\(.*\) exceeds"):
+        make_policy(space).export("c", ABOUT)
+
+
 @pytest.mark.skipif(COMPILER is None, reason="there is no C compiler: neither cc, gcc nor clang")
 def test_program_of_the_documentation(tmp_path):
     page = (Path(__file__).parents[2] / "docs/use-your-policy.md").read_text()

@@ -102,6 +102,17 @@ def test_open_takes_a_run_or_a_path(run):
         Run.open(run.path / "none")
 
 
+def test_a_run_is_found_from_another_directory(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = Run("run")
+    assert str(relative.path) == "run"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert relative.path == run.path
+    assert relative.read_config() == CONFIG
+    assert Run.open(relative).path == run.path
+
+
 def _try_to_lock(path, result):
     try:
         with Run(path).lock():

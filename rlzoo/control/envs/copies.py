@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
-from rlzoo.control.spaces import categories, check_spaces, flat_mask, flat_observation
+from rlzoo.control.spaces import categories, check_observation, check_spaces, flat_mask, flat_observation
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, place
 
 REPORT = "rlzoo_error"
@@ -96,6 +96,8 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             self.start, self._ended = {"rng": self.rng} if seed is None else {"seed": seed}, False
             obs, info = self.env.reset(seed=seed, options=options)
+            if seed is not None:  # the first reset
+                check_observation(self.raw_space, obs)
             return self._flatten(obs), self._legal(info)
         except (Exception, SystemExit) as error:
             return self._no_obs, self._report(error)

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.envs.copies import REPORT
@@ -26,6 +27,7 @@ from rlzoo.control.spaces import (
 from rlzoo.core.env import ENDLESS, Array, Bools, ReplayError, VectorEnv
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, described, require
+from rlzoo.core.system.screen import one_line
 
 
 class GymnasiumEnv(VectorEnv):
@@ -68,9 +70,8 @@ class GymnasiumEnv(VectorEnv):
         flat = vector.single_observation_space
         self._vector = vector
         self._is_users = is_users
-        self._raw_space: gymnasium.Space[Any] | None = None
+        self._raw_space: gymnasium.Space[Any] | None = flat if is_users else None
         if is_users:
-            self._raw_space = flat
             check_spaces(name, flat, vector.single_action_space)
             flat = spaces.flatten_space(flat)
         self.num_envs: int = vector.num_envs
@@ -93,13 +94,15 @@ class GymnasiumEnv(VectorEnv):
         self.log_info = log_info
         self._info = np.zeros((len(log_info), 2))
         self._first: tuple[Any, dict[str, Any]] | None = None
-        if masks and categories(self.action_space):
-            first = self._reset()
-            self.has_masks = "action_mask" in first[1]
+        self._may_mask = masks and bool(categories(self.action_space))
+        if self._may_mask:
+            self._first = self._reset()
+            self.has_masks = "action_mask" in self._first[1]
             if is_users:  # it may be stepped elsewhere before this is reset
-                self._seed = int(seed)
-            else:
-                self._first = first
+                self._first, self._seed = None, int(seed)
+                remedy = 'give env=make_env, put them into info["action_mask"], or set action_masks=False'
+                fault = f"the masks of action_masks() in {name} would be ignored: {remedy}"
+                require(self.has_masks or not _has_method(vector.unwrapped, "action_masks"), fault)
 
     def _reset(self) -> tuple[Any, dict[str, Any]]:
         first = self._call(partial(self._vector.reset, seed=self._seed))
@@ -245,9 +248,12 @@ class GymnasiumEnv(VectorEnv):
     def render(self) -> Array:
         """The first copy's frame, (H, W, 3) uint8, of an environment made with `render_mode="rgb_array"`."""
         try:
-            return self._vector.render()[0]
+            frame = self._vector.render()[0]
         except Exception as error:
             raise self._error(described(error)) from error
+        if not (isinstance(frame, np.ndarray) and frame.ndim > 1):
+            raise self._error(f"render() must return an image, got {one_line(repr(frame))}")
+        return frame
 
     def close(self) -> None:
         if self._is_users:  # it belongs to the user
@@ -270,6 +276,8 @@ class GymnasiumEnv(VectorEnv):
             if not np.isfinite(values).all():
                 index = int(np.isfinite(values).reshape(self.num_envs, -1).all(axis=1).argmin())
                 raise self._error(f"copy {index} gave a non-finite {name}: {np.atleast_1d(values[index])}")
+        if self._may_mask and not self.has_masks and "action_mask" in info:
+            raise self._error("info has an action mask, and had none at the first reset")
         return Seen(self._obs, self._masks(info, done)) if self.has_masks else self._obs
 
     def _masks(self, info: dict[str, Any], done: Bools) -> Array:
@@ -315,6 +323,12 @@ class GymnasiumEnv(VectorEnv):
 
     def _error(self, fault: str) -> EnvError:
         return EnvError(f"environment {self._name!r}, step {self._steps}: {fault}")
+
+
+def _has_method(vector: Any, name: str) -> bool:
+    """Whether a vector environment, or one of its copies if it is one of Gymnasium's, has a method."""
+    copies = isinstance(vector, AsyncVectorEnv | SyncVectorEnv)
+    return hasattr(vector, name) or (copies and any(vector.call("has_wrapper_attr", name)))
 
 
 def _flatten_batch(vector: Any, obs: Any) -> Array:

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,14 @@ def reason(error: BaseException) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of rlzoo and of the libraries that its results depend on, those of environments among them."""
+    """Versions of rlzoo and of the libraries that its results depend on; of language models, where they are in use."""
     known = {
         "rlzoo": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    for name in ("gymnasium", "mujoco"):
+    for name in ("gymnasium", "mujoco", *filter(sys.modules.get, ("transformers", "tokenizers", "peft"))):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[name] = importlib.metadata.version(name)
     return known

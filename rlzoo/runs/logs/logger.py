@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.core.system.screen import printable
+from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.screen import one_line, printable
 from rlzoo.runs.files import append_jsonl
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.logs.sinks import Sink, TensorBoard
@@ -64,7 +65,11 @@ class Logger:
         self._flushed = time.monotonic()
 
     def iteration(self, iteration: Iteration) -> dict[str, Any]:
-        """Records an iteration. Returns its line of `metrics.jsonl`."""
+        """Records an iteration. Returns its line of `metrics.jsonl`.
+
+        Raises:
+            ConfigError: a metric is no number.
+        """
         before, self._step = self._step, iteration.step
         step, seconds, episodes = iteration.step, iteration.seconds, iteration.episodes
         self._seconds += seconds
@@ -80,7 +85,7 @@ class Logger:
         }
         if self._successes:
             record["success_rate"] = _mean(self._successes)
-        record |= {name: _six_digits(x) for name, x in iteration.metrics.items() if name not in record}
+        record |= {name: _number(name, x) for name, x in iteration.metrics.items() if name not in record}
         self._metrics.append(record)
         if step // self._stride > before // self._stride:
             groups = {name: f"env/{name}" for name in iteration.environment_metrics} | _TAGS
@@ -146,6 +151,14 @@ class Logger:
 
 def _mean(values: deque[Any]) -> float | None:
     return _six_digits(sum(values) / len(values)) if values else None
+
+
+def _number(name: str, x: Any) -> float | None:
+    try:
+        return _six_digits(x)
+    except (TypeError, ValueError) as error:
+        source = "of on_iteration, of the task or of the algorithm"
+        raise ConfigError(f"metric {name!r} {source} must be a number, got {one_line(repr(x))}") from error
 
 
 def _six_digits(x: float) -> float | None:

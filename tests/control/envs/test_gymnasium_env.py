@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import os
+import re
 import sys
 import traceback
 
@@ -303,6 +304,63 @@ def test_discrete_observation_outside_its_space_is_an_error(space, obs, part, gi
         env.step(np.zeros(1, int))
 
 
+class First(Echo):
+    """Observes the same at every reset."""
+
+    def __init__(self, obs_space, obs):
+        super().__init__(obs_space, UNIT_BOX)
+        self.obs = obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.obs, {}
+
+
+BYTES, PAIR = spaces.Box(0, 255, (2,), np.uint8), spaces.Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "said"),
+    [
+        (BYTES, np.array([0.2, 0.9]), "observation is float64 of shape (2,), its space uint8 of shape (2,)"),
+        (PAIR, np.array([1j, 0]), "observation is complex128 of shape (2,), its space float32 of shape (2,)"),
+        (
+            spaces.Dict(a=spaces.Box(-1, 1, (2, 3)), b=PAIR),
+            {"a": np.zeros((3, 2), np.float32), "b": np.zeros(2)},
+            "observation['a'] is float32 of shape (3, 2), its space float32 of shape (2, 3)",
+        ),
+        (
+            spaces.Dict(a=spaces.Tuple([PAIR, BYTES])),
+            {"a": (np.zeros(2), np.zeros(2))},
+            "observation['a'][1] is float64 of shape (2,), its space uint8 of shape (2,)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_first_observation_that_does_not_fit_its_space_is_named(space, obs, said, asynchronous):
+    env = envs.make(First, 1, 0, obs_space=space, obs=obs, asynchronous=asynchronous)
+    with pytest.raises(EnvError, match=f"step 0: copy 0 raised ValueError: {re.escape(said)}$"):
+        env.reset()
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [
+        (PAIR, np.array([0.0, 1.0])),
+        (PAIR, [0, 1]),
+        (PAIR, np.array([False, True])),
+        (PAIR, np.array([0, 1], object)),
+        (BYTES, [0, 1]),
+        (BYTES, np.array([0, 1])),
+        (spaces.Box(-1, 1, (2,), np.float16), (0.0, 1.0)),
+        (spaces.Dict(a=PAIR), {"a": torch.tensor([0.0, 1.0])}),
+    ],
+)
+def test_first_observation_of_another_type_that_fits_is_taken(space, obs):
+    assert envs.make(First, 1, 0, obs_space=space, obs=obs).reset()[0].tolist() == [[0, 1]]
+
+
 def test_broken_reset_is_an_error():
     env = make(spaces.Box(np.inf, np.inf, (1,)))
     with pytest.raises(EnvError, match="step 0: copy 0 gave a non-finite observation"):
@@ -333,6 +391,9 @@ def test_dead_worker_process_is_an_error_and_can_be_closed():
         (spaces.Discrete(2**40), None, f"observation space Discrete.{2**40}. has 1,099,511,627,776 categories"),
         (spaces.Dict({"a": spaces.MultiDiscrete([2**30] * 2)}), None, "observation space Dict.* has 2,147,483,648 cat"),
         (spaces.Box(0, 1, (0,)), None, "observation space Box.* has no numbers"),
+        (UNIT_BOX, spaces.Box(0, 1, (2, 0)), "action space Box.* has no numbers"),
+        (UNIT_BOX, spaces.MultiDiscrete([]), "action space MultiDiscrete.* has no numbers"),
+        (UNIT_BOX, spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 1, (0,)))), "action space Box.* has no numbers"),
         (spaces.MultiBinary(2**40), None, "observation space MultiBinary.* has 1,099,511,627,776 categories"),
         (spaces.Text(3), None, "observation space Text"),
         (spaces.Sequence(UNIT_BOX), None, "observation space Sequence"),

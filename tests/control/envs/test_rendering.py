@@ -20,8 +20,8 @@ class Film(gymnasium.Env):
     observation_space = spaces.Box(0, 1, (1,))
     action_space = spaces.Discrete(4)
 
-    def __init__(self, render_mode=None, fault=None):
-        self.render_mode, self.fault = render_mode, fault
+    def __init__(self, render_mode=None, fault=None, frame=True):
+        self.render_mode, self.fault, self.frame = render_mode, fault, frame
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -35,7 +35,7 @@ class Film(gymnasium.Env):
     def render(self):
         if self.fault is not None:
             raise self.fault
-        return np.full((33, 21, 3), 60 * self.time, np.uint8)
+        return np.full((33, 21, 3), 60 * self.time, np.uint8) if self.frame is True else self.frame
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +82,13 @@ def test_episodes_repeat_with_the_seed_and_differ_from_each_other(tmp_path):
 def test_environment_that_cannot_be_drawn_is_an_error(tmp_path):
     with pytest.raises(EnvError, match="environment 'Film-v0', step 0: ValueError: no picture"):
         show(tmp_path, fault=ValueError("no picture"))
+
+
+@pytest.mark.parametrize("frame", [None, [], "a\nscreen", np.zeros(3)], ids=repr)
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_frame_that_is_no_image_is_one_line(frame, suffix, tmp_path):
+    with pytest.raises(EnvError, match=r"^environment 'Film-v0', step 0: render\(\) must return an image, got .*$"):
+        show(tmp_path, frame=frame, suffix=suffix)
 
 
 def test_missing_package_names_the_extra(tmp_path):

@@ -14,11 +14,13 @@ import time
 import numpy as np
 import pytest
 import short_runs
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugin_util import markdown_to_safe_html
 
 from rlzoo.core.env import Episode
 from rlzoo.core.evaluation import Evaluation
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.logs.display import Display, LineDisplay, LiveDisplay, make_display
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.loop import Iteration
@@ -155,6 +157,13 @@ def test_configuration_is_a_table_whatever_it_holds(tmp_path):
     make_events.flush()
     (text,) = tensorboard(tmp_path).Tensors("config")[0].tensor_proto.string_val
     assert cells(text)[1:] == [["stop_tokens", "('<|end|>',)"], ["reward", "a_b:c_d"]]
+
+
+@pytest.mark.parametrize("x", ["good", None, 1j, np.ones((2, 1)), torch.ones(2)], ids=repr)
+def test_metric_of_a_hook_that_is_no_number_is_one_line(x, tmp_path):
+    with pytest.raises(ConfigError, match=r"^metric 'note' of on_iteration, .* must be a number, got .*$") as error:
+        short_runs.quick_run(tmp_path, on_iteration=lambda *_: {"note": x})
+    assert "\n" not in str(error.value)
 
 
 def test_metrics_of_the_environment_have_a_group_of_their_own(tmp_path):

@@ -96,6 +96,26 @@ def test_wandb_sees_the_files_of_tensorboard(tmp_path):
     assert all(tag.encode() in data for tag in SCALARS)
 
 
+@pytest.mark.parametrize("error", [ConfigError("no server"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("others", [[], ["notes"]])
+def test_tracker_that_cannot_start_leaves_no_run(error, others, tmp_path, monkeypatch):
+    def start(tracker, folder, settings, id=None):
+        (folder / "wandb").mkdir()
+        (folder / "wandb" / "debug.log").touch()
+        raise error
+
+    path = tmp_path / "run"
+    short_runs.quick_run(path)
+    for name in others:
+        (path / name).mkdir()
+    monkeypatch.setattr(WandB, "check", lambda: None)
+    monkeypatch.setattr(WandB, "__init__", start)
+    with pytest.raises(type(error)):
+        short_runs.quick_run(path, track="wandb", overwrite=True)
+    assert [x.name for x in path.glob("*")] == others
+    assert path.exists() == bool(others)
+
+
 def test_tracker_that_cannot_be_used(tmp_path, monkeypatch):
     def run(track):
         with pytest.raises(ConfigError) as error:

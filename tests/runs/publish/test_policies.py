@@ -1,6 +1,5 @@
 """The policy of a run: loaded, exported, and shared on the Hugging Face hub or in a folder."""
 
-import copy
 import fnmatch
 import json
 import os
@@ -369,8 +368,7 @@ def test_second_push_takes_the_place_of_the_first(run, hub):
     assert rlzoo.Run.open("hf:user/name").steps() == run.steps()[:1]
     for name in ("evaluations.jsonl", "mine.txt"):
         (hub / "user/name" / name).touch()
-    bare = copy.copy(run)
-    bare.path = shutil.copytree(run.path, hub / "bare")
+    bare = rlzoo.Run(shutil.copytree(run.path, hub / "bare"))
     (bare.path / "evaluations.jsonl").unlink()
     rlzoo.push(bare, "user/name")
     assert not (hub / "user/name/evaluations.jsonl").exists()
