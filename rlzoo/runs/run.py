@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,11 +181,11 @@ class Run:
         ):
             remove(path)
 
-    def discard(self) -> None:
-        """Deletes a run that has not begun, with what a tracker left, and its directory if that is empty then."""
+    def discard(self, before: Collection[Path]) -> None:
+        """Deletes a run that has not begun, what was not there `before`, and its directory if that is empty then."""
         self._clear()
-        for name in ("wandb", ".lock"):
-            remove(self.path / name)
+        for path in {*self.path.iterdir()} - {*before} | {self.path / ".lock"}:
+            remove(path)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 

@@ -94,10 +94,11 @@ def train(
         display.say(f"training in {run.path}")
         trainer.task.begin(run.path)
         flat = config.to_dict()
+        before = [*run.path.iterdir()]
         try:
             trackers = [] if track is None else start_tracker(track, run.path, flat)
         except BaseException:  # also Ctrl-C, while it waits for a server
-            run.discard()
+            run.discard(before)
             raise
         logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
         Session(trainer, run, logger, hooks).go()

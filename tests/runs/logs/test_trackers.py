@@ -97,10 +97,10 @@ def test_wandb_sees_the_files_of_tensorboard(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ConfigError("no server"), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("others", [[], ["notes"]])
+@pytest.mark.parametrize("others", [[], ["notes"], ["wandb"]], ids=["alone", "notes", "an older tracker"])
 def test_tracker_that_cannot_start_leaves_no_run(error, others, tmp_path, monkeypatch):
     def start(tracker, folder, settings, id=None):
-        (folder / "wandb").mkdir()
+        (folder / "wandb").mkdir(exist_ok=True)
         (folder / "wandb" / "debug.log").touch()
         raise error
 
