@@ -127,8 +127,8 @@ def report(runs: list[dict[str, Any]]) -> str:
     curves = [
         "The mean score of an update's responses, with the tokens and seconds until its end, rlzoo / TRL.",
         "",
-        "| task | precision | update | tokens | seconds | score |",
-        "|---|---|--:|--:|--:|--:|",
+        "| task | precision | threads | update | tokens | seconds | score |",
+        "|---|---|--:|--:|--:|--:|--:|",
     ]
     median, mean = statistics.median, statistics.mean
     for key in dict.fromkeys(_key(run) for run in runs):
@@ -143,7 +143,7 @@ def report(runs: list[dict[str, Any]]) -> str:
             tokens = " / ".join(f"{mean(sum(run['tokens'][: k + 1]) for run in some):.0f}" for some in pair)
             seconds = " / ".join(f"{mean(run['seconds'][k] for run in some):.0f}" for some in pair)
             score = " / ".join(f"{mean(run['scores'][k] for run in some):.2f}" for some in pair)
-            curves.append(f"| {task} | {precision} | {k + 1} | {tokens} | {seconds} | {score} |")
+            curves.append(f"| {task} | {precision} | {threads} | {k + 1} | {tokens} | {seconds} | {score} |")
     return "\n".join([*speeds, "", *curves]) + "\n"
 
 

@@ -20,5 +20,5 @@ def test_ratios_are_those_of_rounds_and_leave_out_the_first_update(monkeypatch):
     ]
     speeds, curves = beside_trl.report(runs).split("| task |")[1:]
     assert "| Sentiment | bfloat16 | 1 | 2 | 90.0 | 35.0 | 2.50 (2.00 – 3.00) | 3.00 / 3.00 |" in speeds
-    assert "| Sentiment | bfloat16 | 1 | 100 / 100 | 7 / 7 | 0.00 / 0.00 |" in curves
-    assert "| Sentiment | bfloat16 | 2 | 220 / 220 | 8 / 10 | 0.20 / 0.40 |" in curves
+    assert "| Sentiment | bfloat16 | 1 | 1 | 100 / 100 | 7 / 7 | 0.00 / 0.00 |" in curves
+    assert "| Sentiment | bfloat16 | 1 | 2 | 220 / 220 | 8 / 10 | 0.20 / 0.40 |" in curves
