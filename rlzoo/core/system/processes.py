@@ -85,6 +85,7 @@ def joined() -> Iterator[None]:
         with _losses_named():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             dist.init_process_group(backend, store=store, rank=own, world_size=count, timeout=_PATIENCE)
+            dist.all_reduce(torch.zeros(1))  # an early error must not end this process while others are connecting
         yield
     except Exception as error:
         if _is_reported(store, error):
