@@ -74,6 +74,7 @@ def test_command_searches_goes_on_and_writes_a_preset(tmp_path, monkeypatch, cap
     assert "found holds a search with other seeds" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_variant_is_tried_with_exactly_its_settings(tmp_path):
     fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
     variant = {"hidden": (5,), "num_steps": 32, "epochs": 3, "learning_rate": "linear:0.00123456:0.001"}
@@ -120,6 +121,7 @@ def test_a_trial_that_fails_ends_the_search_with_its_error(tmp_path):
         search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], fixed=fixed)
 
 
+@pytest.mark.slow
 def test_the_start_is_tried_again_after_it_failed(tmp_path):
     """The user mends a module between the two commands."""
     module, out = tmp_path / "mine.py", tmp_path / "search"
