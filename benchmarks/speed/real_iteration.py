@@ -4,8 +4,8 @@
     python benchmarks/speed/real_iteration.py --rounds 3 --prompts 64 --device cuda
 
 SmolLM2-135M continues 16 openings of texts, 8 times each, with up to 128 tokens. On a GPU, a first iteration is not
-counted, and memory is that of the GPU. The floor of a part is the time of
-its products of weights alone, in the same precision and on the same number of tokens, with the fastest layout.
+counted, and memory is that of the GPU. The floor of a part is the time of its products of weights alone, in the same
+precision and on the same number of tokens, with the fastest layout.
 Attention, normalisation, activations, softmax, Adam and casts are above it. `plain` is the same iteration with
 `--no-fast`: PyTorch and transformers as they are. Generation is beside `model.generate` with the same weights.
 Contestants take turns, each in its own process.

@@ -71,8 +71,8 @@ def attention(
 ) -> tuple[Float[Tensor, "N T h d"], None]:
     """softmax(q·kᵀ·scaling)·v, in the form that Hugging Face's attention functions have.
 
-    On a CPU, the fused kernel computes in float32 even for bfloat16, and its backward pass is slow. Elsewhere, plain
-    products read the keys that several heads share once for one more token.
+    On a CPU, the fused kernel computes in float32 even for bfloat16, and its backward pass is slow. On a GPU,
+    plain products of one more token read the keys that several heads share once.
 
     Args:
         unpadded: the rows of the tokens, if they are in one row without padding.
@@ -87,10 +87,10 @@ def attention(
     if unpadded is not None:
         of_rows = partial(attention, module, fused=fused, **more)
         return unpadded.attend(query, key, value, lambda *x: of_rows(*x)[0]), None
-    plain = not others and not more.get("dropout")
-    one = query.shape[2] == 1
-    short = not one and key.shape[2] <= _LONGEST.get(value.dtype, 0) if query.device.type == "cpu" else one
-    if fused and not (plain and short):
+    one, on_cpu = query.shape[2] == 1, query.device.type == "cpu"
+    faster = key.shape[2] <= _LONGEST.get(value.dtype, 0) and not one if on_cpu else one
+    plain = faster and not others and not more.get("dropout")
+    if fused and not plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     causal, scaling = more.get("is_causal"), more.get("scaling")
     causal = getattr(module, "is_causal", True) if causal is None else causal

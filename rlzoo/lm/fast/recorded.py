@@ -68,6 +68,7 @@ class Recorded:
 
     @property
     def is_full(self) -> bool:
+        """Whether there is no room for another token."""
         return self._used == self._seen.shape[3]
 
     def __call__(self, tokens: Tokens) -> Float[Tensor, "N H"]:

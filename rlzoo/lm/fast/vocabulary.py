@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlzoo.core.distributions import Categorical, Distribution, Evaluated, categorical_fisher
 from rlzoo.lm.fast.weights import refuse_second_derivatives, summed_gradient
-from rlzoo.lm.model.precision import autocast
+from rlzoo.lm.model.precision import autocast, kind_of
 from rlzoo.lm.model.tokens import Head, TokenDistribution, at_least_single, tempered
 
 _BLOCK = {"cpu": 2**20, "other": 2**25}
@@ -27,10 +27,6 @@ _NARROWEST = 512
 """Number of tokens that a block has at least."""
 _MOST_KEPT = 2**26
 """Number of logits up to which products are kept from one result to the next, such as log π(a) and the KL."""
-
-
-def _budget(device: torch.device) -> int:
-    return _BLOCK["cpu" if device.type == "cpu" else "other"]
 
 
 def _logits(head: Head, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
@@ -64,7 +60,7 @@ class Steps:
 
     def blocks(self) -> list[slice]:
         """The vocabulary in blocks of tokens."""
-        size = max(_NARROWEST, _budget(self.hidden.device) // max(len(self.hidden), 1) // 64 * 64)
+        size = max(_NARROWEST, _BLOCK[kind_of(self.hidden.device)] // max(len(self.hidden), 1) // 64 * 64)
         return [slice(start, start + size) for start in range(0, len(self.head.weight), size)]
 
     def inputs(self) -> Float[Tensor, "S H"]:
@@ -247,7 +243,7 @@ class BlockedTokenDistribution(TokenDistribution):
         moving = head._replace(weight=tangents[1].to(precision), bias=tangents[2] if head.bias is not None else None)
         still, of_hidden, weight = head._replace(bias=None), tangents[0][self.acts], weight[self.acts]
         forces = [torch.zeros_like(x) for x in (of_hidden, *tangents[1:])]
-        size = max(1, 4 * _budget(weight.device) // len(head.weight))
+        size = max(1, 4 * _BLOCK[kind_of(weight.device)] // len(head.weight))
         for start in range(0, len(weight), size):
             cut = slice(start, start + size)
             hidden = steps.hidden[cut]

@@ -19,7 +19,7 @@ from rlzoo.core.models import ActorCritic, Policy, Value
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.progress import track
 from rlzoo.lm.model.padding import position_ids
-from rlzoo.lm.model.precision import autocast, equal_but_for_rounding
+from rlzoo.lm.model.precision import autocast, equal_but_for_rounding, kind_of
 from rlzoo.lm.model.pretrained import check_precision, without_dropout
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single, tempered
@@ -47,8 +47,7 @@ class Trunk(nn.Module):
 
     def forward(self, tokens: Tokens) -> Float[Tensor, "R T H"]:
         rows, steps = tokens.token.shape
-        kind = "cpu" if next(self.base.parameters()).device.type == "cpu" else "other"
-        size = max(1, _NO_GRAD_TOKENS[kind] // steps)
+        size = max(1, _NO_GRAD_TOKENS[kind_of(next(self.base.parameters()).device)] // steps)
         if torch.is_grad_enabled() or size >= rows:
             return self.states(tokens)
         parts = [tokens.map(lambda x, i=i: x[i : i + size]) for i in range(0, rows, size)]  # type: ignore[misc]

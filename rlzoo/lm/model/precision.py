@@ -1,4 +1,4 @@
-"""Precision of matrix products, and how near two results are that differ by rounding."""
+"""Devices, the precision of their matrix products, and how near two results are that differ by rounding."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _MARGIN = 1e3 * torch.finfo(torch.float32).eps
 """Relative rounding error of a transformer. Many normalise in float32 whatever the precision of their weights."""
 _WORTHWHILE = 0.7
 """Time of a product in bfloat16, in units of that in float32, below which a run gains in spite of the casts."""
+
+
+def kind_of(device: torch.device) -> str:
+    """ "cpu" or "other": what sizes are chosen by."""
+    return "cpu" if device.type == "cpu" else "other"
 
 
 def has_bfloat16(device: str) -> bool:
