@@ -126,6 +126,8 @@ def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -
 def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key, Outcome]:
     """The jobs of a suite that a folder has finished with the same settings, evaluations and measurements.
 
+    Their device may be another: like the processor, it changes results by rounding alone.
+
     Raises:
         RunError: the folder has results of another suite, or of jobs that the suite no longer has.
     """
@@ -145,7 +147,7 @@ def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key,
         job.key: outcome
         for job in suite.jobs
         if (outcome := outcomes.get(job.key)) is not None
-        and outcome.settings == job.settings
+        and {**outcome.settings, "device": job.settings.get("device")} == {"device": None, **job.settings}
         and same_episodes
         and intervals.get(job.env) == job.eval_interval
         and (outcome.updates or not job.measure_updates)

@@ -18,7 +18,7 @@ from builders import evaluate_model
 
 from rlzoo.benchmark import runner, worker
 from rlzoo.benchmark.job import Failure, Outcome, run_job
-from rlzoo.benchmark.results import Results, finished
+from rlzoo.benchmark.results import Results, Writer, finished
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
@@ -255,6 +255,17 @@ def test_results_of_other_settings_are_run_again(whole, tmp_path):
     assert len(record.keys) == 3
     assert len(Results.read(out).outcomes) == 6
     assert "3 results have other settings or were not measured: they are run again" in record.lines[0]
+
+
+def test_results_of_another_device_are_kept(tmp_path):
+    suite = load(tmp_path, TINY)
+    jobs = {job.key: job for job in suite.jobs}
+    outcomes = {
+        key: Outcome(*key, {**job.settings, "device": "cuda"}, [0], [1.0], [1.0], 1.0, 1.0, seconds=[0.0])
+        for key, job in jobs.items()
+    }
+    Writer(tmp_path, suite, "command", outcomes).rewrite()
+    assert finished(tmp_path, suite, pytest.fail) == outcomes
 
 
 @pytest.mark.parametrize(
