@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 _TAIL = 16_384
 """Bytes at the end of a file that hold at least one line."""
 
-_FOLDERS = ("checkpoints", "start", "actor", "adapter")
+_FINAL = ("actor", "adapter")
+_FOLDERS = ("checkpoints", "start", *_FINAL)
 """Directories in it: the checkpoints, and those that a task may write its models in."""
 
 _READ_BACK = ("prompts.jsonl", "eval_prompts.jsonl", f"start/{MANIFEST}")
@@ -402,6 +403,11 @@ class Run:
         if best is not None and best > step:
             (self.checkpoints / "best.json").unlink()
         self._prune()
+
+    def forget_final_model(self) -> None:
+        """Deletes the final model of a run that goes on: `chat` and `--model` would take it for the present one."""
+        for name in _FINAL:
+            remove(self.path / name)
 
 
 def _is_record(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> bool:

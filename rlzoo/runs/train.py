@@ -169,6 +169,7 @@ def resume(
         if extended or config != before or saved is None:
             spaces = trainer.task.described_spaces()
             run.write_config(config, model, spaces, trainer.step if extended else run.extended_at)
+        run.forget_final_model()
         trainer.task.begin(run.path)
         stopped = saved is not None and saved.state.get("stopped", False)
         Session(trainer, run, logger, hooks, stopped).go()

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError, Interrupted
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.tasks.conversation import Speaker
@@ -385,6 +385,17 @@ def test_run_that_has_not_ended_answers_with_its_checkpoint(run, monkeypatch, ca
         assert command("chat", str(name), "--greedy") == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
+
+
+def test_run_that_goes_on_has_no_final_model_of_an_earlier_end(run, monkeypatch, capsys, tmp_path):
+    """Chat answered with the weights of that end."""
+    longer = shutil.copytree("run", tmp_path / "longer")
+    hooks = rlzoo.Hooks(on_start=lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        rlzoo.resume(longer, 200, hooks=hooks)
+    assert not (longer / "actor").exists()
+    rlzoo.resume(longer)
+    assert (longer / "actor").is_dir()
 
 
 def test_chat_samples_as_the_run_did_unless_told_otherwise(run, monkeypatch, tmp_path):
