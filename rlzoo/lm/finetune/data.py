@@ -231,17 +231,34 @@ def _missing(values: Values, names: str) -> ConfigError:
 
 
 def save_prompts(path: Path, prompts: Sequence[str]) -> None:
-    """Writes prompts with their columns as a .jsonl file, which is complete or absent.
+    """Writes the lines of `as_lines` to a .jsonl file, which is complete or absent."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    scratch.write_text("".join(as_lines(prompts)), encoding="utf-8")
+    scratch.rename(path)
+
+
+def as_lines(prompts: Sequence[str], name: str = "prompts") -> list[str]:
+    """Prompts with their columns as lines of a .jsonl file.
 
     Raises:
-        ConfigError: a column cannot be written as JSON.
+        ConfigError: a column cannot be written as JSON, or would be read as something else.
     """
     lines = []
     for number, text in enumerate(prompts, 1):
+        record = {"prompt": text, **getattr(text, "columns", {})}
+        fault = f"{name}, entry {number} cannot be saved with the run"
+        changed = next((column for column, x in record.items() if _changes(x)), None)
+        remedy = "JSON has lists for tuples, and texts as keys"
+        require(changed is None, f"{fault}: the column {changed!r} would be read as something else; {remedy}")
         try:
-            lines.append(json.dumps({"prompt": text, **getattr(text, "columns", {})}) + "\n")
+            lines.append(json.dumps(record) + "\n")
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"prompts, entry {number} cannot be saved with the run: {error}") from None
-    scratch = path.with_name(f".{path.name}.tmp")
-    scratch.write_text("".join(lines), encoding="utf-8")
-    scratch.rename(path)
+            raise ConfigError(f"{fault}: {error}") from None
+    return lines
+
+
+def _changes(x: Any) -> bool:
+    """Whether JSON takes a value, and gives another one back: of a tuple a list, of a number as a key a text."""
+    if isinstance(x, dict):
+        return not all(isinstance(key, str) for key in x) or any(map(_changes, x.values()))
+    return isinstance(x, tuple) or (isinstance(x, list) and any(map(_changes, x)))

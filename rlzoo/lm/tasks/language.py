@@ -28,7 +28,7 @@ from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
 from rlzoo.lm.finetune.chat import asked
-from rlzoo.lm.finetune.data import read_prompts, save_prompts
+from rlzoo.lm.finetune.data import as_lines, read_prompts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
@@ -237,7 +237,10 @@ class LanguageTask(Task):
         own = None if folder is None or isinstance(setting, str) else folder / f"{name}.jsonl"
         if own is not None and own.is_file():
             return read_prompts(own)
-        return read_prompts(self._setting(name), self.tokenizer, name)
+        prompts = read_prompts(self._setting(name), self.tokenizer, name)
+        if not isinstance(setting, str):
+            as_lines(prompts, name)  # what cannot be saved is an error before there is a run
+        return prompts
 
     def _pretraining_loss(self, path: str) -> PretrainingLoss:
         settings, seed = self.settings, stream(self.setup.seed, "env", 1)

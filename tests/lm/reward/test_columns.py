@@ -74,6 +74,9 @@ def test_saved_prompts_keep_their_columns(tmp_path):
     assert columns_of(read_prompts(tmp_path / "p.jsonl")) == columns_of(ROWS)
     with pytest.raises(ConfigError, match=r"prompts, entry 1 cannot be saved with the run: .*set is not JSON"):
         save_prompts(tmp_path / "q.jsonl", [Prompt("a", {"answer": {1}})])
+    for answer in ((1, 2), [{"x": (1,)}], {1: 2}):  # a resumed run would score by something else
+        with pytest.raises(ConfigError, match=r"entry 1 cannot be .* column 'answer' would be read as something else"):
+            save_prompts(tmp_path / "q.jsonl", [Prompt("a", {"answer": answer})])
     prompts = read_prompts([{"prompt": None, "question": "a", "answer": 1}])
     save_prompts(tmp_path / "q.jsonl", prompts)
     assert (read_prompts(tmp_path / "q.jsonl"), columns_of(prompts)) == (["a"], {"answer": [1]})

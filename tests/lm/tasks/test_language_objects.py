@@ -143,6 +143,8 @@ def test_adapter_of_a_given_model_is_merged(objects):
             r"prompts must be a file, a list or a datasets.Dataset .*, such as prompts=.*, got int 3",
         ),
         ({"prompts": []}, "prompts: there are none"),
+        ({"prompts": [{"prompt": "a", "answer": {1}}]}, "prompts, entry 1 cannot be saved .*set is not JSON"),
+        ({"eval_prompts": [{"prompt": "a", "answer": (1, 2)}]}, "eval_prompts, entry 1 cannot be saved .*tuples"),
         ({"reward": 3}, "reward must be"),
         ({"reward": []}, r"reward must be a score or several with weights, such as reward=\[\(brevity, 1.0\)"),
         ({"reward": [(length, "much")]}, "reward must be a score or several"),
