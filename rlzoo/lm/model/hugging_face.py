@@ -85,6 +85,13 @@ def _info(name: str) -> Any:
     return huggingface_hub.HfApi().model_info(name, timeout=_PATIENCE)
 
 
+def on_hub(name: str) -> bool:
+    """Whether a name is that of a model on the Hub, or of one that was loaded from there."""
+    with contextlib.suppress(Exception):
+        return isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str) or bool(_info(name))
+    return False
+
+
 def license_of(name: str) -> str | None:
     """Licence of a model, from the card in its directory or on the Hub; None if there is none that can be read."""
     with contextlib.suppress(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import shutil
 import tempfile
 import weakref
@@ -33,6 +32,7 @@ from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
+from rlzoo.lm.model.hugging_face import on_hub
 from rlzoo.lm.model.language_model import LanguageModel, causal_lm, merged, with_adapter
 from rlzoo.lm.model.precision import advice
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
@@ -371,7 +371,7 @@ class LanguageTask(Task):
             return None
         if model == "smollm2":
             return pretrained.SMOLLM2
-        return model if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model) else None
+        return model if on_hub(model) else None  # not a directory that is elsewhere now
 
     def save_model(self, folder: Path) -> dict[str, str]:
         self.model.save_pretrained(self.tokenizer, folder, self.env.stop)

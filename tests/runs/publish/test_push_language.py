@@ -1,5 +1,6 @@
 """A language run: its adapter for PEFT, and its model on the Hub, with a card that says where it is from."""
 
+import dataclasses
 import html
 import json
 import shutil
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import rlzoo
 from rlzoo.cli import main
 from rlzoo.lm.model.language_model import merged
-from rlzoo.runs.evaluate import load_model
+from rlzoo.runs.evaluate import load_model, load_task
 from rlzoo.runs.publish import card as cards
 
 
@@ -80,6 +81,16 @@ def test_card(run, tmp_path):
     assert f"| {last['samples'][0]['prompt']} | " in body
     assert "| licence of the initial model | mit |\n" in body
     assert "| reward | " in body
+
+
+def test_model_of_a_directory_that_is_elsewhere_now_is_not_one_on_the_hub(run, tmp_path, monkeypatch):
+    """Its relative path looks like a Hub name. A model that was loaded from the Hub is in the cache."""
+    task = load_task(run)
+    task.settings = dataclasses.replace(task.settings, model="models/small")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, timeout: None)
+    assert task.save_model(tmp_path / "model")["base"] == ""
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "cache/config.json")
+    assert task.save_model(tmp_path / "model")["base"] == "models/small"
 
 
 def test_exact_evaluation_has_no_interval():
