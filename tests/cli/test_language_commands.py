@@ -466,6 +466,16 @@ def test_keys_on_a_terminal(run, monkeypatch, capsys):
     assert "fills the model's context of 32 tokens: begin a new one with /new" in err
 
 
+def test_seeds_are_of_any_size(run, monkeypatch, capsys):
+    """PyTorch takes 64 bits."""
+    assert command("eval", "run", episodes=3, seed=2**64) == 0
+    assert command("play", "run", seed=2**70) == 0
+    talk(monkeypatch, "Say a")
+    assert command("chat", "run", seed=2**64) == 0
+    pytest.importorskip("peft")
+    assert train("--quiet", out="large-seed", lora_rank=2, seed=2**64) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

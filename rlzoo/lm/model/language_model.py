@@ -285,7 +285,7 @@ def with_adapter(actor: Any, rank: int, seed: int) -> Any:
     except ImportError as error:
         raise ConfigError("lora_rank needs the packages of rlzoo[peft]") from error
     with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)  # a run may have a larger one
         adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
         return get_peft_model(actor, adapter)
 

@@ -44,7 +44,7 @@ class Speaker:
     def __post_init__(self) -> None:
         self.chats = self.tokenizer.chat_template is not None
         self._context = pretrained.max_positions(self.model.actor)
-        self._generator = torch.Generator().manual_seed(self.seed)
+        self._generator = torch.Generator().manual_seed(self.seed % 2**64)
         self.new()
 
     @classmethod

@@ -72,7 +72,7 @@ def sample(
 
     `on_step` is called before each token with the number of complete responses.
     """
-    generator = torch.Generator(next(env.model.parameters()).device).manual_seed(seed)
+    generator = torch.Generator(next(env.model.parameters()).device).manual_seed(seed % 2**64)
     samples: list[Sample] = []
     parts: dict[str, list[float]] = defaultdict(list)
     raw: list[float] = []
