@@ -28,10 +28,15 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         make: writes a sealed directory (see `files.seal`) at the path that it gets, which is renamed afterwards.
 
     Raises:
-        ConfigError: its files have changed since they were written.
+        ConfigError: the cache cannot be written, or the files have changed since they were written.
     """
     if not folder.is_dir():
-        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder.parent).close()
+        except OSError as error:
+            fault = f"the cache {folder.parent} cannot be written: {error.strerror}"
+            raise ConfigError(f"{fault}; set RLZOO_CACHE to another directory") from error
         lock = folder.with_name(f".{folder.name}.lock")
         with FileLock(lock):
             if not folder.is_dir():

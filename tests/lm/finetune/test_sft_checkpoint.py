@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.lm.finetune import sft
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, small_gpt2
@@ -87,6 +88,15 @@ def test_a_failure_leaves_no_checkpoint_and_the_next_try_makes_it(checkpoint, mo
         with pytest.raises(ZeroDivisionError):
             checkpoint.path("walks", SILENT)
     assert (checkpoint.path("walks", SILENT) / "model.safetensors").is_file()
+
+
+def test_a_cache_that_cannot_be_written_is_named(checkpoint, monkeypatch, tmp_path):
+    """The line was that of the first directory that is missing, such as "/home/user: Permission denied"."""
+    (tmp_path / "file").touch()
+    for cache in (tmp_path / "file/cache", tmp_path / "file"):
+        monkeypatch.setenv("RLZOO_CACHE", str(cache))
+        with pytest.raises(ConfigError, match=f"the cache {cache} cannot be written: .*; set RLZOO_CACHE to another"):
+            checkpoint.path("walks", SILENT)
 
 
 @given(text=st.text(string.ascii_lowercase, max_size=12))
