@@ -33,7 +33,7 @@ from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.hugging_face import on_hub
-from rlzoo.lm.model.language_model import LanguageModel, causal_lm, merged, with_adapter
+from rlzoo.lm.model.language_model import LanguageModel, Reference, causal_lm, merged, with_adapter
 from rlzoo.lm.model.precision import advice
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
 from rlzoo.lm.reward.allowed import AllowedTokens
@@ -77,7 +77,7 @@ class LanguageTask(Task):
         if not (model is None or isinstance(model, LanguageModel)):
             raise ConfigError(f"model: {env_name(setup.env)} needs a LanguageModel, got a {type(model).__name__}")
         self.model = (self._build() if model is None else model).to(setup.device)
-        self.env = self._environment()
+        self.env = self._environment(None if model is None else self._initial(self.model))
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
         self.pretraining = None if settings.ptx is None else self._pretraining_loss(settings.ptx)
@@ -199,7 +199,15 @@ class LanguageTask(Task):
         memory = settings.micro_batch_tokens, settings.gradient_checkpointing
         return LanguageModel(actor, critic, settings.temperature, precision, *memory)
 
-    def _environment(self) -> LMEnv:
+    def _initial(self, given: LanguageModel) -> Reference | None:
+        """π_ref of a model that is given again, and may be trained: the run's own copy of what it was. None if new."""
+        if self._start is None or hasattr(given.actor, "disable_adapter"):
+            return None
+        actor = pretrained.load_causal_lm(self._start)
+        initial = LanguageModel(actor, None, given.policy.temperature, given.trunk.precision)
+        return Reference(initial.to(self.setup.device))
+
+    def _environment(self, reference: Reference | None) -> LMEnv:
         settings = self.settings
         control: KLController = FixedKL(settings.beta)
         if settings.beta_target is not None:
@@ -220,6 +228,7 @@ class LanguageTask(Task):
             Scoring(self.score, self.score_name, settings.kl_estimator, control, treatment),
             generation,
             rows=settings.responses_per_batch,
+            reference=reference,
             own=own if processes.size() > 1 else None,
         )
 
@@ -355,7 +364,7 @@ class LanguageTask(Task):
             if setting is not None and not isinstance(setting, str) and not path.is_file():
                 save_prompts(path, prompts)
         if not (folder / START).is_dir():
-            save(pretrained.load_causal_lm(self._source), self.tokenizer, folder / START, self.env.stop, sealed=True)
+            save(merged(self.model.actor), self.tokenizer, folder / START, self.env.stop, sealed=True)
 
     def end(self, folder: Path) -> None:
         """Saves the adapter, which is small, and then the actor with it merged, as a Hugging Face model."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from dataclasses import dataclass
 
 import pytest
 import tiny
@@ -14,7 +15,7 @@ from rlzoo.cli import main
 from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.scores import WeightedSum, call_scores
-from rlzoo.lm.tasks.settings import Language
+from rlzoo.lm.tasks.settings import Language, Text
 
 PROMPTS = ["Say a", "Tell me", "Go on"]
 SMALL = {
@@ -90,6 +91,31 @@ def test_function_that_cannot_be_imported_is_needed_again(objects):
     with pytest.raises(RunError, match=r"config.json cannot hold: pass reward=... \(a lambda of "):
         rlzoo.evaluate(run)
     assert rlzoo.evaluate(run, 3, reward=length).mean_return >= 0
+
+
+class Own(rlzoo.LanguageTask):
+    """A task with a model of its own, which a given one replaces."""
+
+    @dataclass(frozen=True)
+    class Settings(Language):
+        model: Text | None = "model"
+
+    def own_prompts(self):
+        return PROMPTS
+
+    def own_score(self):
+        return length
+
+
+def test_reference_of_a_given_actor_critic_is_what_it_was_before_training(tmp_path):
+    """`start/` held the task's own model, and to evaluate with the trained object gave a KL of 0."""
+    tiny.save_lm(tmp_path / "model")
+    model = rlzoo.LanguageModel(tiny.make_lm(seed=1))
+    run = rlzoo.train("ppo", Own, model=model, out="own", learning_rate=0.01, **SMALL)
+    again = rlzoo.LanguageModel(tiny.make_lm(seed=1))
+    assert torch.equal(weights(run.path / "start"), torch.cat([p.flatten() for p in again.actor.parameters()]))
+    kl, same = (rlzoo.evaluate(run, 3, model=x).further["kl_reference"] for x in (model, again))
+    assert kl == same > 0
 
 
 def test_killed_before_its_objects_were_saved(run):
