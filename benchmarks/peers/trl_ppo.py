@@ -8,22 +8,19 @@ environment of its own:
     trl/bin/pip install trl==0.11.4 transformers==4.46.3 accelerate==1.2.1 datasets==3.6.0 rich==15.0.0
     trl/bin/python benchmarks/peers/trl_ppo.py gpt2
     trl/bin/python benchmarks/peers/trl_ppo.py small --precision bf16
-    trl/bin/python benchmarks/peers/trl_ppo.py gpt2 --generate-only
 
 One process measures one configuration and prints one line of JSON. A first iteration warms up and is not counted.
 PPO takes 4 epochs at a learning rate of 1e-5, its other settings are TRL's defaults. All responses have the full
 length: the end-of-sequence token is ruled out by `min_length`. Making prompts and scores is not timed.
 
-- `generation_seconds`, `update_seconds`: medians over the iterations of `PPOTrainer.generate` and `PPOTrainer.step`;
-  every value stands under `..._all`. `step` includes the forward passes of the actor and the reference before the
-  first epoch (`forward_seconds`); its epochs are `optimize_seconds`.
+- `generation_seconds`, `update_seconds`: medians over the iterations of `PPOTrainer.generate` and `PPOTrainer.step`,
+  which includes the forward passes of the actor and the reference before the first epoch.
 - `tokens_per_second`: response tokens of a batch / (generation_seconds + update_seconds).
-- `peak_memory_gb`: greatest resident memory of the process (ru_maxrss, 1e9 bytes); `import_memory_gb` is the same
-  before the model is built. Linux starts ru_maxrss at what the parent held, so start this from a small process.
-- `generation_dtype`, `update_dtype`: what the output layer computed in, in each part.
+- `peak_memory_gb`: greatest resident memory of the process (ru_maxrss, 1e9 bytes), or that of the GPU. Linux starts
+  ru_maxrss at what the parent held, so start this from a small process.
 
 `--precision bf16` asks Accelerate for mixed precision, which wraps the forward of the model with the value head but
-not `generate`; with `--generate-only`, where no Accelerate is involved, it casts the weights.
+not `generate`.
 """
 
 from __future__ import annotations
@@ -68,17 +65,6 @@ SIZES = {
 }  # fmt: skip
 
 
-class OutputDtype:
-    """The dtype in which `layer` answered last."""
-
-    def __init__(self, layer: torch.nn.Module) -> None:
-        self.name = ""
-        layer.register_forward_hook(self._note)
-
-    def _note(self, layer: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        self.name = str(output.dtype).removeprefix("torch.")
-
-
 def make_model(size: Size) -> GPT2LMHeadModel:
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     return GPT2LMHeadModel(GPT2Config(**size.model, **dropout))
@@ -107,75 +93,33 @@ def random_prompts(size: Size, config: GPT2Config, generator: torch.Generator) -
     return torch.randint(config.vocab_size - 1, (size.prompts, size.prompt_tokens), generator=generator)
 
 
-def measure_ppo(size: Size, precision: str, minibatch: int, iterations: int, seed: int, device: str) -> dict[str, Any]:
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
+def measure(size: Size, precision: str, iterations: int, device: str) -> dict[str, float]:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(make_model(size))
     model_config = model.pretrained_model.config
     config = PPOConfig(
-        seed=seed, learning_rate=1e-5, ppo_epochs=4, batch_size=size.prompts, mini_batch_size=minibatch,
+        seed=0, learning_rate=1e-5, ppo_epochs=4, batch_size=size.prompts, mini_batch_size=size.prompts,
         accelerator_kwargs={"cpu": device == "cpu", "mixed_precision": "bf16" if precision == "bf16" else "no"},
     )  # fmt: skip
     trainer = PPOTrainer(config, model, create_reference_model(model), make_tokenizer(model_config))
     options = sampling(size, model_config)
-    dtype = OutputDtype(model.pretrained_model.lm_head)
-    generation, update, forward, optimize = [], [], [], []
-    for iteration in range(1 + iterations):
+    generation, update = [], []
+    for _ in range(1 + iterations):
         queries = list(random_prompts(size, model_config, generator).to(trainer.current_device))
         scores = list(torch.randn(size.prompts, generator=generator).to(trainer.current_device))
         start = time.perf_counter()
         responses = trainer.generate(queries, batch_size=size.prompts, return_prompt=False, **options)
-        generated = time.perf_counter()
-        generation_dtype = dtype.name
+        generation.append(time.perf_counter() - start)
         check_lengths(responses, size)
-        begin = time.perf_counter()
-        stats = trainer.step(queries, responses, scores)
-        end = time.perf_counter()
-        update_dtype = dtype.name
-        if iteration == 0:
-            continue
-        generation.append(generated - start)
-        update.append(end - begin)
-        forward.append(float(stats["time/ppo/forward_pass"]))
-        optimize.append(float(stats["time/ppo/optimize_step"]))
-    return {
-        "generation_seconds": statistics.median(generation),
-        "update_seconds": statistics.median(update),
-        "forward_seconds": statistics.median(forward),
-        "optimize_seconds": statistics.median(optimize),
-        "generation_seconds_all": generation,
-        "update_seconds_all": update,
-        "generation_dtype": generation_dtype,
-        "update_dtype": update_dtype,
-        "attention": model_config._attn_implementation,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "epochs": config.ppo_epochs,
-        "minibatch": minibatch,
-    }
-
-
-def measure_generation(size: Size, precision: str, iterations: int, seed: int) -> dict[str, Any]:
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    model = make_model(size).to(torch.bfloat16 if precision == "bf16" else torch.float32).eval()
-    options = sampling(size, model.config)
-    dtype = OutputDtype(model.lm_head)
-    generation = []
-    for iteration in range(1 + iterations):
-        prompts = random_prompts(size, model.config, generator)
         start = time.perf_counter()
-        ids = model.generate(prompts, attention_mask=torch.ones_like(prompts), **options)
-        seconds = time.perf_counter() - start
-        check_lengths(list(ids[:, size.prompt_tokens :]), size)
-        if iteration > 0:
-            generation.append(seconds)
+        trainer.step(queries, responses, scores)
+        update.append(time.perf_counter() - start)
+    seconds = statistics.median(generation[1:]), statistics.median(update[1:])
     return {
-        "generation_seconds": statistics.median(generation),
-        "update_seconds": None,
-        "generation_seconds_all": generation,
-        "generation_dtype": dtype.name,
-        "attention": model.config._attn_implementation,
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "generation_seconds": seconds[0],
+        "update_seconds": seconds[1],
+        "tokens_per_second": size.prompts * size.new_tokens / sum(seconds),
     }
 
 
@@ -185,58 +129,28 @@ def check_lengths(responses: list[torch.Tensor], size: Size) -> None:
         raise SystemExit(f"expected {size.prompts} responses of {size.new_tokens} tokens, got lengths {lengths}")
 
 
-def peak_memory_gb(device: str = "cpu") -> float:
+def peak_memory_gb(device: str) -> float:
     """Of the process, or of what it has had on the GPU."""
     if device != "cpu":
         return torch.cuda.max_memory_allocated() / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def rounded(x: Any) -> Any:
-    if isinstance(x, list):
-        return [rounded(y) for y in x]
-    return round(x, 4) if isinstance(x, float) else x
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("size", choices=list(SIZES))
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--generate-only", action="store_true", help="transformers' `generate` alone, without TRL")
     parser.add_argument("--iterations", type=int, help="measured iterations (default: 3 for gpt2, 20 for small)")
-    parser.add_argument("--minibatch", type=int, help="responses per optimizer step (default: all of the batch)")
     parser.add_argument("--threads", type=int, default=2, help="PyTorch threads")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the trainer")
     arguments = parser.parse_args()
-    size = SIZES[arguments.size]
-    iterations = size.iterations if arguments.iterations is None else arguments.iterations
-    minibatch = size.prompts if arguments.minibatch is None else arguments.minibatch
-    if iterations < 1 or arguments.threads < 1:
-        parser.error("--iterations and --threads must be at least 1")
-    if minibatch < 1 or size.prompts % minibatch:
-        parser.error(f"--minibatch must divide the batch of {size.prompts} responses")
-    if arguments.generate_only and arguments.minibatch is not None:
-        parser.error("--minibatch has no meaning with --generate-only")
-
     torch.set_num_threads(arguments.threads)
-    load, import_memory = os.getloadavg()[0], peak_memory_gb()
-    if arguments.generate_only:
-        peer = f"transformers {transformers.__version__} generate"
-        result = measure_generation(size, arguments.precision, iterations, arguments.seed)
-    else:
-        peer = f"trl {trl.__version__} PPOTrainer"
-        result = measure_ppo(size, arguments.precision, minibatch, iterations, arguments.seed, arguments.device)
-    seconds = result["generation_seconds"] + (result["update_seconds"] or 0.0)
-    record = {
-        "peer": peer, "size": arguments.size, "precision": arguments.precision, **result,
-        "tokens_per_second": size.prompts * size.new_tokens / seconds,
-        "peak_memory_gb": peak_memory_gb(arguments.device), "import_memory_gb": import_memory,
-        "iterations": iterations, "prompts": size.prompts, "prompt_tokens": size.prompt_tokens,
-        "new_tokens": size.new_tokens, "threads": arguments.threads, "seed": arguments.seed,
-        "torch": torch.__version__, "transformers": transformers.__version__, "load_average_before": load,
-    }  # fmt: skip
-    print(json.dumps({key: rounded(x) for key, x in record.items()}))
+    size = SIZES[arguments.size]
+    arguments.iterations = arguments.iterations or size.iterations
+    result = measure(size, arguments.precision, arguments.iterations, arguments.device)
+    result["peak_memory_gb"] = peak_memory_gb(arguments.device)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
+    print(json.dumps({**vars(arguments), **{name: round(x, 4) for name, x in result.items()}, **versions}))
 
 
 if __name__ == "__main__":
