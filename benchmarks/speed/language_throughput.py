@@ -24,6 +24,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -172,58 +176,53 @@ def generate(size: str, precision: str, iterations: int, folder: Path, device: s
     return {name: statistics.median(values[1:]) for name, values in seconds.items()}
 
 
-def contestant(options: argparse.Namespace) -> None:
-    """One measurement in its own process; prints a line of JSON."""
+def contestant(what: str, size: str, precision: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One measurement of rlzoo."""
     import torch
 
     torch.set_num_threads(options.threads)
-    folder, size, precision = Path(options.folder), options.size, options.precision
     iterations = options.iterations or SIZES[size]["iterations"]
-    if options.what in SETTINGS:
-        algorithm, settings = options.what.split()[0], SETTINGS[options.what]
-        result = train(algorithm, size, precision, iterations, folder, options.device, **settings)
+    if what in SETTINGS:
+        result = train(what.split()[0], size, precision, iterations, folder, options.device, **SETTINGS[what])
     else:
         result = generate(size, precision, iterations, folder, options.device)
-    print(json.dumps({**result, "peak_memory_gb": round(peak_memory_gb(options.device), 2)}))
+    return {**result, "peak_memory_gb": round(peak_memory_gb(options.device), 2)}
+
+
+def apart(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+    """The result of a function in a new process, whose time and memory are its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *arguments, **more).result()
 
 
 def run(command: list[str]) -> dict[str, Any]:
+    """The JSON in the last line that a command prints."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def ours(what: str, size: str, precision: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    arguments = [what, "--contestant", "--size", size, "--precision", precision, "--folder", str(folder)]
-    arguments += ["--threads", str(options.threads), "--device", options.device]
-    arguments += ["--iterations", str(options.iterations)] if options.iterations else []
-    return run([sys.executable, __file__, *arguments])
-
-
-def peer(size: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
-    arguments = [size, "--precision", precision, "--threads", str(options.threads), "--device", options.device]
-    arguments += ["--iterations", str(options.iterations)] if options.iterations else []
-    return run([options.peer, str(HERE.parent / "peers" / "trl_ppo.py"), *arguments])
-
-
-def floor(size: str, precision: str, options: argparse.Namespace) -> float:
-    arguments = [size, "--precision", precision, "--threads", str(options.threads), "--device", options.device]
-    return float(run([sys.executable, str(HERE / "language_floor.py"), *arguments])["total"])
+def by_script(script: list[str], size: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One measurement by another script."""
+    common = [f"--threads={options.threads}", f"--device={options.device}"]
+    return run([*script, size, f"--precision={precision}", *common])
 
 
 def compare_ppo(options: argparse.Namespace) -> list[str]:
     lines = ["| model | precision | rlzoo tokens/s | TRL tokens/s | ratio | rlzoo GB | TRL GB | ratio | time / floor |"]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
+    trl = [options.peer, str(HERE.parent / "peers" / "trl_ppo.py")]
+    trl += [f"--iterations={options.iterations}"] if options.iterations else []
+    floor = [sys.executable, str(HERE / "language_floor.py")]
     for size in options.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            make_model_apart(size, Path(folder))
+        with model_and_prompts(size) as folder:
             rounds = []
             for _ in range(options.rounds):
-                theirs = peer(size, "fp32", options)
-                measured = {p: ours("ppo-clip", size, p, Path(folder), options) for p in options.precisions}
+                theirs = by_script(trl, size, "fp32", options)
+                measured = {p: apart(contestant, "ppo-clip", size, p, folder, options) for p in options.precisions}
                 for p in options.precisions:
-                    measured[p]["floor_seconds"] = floor(size, p, options)
+                    measured[p]["floor_seconds"] = by_script(floor, size, p, options)["total"]
                 rounds.append((theirs, measured))
                 print(json.dumps({"size": size, "round": rounds[-1]}), flush=True)
         for precision in options.precisions:
@@ -247,10 +246,9 @@ def compare_ppo(options: argparse.Namespace) -> list[str]:
 def compare_generation(options: argparse.Namespace) -> list[str]:
     lines = ["| model | precision | rlzoo, s | model.generate, s | ratio |", "|---|---|---|---|---|"]
     for size in options.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            make_model_apart(size, Path(folder))
+        with model_and_prompts(size) as folder:
             for precision in options.precisions:
-                result = ours("generate", size, precision, Path(folder), options)
+                result = apart(contestant, "generate", size, precision, folder, options)
                 print(json.dumps({"size": size, "precision": precision, **result}), flush=True)
                 lines.append(
                     f"| {size} | {precision} | {result['ours']:.3f} | {result['generate']:.3f} "
@@ -263,11 +261,10 @@ def compare_natural(options: argparse.Namespace) -> list[str]:
     lines = ["| model | algorithm | seconds an iteration | price | peak GB | KL | accepted | backtracks |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for size in options.sizes:
-        with tempfile.TemporaryDirectory() as folder:
-            make_model_apart(size, Path(folder))
+        with model_and_prompts(size) as folder:
             rounds = []
             for _ in range(options.rounds):
-                rounds.append({name: ours(name, size, "fp32", Path(folder), options) for name in SETTINGS})
+                rounds.append({name: apart(contestant, name, size, "fp32", folder, options) for name in SETTINGS})
                 print(json.dumps({"size": size, "round": rounds[-1]}), flush=True)
         for name in SETTINGS:
             results = [r[name] for r in rounds]
@@ -284,18 +281,18 @@ def compare_natural(options: argparse.Namespace) -> list[str]:
     return [*lines, "", f"The price is in iterations of ppo-clip, in turns. npg and trpo by natural steps: {settings}."]
 
 
-def make_model_apart(size: str, folder: Path) -> None:
-    """Makes the model in its own process, so that its time and memory are not measured."""
-    make_prompts(size, folder / "prompts.txt")
-    code = f"import sys; sys.path.insert(0, {str(HERE)!r}); import language_throughput as b, pathlib; "
-    subprocess.run(
-        [sys.executable, "-c", code + f"b.make_model({size!r}, pathlib.Path({str(folder / 'model')!r}))"], check=True
-    )
+@contextmanager
+def model_and_prompts(size: str) -> Iterator[Path]:
+    """The folder of a model and its prompts."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_prompts(size, Path(folder, "prompts.txt"))
+        apart(make_model, size, Path(folder, "model"))
+        yield Path(folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ppo", "generate", *SETTINGS])
+    parser.add_argument("what", choices=["ppo", "generate", "trpo"])
     parser.add_argument("--peer", default="trl/bin/python", help="Python of the environment with TRL")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, help="of a measurement; by default 2 for gpt2 and 20 for small")
@@ -303,14 +300,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--contestant", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--size", choices=list(SIZES), help=argparse.SUPPRESS)
-    parser.add_argument("--precision", choices=list(PRECISIONS), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.contestant:
-        contestant(options)
-        return
     compare = {"ppo": compare_ppo, "generate": compare_generation, "trpo": compare_natural}[options.what]
     table = compare(options)
     shown = " ".join(["python benchmarks/speed/language_throughput.py", *sys.argv[1:]]).replace(
