@@ -16,14 +16,13 @@ import argparse
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import language_throughput
 import torch
+from language_throughput import apart, clock, output_of, peak_memory_gb
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
@@ -33,11 +32,12 @@ SIZES = {"responses": "responses_per_batch", "minibatch": "minibatch_responses",
 """Sizes that an option changes, and rlzoo's names of them."""
 
 
-def train(env: str, precision: str, steps: int, seed: int, device: str, **sizes: int) -> dict[str, Any]:
+def train(env: str, precision: str, seed: int, steps: int, threads: int, device: str, **sizes: int) -> dict[str, Any]:
     """Some updates of rlzoo: sampled tokens, mean score and seconds since the first, of each."""
     from rlzoo.runs.configuration.defaults import configured
     from rlzoo.runs.loop import Trainer
 
+    torch.set_num_threads(threads)
     settings = {"precision": precision, "seed": seed, "total_steps": 10**6, "stop_kl": None, "device": device}
     settings |= {SIZES[name]: x for name, x in sizes.items()}
     trainer = Trainer(configured("ppo-clip", env, None, True, settings)[0])
@@ -48,8 +48,8 @@ def train(env: str, precision: str, steps: int, seed: int, device: str, **sizes:
     for iteration in itertools.islice(trainer, steps):
         tokens.append(iteration.step - sum(tokens))
         scores.append(iteration.metrics["score"])
-        seconds.append(language_throughput.clock(device) - start)
-    peak = language_throughput.peak_memory_gb(device)
+        seconds.append(clock(device) - start)
+    peak = peak_memory_gb(device)
     return {"tokens": tokens, "scores": scores, "seconds": seconds, "peak_memory_gb": peak}
 
 
@@ -80,14 +80,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     for name in SIZES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help="by default that of the task")
-    parser.add_argument("--alone", nargs=3, metavar=("TASK", "PRECISION", "SEED"), help="measure rlzoo once")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
     sizes = {name: x for name in SIZES if (x := getattr(arguments, name)) is not None}
-    if arguments.alone:
-        env, precision, seed = arguments.alone
-        print(json.dumps(train(env, precision, arguments.steps, int(seed), arguments.device, **sizes)))
-        return
     record = RESULTS / ("beside-trl.jsonl" if arguments.device == "cpu" else "beside-trl-cuda.jsonl")
     runs = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     common = {"steps": arguments.steps, "threads": arguments.threads, **sizes}
@@ -100,14 +94,14 @@ def main() -> None:
             own = [f"--new-tokens={new_tokens}"] if "new_tokens" not in sizes else []
             files = [str(Path(scratch, name)) for name in ("model", "prompts.jsonl")]
             for seed, precision in itertools.product(range(arguments.rounds), arguments.precisions):
-                ours = [sys.executable, __file__, "--alone", env, precision, str(seed)]
                 theirs = [arguments.peer, str(HERE.parent / "peers" / "trl_grpo.py"), *files, "--score", score]
                 theirs += ["--precision", precision, "--seed", str(seed), "--scratch", str(Path(scratch, "out")), *own]
                 key = {"task": env, "precision": precision, "seed": seed, **common, **device}
                 if any(key.items() <= run.items() for run in runs):
                     continue
-                pair = [{**key, "system": "rlzoo", **language_throughput.run([*ours, *options])}]
-                pair += [{**key, "system": "TRL", **language_throughput.run([*theirs, *options])}]
+                ours = apart(train, env, precision, seed, **common, device=arguments.device)
+                pair = [{**key, "system": "rlzoo", **ours}]
+                pair += [{**key, "system": "TRL", **output_of([*theirs, *options])}]
                 runs += pair
                 with record.open("a") as file:
                     file.writelines(json.dumps(run) + "\n" for run in pair)

@@ -11,15 +11,14 @@ stay in the package. Writes benchmarks/results/fast-parts.md.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from language_throughput import apart
 
 RESULT = Path(__file__).parents[1] / "results" / "fast-parts.md"
 ZOO = {"num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20}
@@ -115,21 +114,13 @@ def seconds(part: str | None, algorithm: str, env: str, settings: dict[str, Any]
     return best
 
 
-def in_a_process(*row: Any) -> float:
-    """`seconds` in a new process."""
-    command = [sys.executable, __file__, "--row", json.dumps(row)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    return float(output.splitlines()[-1])
-
-
 def table(kinds: list[str], rounds: int) -> str:
     """The gain of each part, in Markdown."""
     lines = ["| part | run | gain (median; min – max) |", "|---|---|---|"]
     for part, algorithm, env, settings in (row for kind in kinds for row in ROWS[kind]):
         ratios = []
         for _ in range(rounds):
-            without, complete = (in_a_process(x, algorithm, env, settings) for x in (part, None))
+            without, complete = (apart(seconds, x, algorithm, env, settings) for x in (part, None))
             ratios.append(complete / without if part == COMPILED else without / complete)
         spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})"
         options = " ".join(f"{name}={x}" for name, x in settings.items())
@@ -142,11 +133,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", default=list(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.row:
-        print(seconds(*json.loads(options.row)))
-        return
+    os.environ["OMP_NUM_THREADS"] = "1"
     RESULT.write_text(table(options.kinds, options.rounds))
 
 

@@ -195,7 +195,7 @@ def apart(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         return process.submit(function, *arguments, **more).result()
 
 
-def run(command: list[str]) -> dict[str, Any]:
+def output_of(command: list[str]) -> dict[str, Any]:
     """The JSON in the last line that a command prints."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -206,7 +206,7 @@ def run(command: list[str]) -> dict[str, Any]:
 def by_script(script: list[str], size: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
     """One measurement by another script."""
     common = [f"--threads={options.threads}", f"--device={options.device}"]
-    return run([*script, size, f"--precision={precision}", *common])
+    return output_of([*script, size, f"--precision={precision}", *common])
 
 
 def compare_ppo(options: argparse.Namespace) -> list[str]:

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from language_throughput import clock, peak_memory_gb
+from language_throughput import apart, clock, peak_memory_gb
 
 RESULTS = Path(__file__).parents[1] / "results"
 GROUP, NEW_TOKENS = 8, 128
@@ -123,8 +121,9 @@ def generate(run: Any, precision: str, prompts: int, device: str) -> float:
     return clock(device) - start
 
 
-def contestant(what: str, precision: str, prompts: int, device: str) -> dict[str, float]:
+def contestant(what: str, precision: str, prompts: int, device: str, threads: int) -> dict[str, float]:
     """The parts of an iteration, and their floors, or the seconds of `model.generate`."""
+    torch.set_num_threads(threads)
     run = trainer(precision, what != "plain", prompts, device)
     for _ in range(1 if device == "cpu" else 2):  # of which the last counts
         if what == "generate":
@@ -149,24 +148,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--alone", nargs=2, metavar=("WHAT", "PRECISION"), help="one measurement")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.alone:
-        print(json.dumps(contestant(*arguments.alone, arguments.prompts, arguments.device)))
-        return
-    options = [f"--{name}={getattr(arguments, name)}" for name in ("threads", "prompts", "device")]
+    common = arguments.prompts, arguments.device, arguments.threads
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for _ in range(arguments.rounds):
-        for precision in arguments.precisions:
-            for what in arguments.contestants:
-                command = [sys.executable, __file__, "--alone", what, precision, *options]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    print(precision, what, f"failed with {done.returncode}: {done.stderr[-2000:]}", flush=True)
-                    continue
-                runs.setdefault((precision, what), []).append(json.loads(done.stdout.strip().splitlines()[-1]))
-                print(precision, what, runs[precision, what][-1], flush=True)
+    for _, precision, what in itertools.product(range(arguments.rounds), arguments.precisions, arguments.contestants):
+        try:
+            result = apart(contestant, what, precision, *common)
+        except Exception as error:
+            print(precision, what, f"failed: {error!r}", flush=True)
+        else:
+            print(precision, what, result, flush=True)
+            runs.setdefault((precision, what), []).append(result)
     command_line = f"`python benchmarks/speed/real_iteration.py {' '.join(sys.argv[1:])}`"
     name = "real-iteration" if arguments.device == "cpu" else f"real-iteration-{arguments.device}"
     where = f"{arguments.threads} thread(s)" if arguments.device == "cpu" else torch.cuda.get_device_name()
