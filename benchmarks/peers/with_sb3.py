@@ -83,14 +83,14 @@ class _Peer:
         return {"library": self._library, **_BESIDE, **defaults, **tuned[env]}
 
     def train(self, env: str, seed: int, settings: dict[str, Any], watch: Watch) -> None:
-        model = self._model(env, seed, settings)
+        model = self.model(env, seed, settings)
         try:
             evaluate = functools.partial(_evaluate, model, env)
             model.learn(settings["total_steps"], _AfterUpdates(watch, evaluate), log_interval=None)
         finally:
             model.get_env().close()
 
-    def _model(self, env: str, seed: int, settings: dict[str, Any]) -> OnPolicyAlgorithm:
+    def model(self, env: str, seed: int, settings: dict[str, Any]) -> OnPolicyAlgorithm:
         arguments = {name: x for name, x in settings.items() if name not in ("peer", "library", "total_steps")}
         # Copy i is seeded with seed + i: the copies of runs with neighbouring seeds would be the same.
         seed = int(np.random.SeedSequence(seed).generate_state(1)[0] // 2)
@@ -212,6 +212,7 @@ PPO = _Peer(
 )  # fmt: skip
 
 DEFAULT_PPO = _Peer(stable_baselines3.PPO, f"stable-baselines3 {stable_baselines3.__version__}")
+DEFAULT_TRPO = _Peer(sb3_contrib.TRPO, f"sb3-contrib {sb3_contrib.__version__}")
 
 TRPO = _Peer(
     sb3_contrib.TRPO,

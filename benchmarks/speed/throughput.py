@@ -44,13 +44,13 @@ TRAINING_CONTESTANTS = {
 ENVS = {"speed": "CartPole-v1", "locomotion": "HalfCheetah-v5", "recurrent": "CartPoleNoVel-v1"}
 """By table."""
 TASKS = {
-    "ppo": ("ppo-clip", ENVS["speed"]),
-    "trpo": ("trpo", ENVS["speed"]),
-    "locomotion-ppo": ("ppo-clip", ENVS["locomotion"]),
-    "locomotion-trpo": ("trpo", ENVS["locomotion"]),
-    "recurrent-ppo": ("ppo-clip", ENVS["recurrent"]),
+    "ppo": ("ppo-clip", ENVS["speed"], "PPO"),
+    "trpo": ("trpo", ENVS["speed"], "TRPO"),
+    "locomotion-ppo": ("ppo-clip", ENVS["locomotion"], "DEFAULT_PPO"),
+    "locomotion-trpo": ("trpo", ENVS["locomotion"], "DEFAULT_TRPO"),
+    "recurrent-ppo": ("ppo-clip", ENVS["recurrent"], "RECURRENT_PPO"),
 }
-"""Algorithm and environment of rlzoo, by name of a contest."""
+"""Algorithm and environment of rlzoo, and the peer in `peers/with_sb3.py`, by name of a contest."""
 RLZOO_SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {
         "num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
@@ -83,7 +83,7 @@ def train_rlzoo(contest: str, steps: int, compiled: bool) -> float:
     from rlzoo import Trainer, make_config
 
     settings = {**RLZOO_SETTINGS[contest], "total_steps": steps, "compile": compiled}
-    name, env = TASKS[contest]
+    name, env, _ = TASKS[contest]
     trainer = Trainer(make_config(name, env, **settings))
     if compiled:
         list(Trainer(trainer.config))  # compiles, where the cache is empty
@@ -93,38 +93,19 @@ def train_rlzoo(contest: str, steps: int, compiled: bool) -> float:
     return trainer.step / (time.perf_counter() - start)
 
 
+def sb3_peers() -> Any:
+    """The module `peers/with_sb3.py`."""
+    from rlzoo.benchmark import known_peers
+    from rlzoo.core.system.functions import import_source
+
+    return import_source(str(known_peers()["sb3"]))
+
+
 def make_sb3(contest: str, seed: int = 0) -> Any:
-    """The peer's model at the zoo's settings; its other settings are its defaults."""
-    from sb3_contrib import TRPO, RecurrentPPO
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
-    from torch import nn
-
-    from rlzoo.control.envs import no_velocity  # noqa: F401 - registers CartPoleNoVel-v1
-
-    if contest == "recurrent-ppo":
-        env = VecNormalize(make_vec_env("CartPoleNoVel-v1", 8, seed=seed), gamma=0.98)
-        networks = {"net_arch": {"pi": [64], "vf": [64]}, "lstm_hidden_size": 64, "activation_fn": nn.ReLU}
-        return RecurrentPPO(
-            "MlpLstmPolicy", env, n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8, ent_coef=0.0,
-            learning_rate=lambda left: 1e-3 * left, clip_range=lambda left: 0.2 * left, seed=seed, device="cpu",
-            policy_kwargs=networks | {"ortho_init": False, "enable_critic_lstm": True},
-        )  # fmt: skip
-    if contest.startswith("locomotion"):
-        model = PPO if contest == "locomotion-ppo" else TRPO
-        return model("MlpPolicy", make_vec_env(ENVS["locomotion"], 1, seed=seed), seed=seed, device="cpu")
-    if contest == "ppo":
-        env = make_vec_env("CartPole-v1", 8, seed=seed)
-        return PPO(
-            "MlpPolicy", env, n_steps=32, batch_size=256, n_epochs=20, gamma=0.98, gae_lambda=0.8, ent_coef=0.0,
-            learning_rate=lambda left: 1e-3 * left, clip_range=lambda left: 0.2 * left, seed=seed, device="cpu",
-        )  # fmt: skip
-    env = make_vec_env("CartPole-v1", 2, seed=seed)
-    return TRPO(
-        "MlpPolicy", env, n_steps=512, batch_size=512, cg_damping=1e-3, gae_lambda=0.98, gamma=0.99,
-        learning_rate=1e-3, n_critic_updates=20, seed=seed, device="cpu",
-    )  # fmt: skip
+    """The peer's model, at the zoo's settings or with the library's defaults."""
+    _, env, name = TASKS[contest]
+    peer = getattr(sb3_peers(), name)
+    return peer.model(env, seed, peer.settings(env))
 
 
 def train_sb3(contest: str, steps: int) -> float:
@@ -137,6 +118,7 @@ def train_sb3(contest: str, steps: int) -> float:
 def evaluate_sb3(contest: str, seed: int) -> dict[str, float]:
     """Trains until 32 stochastic episodes, played every 2,048 steps, average at least 475."""
     import numpy as np
+    import sb3_contrib  # noqa: F401 - its time counts, that of our adapter does not
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -155,9 +137,11 @@ def evaluate_sb3(contest: str, seed: int) -> dict[str, float]:
             self.reached = self.num_timesteps if np.mean(mean) >= 475 else 0
             return not self.reached
 
-    callback = Evaluate()
+    start, callback = time.perf_counter(), Evaluate()
+    sb3_peers()
+    callback.seconds = time.perf_counter() - start
     make_sb3(contest, seed).learn(100_000, callback=callback)
-    return {"evaluation": callback.seconds, "steps": callback.reached}
+    return {"left_out": callback.seconds, "steps": callback.reached}
 
 
 def child(*words: object) -> str:
@@ -215,9 +199,10 @@ def threshold_rlzoo(algorithm: str, seed: int, threads: int) -> tuple[float, int
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         options = f"--seed {seed} --eval-interval 2048 --eval-episodes 32 --stop-return 475 --threads {threads}"
-        command = ["rlzoo", "train", algorithm, "CartPole-v1", "--out", str(out), *options.split()]
+        rlzoo = Path(sys.executable).with_name("rlzoo")
+        command = [str(rlzoo), "train", algorithm, "CartPole-v1", "--out", str(out), *options.split()]
         start = time.perf_counter()
-        subprocess.run([str(Path(sys.executable).with_name("rlzoo")), *command[1:]], check=True, capture_output=True)
+        subprocess.run(command, check=True, capture_output=True)
         total = time.perf_counter() - start
         evaluations = [json.loads(line) for line in (out / "evaluations.jsonl").read_text().splitlines()]
     reached = next((e["step"] for e in evaluations if e["mean_return"] >= 475), 0)
@@ -227,7 +212,7 @@ def threshold_rlzoo(algorithm: str, seed: int, threads: int) -> tuple[float, int
 def threshold_sb3(algorithm: str, seed: int, threads: int) -> tuple[float, int]:
     start = time.perf_counter()
     record = json.loads(child("threshold", algorithm, seed, threads))
-    return time.perf_counter() - start - record["evaluation"], int(record["steps"])
+    return time.perf_counter() - start - record["left_out"], int(record["steps"])
 
 
 def environments(rounds: int) -> str:

@@ -106,7 +106,7 @@ def test_settings_are_the_zoos_and_the_libraries_defaults():
 def test_peers_of_locomotion_have_the_networks_and_normalisation_of_the_zoo(env):
     pytest.importorskip("mujoco")
     hidden, activation = ([64, 64], torch.nn.Tanh) if env == "Swimmer-v5" else ([256, 256], torch.nn.ReLU)
-    ppo, trpo = PPO._model(env, 10, PPO.settings(env)), TRPO._model(env, 10, TRPO.settings(env))
+    ppo, trpo = PPO.model(env, 10, PPO.settings(env)), TRPO.model(env, 10, TRPO.settings(env))
     for network in (ppo.policy.mlp_extractor.policy_net, ppo.policy.mlp_extractor.value_net):
         assert [layer.out_features for layer in network if hasattr(layer, "out_features")] == hidden
         assert isinstance(network[1], activation)
