@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -14,9 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.tensors import Tensors, map_leaves
-
-_ABSENT = torch.empty(0)
+from rlzoo.core.tensors import ABSENT, Tensors
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,13 @@ class Buffer(Tensors):
     terminated: Bool[Tensor, "N T"]
     truncated: Bool[Tensor, "N T"]
     mask: Bool[Tensor, "N T"]
-    logp: Tensor = _ABSENT
+    logp: Tensor = ABSENT
     """(N, T) log π(a|s) of the policy that acted, computed by the training forward."""
-    value: Tensor = _ABSENT
+    value: Tensor = ABSENT
     """(N, T + 1) as collected, (R, context) after `rows`."""
-    advantage: Tensor = _ABSENT
+    advantage: Tensor = ABSENT
     """(N, T)."""
-    return_: Tensor = _ABSENT
+    return_: Tensor = ABSENT
     """(N, T), the critic's target."""
     old: Distribution | None = None
     """π_old(·|s) at each step, for algorithms with an exact KL."""
@@ -54,20 +52,12 @@ class Buffer(Tensors):
     """Number of consecutive rows that start in the same state; 0 means all rows."""
     row_size: int = 1
     """How much one row adds to the size of a minibatch: its steps, or 1 if sizes are counted in rows (see `rows`)."""
-    part_weight: Tensor = _ABSENT
+    part_weight: Tensor = ABSENT
     """Of a part of a buffer: its rows of the whole buffer's `weight` (see `part`)."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         present = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return partial(Buffer, **{name: x for name, x in present.items() if x is not _ABSENT}), ()
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Buffer:
-        """A copy with `fn` applied to every tensor that is present."""
-        fields: dict[str, Any] = {}
-        for name in _FIELDS:
-            x = getattr(self, name)
-            fields[name] = x if x is None or x is _ABSENT else map_leaves(fn, x)
-        return Buffer(**fields, group_size=self.group_size, row_size=self.row_size)
+        return partial(Buffer, **{name: x for name, x in present.items() if x is not ABSENT}), ()
 
     @property
     def num_rows(self) -> int:
@@ -166,7 +156,7 @@ class Buffer(Tensors):
 
         In a part of a buffer, the number is that of the whole buffer.
         """
-        if self.part_weight is not _ABSENT:
+        if self.part_weight is not ABSENT:
             return self.part_weight
         return self.mask.to(self.reward.dtype) / self.mask.sum().clamp(min=1)
 
@@ -187,6 +177,3 @@ class Buffer(Tensors):
     def whitened(self) -> Buffer:
         """A copy with whitened advantages."""
         return self.replace(advantage=self.whiten(self.advantage))
-
-
-_FIELDS = tuple(f.name for f in dataclasses.fields(Buffer) if f.name not in ("group_size", "row_size"))

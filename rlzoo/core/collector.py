@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,9 +195,6 @@ class _Steps(Tensors):
     @property
     def done(self) -> Array:
         return self.terminated | self.truncated
-
-    def map(self, fn: Callable[[Any], Any]) -> _Steps:
-        return _Steps(*(None if x is None else map_leaves(fn, x) for x in vars(self).values()))  # type: ignore[arg-type]
 
     def all_gather(self) -> _Steps:
         """The steps of all processes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -32,7 +32,7 @@ class Evaluated(NamedTuple):
     """−E[log π], if asked for."""
 
 
-class Distribution(Tensors):
+class Distribution(Tensors, abc.ABC):
     """Distribution over actions, one for each state of a batch.
 
     A sample is a deterministic function of noise that does not depend on the parameters, so the caller owns the
@@ -175,9 +175,6 @@ class Categorical(Distribution):
     def restrict(self, legal: Tensor) -> Categorical:
         return Categorical(self.logits.masked_fill(~legal, IMPOSSIBLE))
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Categorical:
-        return Categorical(fn(self.logits))
-
     def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
         return [categorical_fisher(self.logits, tangents[0], weight)]
 
@@ -224,9 +221,6 @@ class DiagGaussian(Distribution):
         log_ratio = self.log_std - other.log_std
         shift = (self.mean - other.mean) * torch.exp(-other.log_std)
         return (0.5 * (torch.exp(2 * log_ratio) + shift.square() - 1) - log_ratio).sum(-1)
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> DiagGaussian:
-        return DiagGaussian(fn(self.mean), fn(self.log_std))
 
     def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
         mean, log_std = (weight.unsqueeze(-1) * u for u in tangents)
@@ -278,9 +272,6 @@ class _Independent(Distribution):
         masks = torch.split(legal, sizes, -1)
         parts = [part.restrict(x) if n else part for part, x, n in zip(self.parts, masks, sizes, strict=True)]
         return self.replace(parts=tuple(parts))
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        return self.replace(parts=tuple(part.map(fn) for part in self.parts))
 
     def fisher(self, tangents: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
         """The Fisher matrix has one block for each part."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +28,3 @@ class Seen(Tensors):
     def of(cls, x: Any) -> Seen:
         """`x` itself, or the observation alone."""
         return x if isinstance(x, cls) else cls(x)
-
-    def map(self, fn: Callable[[Any], Any]) -> Seen:
-        return Seen(*(None if x is None else fn(x) for x in (self.obs, self.legal, self.start, self.memory)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, Self, cast
@@ -11,16 +10,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+ABSENT = torch.empty(0)
+"""A tensor that a structure does not have, or not yet."""
 
-class Tensors(abc.ABC):
-    """An immutable structure of tensors. During collection its leaves may be NumPy arrays."""
 
-    @abc.abstractmethod
+class Tensors:
+    """An immutable structure of tensors. During collection its leaves may be NumPy arrays. Subclasses are dataclasses.
+
+    A field is a tensor or None, a structure, a tuple of these, or a number that belongs to them.
+    """
+
     def map(self, fn: Callable[[Any], Any]) -> Self:
-        """A copy with `fn` applied to every tensor that is present, always in the same order."""
+        """A copy with `fn` applied to every tensor that is present, in the order of the fields."""
+        cls: Any = type(self)
+        return cls(*[map_leaves(fn, getattr(self, name)) for name in cls.__match_args__])
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed. Subclasses are dataclasses."""
+        """A copy with some fields changed."""
         return dataclasses.replace(cast(Any, self), **changes)
 
     def tensors(self) -> list[Tensor]:
@@ -41,8 +47,12 @@ class Tensors(abc.ABC):
 
 
 def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:
-    """`fn` of an array or tensor, or a structure with `fn` of each of its leaves."""
-    return x.map(fn) if isinstance(x, Tensors) else fn(x)
+    """`fn` of an array or tensor, or a structure with `fn` of each of its leaves. What is no tensor stays."""
+    if isinstance(x, Tensors):
+        return x.map(fn)
+    if isinstance(x, tuple):
+        return tuple(map_leaves(fn, part) for part in x)
+    return x if x is None or x is ABSENT or isinstance(x, int) else fn(x)
 
 
 def zip_leaves(fn: Callable[[list[Any]], Any], xs: list[Any]) -> Any:
