@@ -14,7 +14,15 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
-from rlzoo.control.spaces import flat_mask, flat_observation, illegal_part, is_gumbel, mask_row, native_actions
+from rlzoo.control.spaces import (
+    flat_mask,
+    flat_observation,
+    illegal_part,
+    is_gumbel,
+    mask_row,
+    native_actions,
+    observed,
+)
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
@@ -128,9 +136,5 @@ def _rows(masks: Any) -> int:
 
 def _is_single(space: gymnasium.Space[Any], obs: Any) -> bool:
     """Whether `obs` is one observation rather than a batch, told by the shape of its first part."""
-    if isinstance(space, spaces.Dict):
-        name, part = next(iter(space.spaces.items()))
-        return _is_single(part, obs[name])
-    if isinstance(space, spaces.Tuple):
-        return _is_single(space.spaces[0], obs[0])
-    return np.shape(obs) == (space.shape or ())
+    leaf, part, _ = next(observed(space, obs))
+    return np.shape(part) == (leaf.shape or ())

@@ -169,17 +169,23 @@ def mask_row(masks: Any, row: int) -> Any:
     return None if masks is None else masks[row]
 
 
-def check_observation(space: Any, obs: Any, name: str = "observation") -> None:
-    """Raises `ValueError` if an observation, or a part of it, has another shape or kind of numbers than its Box."""
+def observed(space: Any, obs: Any, name: str = "observation") -> Iterator[tuple[Any, Any, str]]:
+    """The leaves of a space, with the part of an observation that each describes, and its name."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts: Any = space.spaces
         for key in parts if isinstance(parts, dict) else range(len(parts)):
-            check_observation(parts[key], obs[key], f"{name}[{key!r}]")
-    elif isinstance(space, spaces.Box):
-        x = np.asarray(obs)
-        fits = x.dtype.kind not in "fc" or np.can_cast(x.dtype, space.dtype, "same_kind")
-        if not fits or x.shape != space.shape:
-            raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {space.dtype} of shape {space.shape}")
+            yield from observed(parts[key], obs[key], f"{name}[{key!r}]")
+    else:
+        yield space, obs, name
+
+
+def check_observation(space: Any, obs: Any) -> None:
+    """Raises `ValueError` if an observation, or a part of it, has another shape or kind of numbers than its Box."""
+    for leaf, part, name in observed(space, obs):
+        x = np.asarray(part)
+        fits = x.dtype.kind not in "fc" or np.can_cast(x.dtype, leaf.dtype, "same_kind")
+        if isinstance(leaf, spaces.Box) and not (fits and x.shape == leaf.shape):
+            raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {leaf.shape}")
 
 
 def flat_observation(space: Any, obs: Any) -> Any:
@@ -190,20 +196,13 @@ def flat_observation(space: Any, obs: Any) -> Any:
     """
     if isinstance(space, spaces.Box):
         return np.asarray(obs, space.dtype).flatten()
-    _check_discrete(space, obs)
+    for leaf, part, _ in observed(space, obs):
+        if not isinstance(leaf, spaces.Box):
+            category = np.asarray(part) - getattr(leaf, "start", 0)
+            counts = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 2)
+            if not ((category >= 0) & (category < counts) & (category % 1 == 0)).all():
+                raise ValueError(f"observation {part} lies outside {leaf}")
     return spaces.flatten(space, obs)
-
-
-def _check_discrete(space: Any, obs: Any) -> None:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts: Any = space.spaces
-        for key in parts if isinstance(parts, dict) else range(len(parts)):
-            _check_discrete(parts[key], obs[key])
-    elif not isinstance(space, spaces.Box):
-        category = np.asarray(obs) - getattr(space, "start", 0)
-        counts = space.n if isinstance(space, spaces.Discrete) else getattr(space, "nvec", 2)
-        if not ((category >= 0) & (category < counts) & (category % 1 == 0)).all():
-            raise ValueError(f"observation {obs} lies outside {space}")
 
 
 def illegal_part(space: Space, mask: Array) -> int | None:

@@ -8,6 +8,7 @@ middle of an episode they take no time, and the next state of a step is that of 
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -120,10 +121,7 @@ def group_norm(
 def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> tuple[Tensor, Tensor]:
     """R_i − mean of the group (G, group), 0 for rows that are not samples, and the number of samples (G, 1)."""
     rows = len(mask)
-    require(
-        group >= 2,
-        f"advantages relative to a group need at least 2 rows with the same start, got {group}",
-    )
+    require(group >= 2, f"advantages relative to a group need at least 2 rows with the same start, got {group}")
     require(not mask[rows - rows % group :].any(), f"{rows} rows cannot be divided into groups of {group}")
     discount = gamma ** (mask.cumsum(1) - 1).clamp(min=0).to(reward.dtype)
     returns = _grouped(torch.where(mask, discount * reward, 0.0).sum(1), group)
@@ -209,22 +207,20 @@ class MonteCarlo(Estimator):
 
 @dataclass(frozen=True)
 class _Grouped(Estimator):
-    """Advantages from the returns of rows that start in the same state, by `advantage`."""
+    """Advantages from the returns of rows that start in the same state."""
 
     gamma: UnitInterval = 1.0
     """Discount factor, in [0, 1]."""
 
     whole_episodes: ClassVar[bool] = True
     grouped: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
-        """Advantages (N, T) of groups of `group` rows."""
+    advantage: ClassVar[Callable[..., Tensor]]
+    """`(reward, mask, rows of a group, gamma) -> advantages`, (N, T) each."""
 
     def __call__(self, buffer: Buffer) -> Buffer:
         filled = MonteCarlo(self.gamma)(buffer)
         group = buffer.group_size or buffer.num_rows
-        return filled.replace(advantage=self.advantage(filled.reward, filled.mask, group))
+        return filled.replace(advantage=self.advantage(filled.reward, filled.mask, group, self.gamma))
 
 
 @dataclass(frozen=True)
@@ -235,24 +231,21 @@ class LeaveOneOut(_Grouped):
     truncation.
     """
 
-    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
-        return leave_one_out(reward, mask, group, self.gamma)
+    advantage = staticmethod(leave_one_out)
 
 
 @dataclass(frozen=True)
 class GroupMean(_Grouped):
     """`group_mean` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
 
-    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
-        return group_mean(reward, mask, group, self.gamma)
+    advantage = staticmethod(group_mean)
 
 
 @dataclass(frozen=True)
 class GroupNorm(_Grouped):
     """`group_norm` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
 
-    def advantage(self, reward: Tensor, mask: Tensor, group: int) -> Tensor:
-        return group_norm(reward, mask, group, self.gamma)
+    advantage = staticmethod(group_norm)
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {
