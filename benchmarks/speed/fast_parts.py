@@ -10,14 +10,15 @@ stay in the package. Writes benchmarks/results/fast-parts.md.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import tyro
 from language_throughput import apart
 
 RESULT = Path(__file__).parents[1] / "results" / "fast-parts.md"
@@ -114,7 +115,7 @@ def seconds(part: str | None, algorithm: str, env: str, settings: dict[str, Any]
     return best
 
 
-def table(kinds: list[str], rounds: int) -> str:
+def table(kinds: Sequence[str], rounds: int) -> str:
     """The gain of each part, in Markdown."""
     lines = ["| part | run | gain (median; min – max) |", "|---|---|---|"]
     for part, algorithm, env, settings in (row for kind in kinds for row in ROWS[kind]):
@@ -129,14 +130,10 @@ def table(kinds: list[str], rounds: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kinds", nargs="*", default=list(ROWS))
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+def main(kinds: tuple[Literal["control", "language"], ...] = ("control", "language"), /, rounds: int = 3) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    RESULT.write_text(table(options.kinds, options.rounds))
+    RESULT.write_text(table(kinds, rounds))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -9,12 +9,12 @@ benchmarks/results/fisher-products.md.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from pathlib import Path
 
 import torch
+import tyro
 
 from rlzoo import Trainer, make_config
 from rlzoo.core.buffer import Buffer
@@ -60,5 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    tyro.cli(main, description=__doc__)

@@ -10,11 +10,12 @@ Nothing else is computed: no normalisation, activation, softmax over the vocabul
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
+import tyro
 from language_throughput import SIZES, clock
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -121,17 +122,17 @@ def floor(size: str, precision: str) -> dict[str, float]:
     return parts | {"total": sum(parts.values())}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("size", choices=list(SIZES))
-    parser.add_argument("--precision", choices=list(DTYPES), default="fp32")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.set_default_device(options.device)
-    print(json.dumps(floor(options.size, options.precision)))
+def main(
+    size: Literal["gpt2", "small"],
+    /,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    threads: int = 2,
+    device: str = "cpu",
+) -> None:
+    torch.set_num_threads(threads)
+    torch.set_default_device(device)
+    print(json.dumps(floor(size, precision)))
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

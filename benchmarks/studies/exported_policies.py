@@ -10,7 +10,6 @@ loop around it is in C too.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import statistics
 import subprocess
@@ -25,6 +24,7 @@ import gymnasium
 import numpy as np
 import onnxruntime
 import torch
+import tyro
 
 from rlzoo import Network
 from rlzoo.control.deploy import ControlPolicy
@@ -121,15 +121,11 @@ def measure(env_id: str, observations: int, rounds: int) -> list[str]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--observations", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+def main(observations: int = 10_000, rounds: int = 5) -> None:
     torch.set_num_threads(1)
-    rows = [row for env_id in ENVIRONMENTS for row in measure(env_id, options.observations, options.rounds)]
+    rows = [row for env_id in ENVIRONMENTS for row in measure(env_id, observations, rounds)]
     title = (
-        f"{options.observations:,} observations one after another, median of {options.rounds} rounds, one thread; "
+        f"{observations:,} observations one after another, median of {rounds} rounds, one thread; "
         "64 × 64 tanh network with a normaliser. The difference is that of the actions to those of the PyTorch module."
     )
     columns = ["| environment | form | steps/s | largest difference | same actions |", "|---|---|---|---|---|"]
@@ -138,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

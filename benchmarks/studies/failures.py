@@ -11,7 +11,6 @@ docs/algorithms/*.md and docs/language-guide.md.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from matplotlib.axes import Axes
 
 import rlzoo
@@ -132,10 +132,10 @@ FAILURES = {
 }  # fmt: skip
 
 
-def main(names: list[str]) -> None:
+def main(names: tuple[str, ...] = (), /) -> None:
     torch.set_num_threads(1)
     PICTURES.mkdir(parents=True, exist_ok=True)
-    chosen = [] if names == ["draw"] else names or list(FAILURES)
+    chosen = () if names == ("draw",) else names or tuple(FAILURES)
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             curves = measured(FAILURES[name])
@@ -197,6 +197,4 @@ def drawn(failure: Failure, curves: dict[str, dict[str, list[Curve]]]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a picture, or draw; none for all pictures")
-    main(parser.parse_args().names)
+    tyro.cli(main, description=__doc__)

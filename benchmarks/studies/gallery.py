@@ -7,10 +7,10 @@ A second call trains only what is missing. Needs pip install -e '.[mujoco,video]
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
+import tyro
 from imageio import v2 as imageio
 from PIL import Image
 
@@ -34,7 +34,7 @@ HEIGHT, FPS, SECONDS = 100, 12, 8
 """Pixels, frames per second, and the length that an animation is cut to."""
 
 
-def main(envs: list[str]) -> None:
+def main(envs: tuple[str, ...] = (), /) -> None:
     gallery = ROOT / "docs" / "assets" / "gallery"
     gallery.mkdir(parents=True, exist_ok=True)
     for env in envs or TRAINED:
@@ -66,6 +66,4 @@ def animate(run: Run, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("envs", nargs="*", metavar="ENV", help="none for all")
-    main(parser.parse_args().envs)
+    tyro.cli(main, description=__doc__)

@@ -9,11 +9,12 @@ initial model, in nats. Runs that are in `benchmarks/results/language-defaults.j
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import tempfile
 from pathlib import Path
+
+import tyro
 
 import rlzoo
 from rlzoo.runs.configuration.presets import preset_of_kind
@@ -55,5 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    tyro.cli(main, description=__doc__)

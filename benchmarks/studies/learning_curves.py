@@ -5,10 +5,10 @@ python benchmarks/studies/learning_curves.py    # results/classic and results/lm
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 from pathlib import Path
 
+import tyro
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
@@ -53,5 +53,4 @@ def draw(axes: Axes, study: Study, env: str, algorithm: str, colour: str) -> Non
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    main()
+    tyro.cli(main, description=__doc__)

@@ -9,7 +9,6 @@ time, and SIGTERM ends it. Needs Linux: the samples are read from /proc.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import os
 import signal
@@ -18,6 +17,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import tyro
 
 from rlzoo.runs.run import Run
 
@@ -57,7 +58,7 @@ def sample(pid: int, folder: Path) -> dict[str, float]:
     }
 
 
-def run(minutes: int) -> None:
+def run(minutes: int = 60) -> None:
     """Writes a line of each CSV every minute."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -140,16 +141,5 @@ def report() -> None:
     print("\n".join(lines))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report"])
-    parser.add_argument("--minutes", type=int, default=60)
-    options = parser.parse_args()
-    if options.what == "run":
-        run(options.minutes)
-    else:
-        report()
-
-
 if __name__ == "__main__":
-    main()
+    tyro.extras.subcommand_cli_from_dict({"run": run, "report": report}, description=__doc__)

@@ -13,7 +13,6 @@ momentum; the clipped surrogate. Seconds are processor time without evaluations.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -380,6 +380,4 @@ def table(rows: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report"])
-    {"run": run, "report": report}[parser.parse_args().what]()
+    tyro.extras.subcommand_cli_from_dict({"run": run, "report": report}, description=__doc__)

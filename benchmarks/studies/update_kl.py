@@ -19,7 +19,6 @@ time of the update alone, on one thread. Finished updates are not repeated.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -32,6 +31,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+import tyro
 
 from rlzoo import Trainer, make_config
 from rlzoo.benchmark.reports.statistics import median_interval
@@ -252,6 +252,4 @@ def report() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report"])
-    {"run": run, "report": report}[parser.parse_args().what]()
+    tyro.extras.subcommand_cli_from_dict({"run": run, "report": report}, description=__doc__)
