@@ -15,6 +15,7 @@ paper's, for HalfCheetah-v5. Both libraries run with `--threads` PyTorch threads
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -23,34 +24,34 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def beside(name: str, contest: str, peer: str) -> dict[str, tuple[str, str, bool]]:
-    """Library, contest and whether it is compiled, of each contestant."""
-    ours = {f"{name}, rlzoo": ("rlzoo", contest, False), f"{name}, rlzoo --compile": ("rlzoo", contest, True)}
-    return ours | {f"{name}, {peer}": ("sb3", contest, False)}
+class Contest(NamedTuple):
+    """An algorithm of rlzoo beside its peer in an environment, in one of the tables."""
+
+    table: str
+    title: str
+    algorithm: str
+    env: str
+    peer: str
+    """Name in `peers/with_sb3.py`."""
+    library: str
 
 
-TRAINING_CONTESTANTS = {
-    "speed": beside("PPO", "ppo", "Stable-Baselines3") | beside("TRPO", "trpo", "sb3-contrib"),
-    "locomotion": beside("PPO", "locomotion-ppo", "Stable-Baselines3")
-    | beside("TRPO", "locomotion-trpo", "sb3-contrib"),
-    "recurrent": beside("Recurrent PPO", "recurrent-ppo", "sb3-contrib"),
+CONTESTS = {
+    "ppo": Contest("speed", "PPO", "ppo-clip", "CartPole-v1", "PPO", "Stable-Baselines3"),
+    "trpo": Contest("speed", "TRPO", "trpo", "CartPole-v1", "TRPO", "sb3-contrib"),
+    "locomotion-ppo": Contest("locomotion", "PPO", "ppo-clip", "HalfCheetah-v5", "DEFAULT_PPO", "Stable-Baselines3"),
+    "locomotion-trpo": Contest("locomotion", "TRPO", "trpo", "HalfCheetah-v5", "DEFAULT_TRPO", "sb3-contrib"),
+    "recurrent-ppo": Contest(
+        "recurrent", "Recurrent PPO", "ppo-clip", "CartPoleNoVel-v1", "RECURRENT_PPO", "sb3-contrib"
+    ),
 }
-"""By table; the last of those with the same first word is the peer."""
-ENVS = {"speed": "CartPole-v1", "locomotion": "HalfCheetah-v5", "recurrent": "CartPoleNoVel-v1"}
-"""By table."""
-TASKS = {
-    "ppo": ("ppo-clip", ENVS["speed"], "PPO"),
-    "trpo": ("trpo", ENVS["speed"], "TRPO"),
-    "locomotion-ppo": ("ppo-clip", ENVS["locomotion"], "DEFAULT_PPO"),
-    "locomotion-trpo": ("trpo", ENVS["locomotion"], "DEFAULT_TRPO"),
-    "recurrent-ppo": ("ppo-clip", ENVS["recurrent"], "RECURRENT_PPO"),
-}
-"""Algorithm and environment of rlzoo, and the peer in `peers/with_sb3.py`, by name of a contest."""
+TABLES = tuple(dict.fromkeys(contest.table for contest in CONTESTS.values()))
+WAYS = ("rlzoo", "rlzoo --compile", "peer")
 RLZOO_SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {
         "num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20, "gamma": 0.98, "gae_lambda": 0.8,
@@ -83,8 +84,7 @@ def train_rlzoo(contest: str, steps: int, compiled: bool) -> float:
     from rlzoo import Trainer, make_config
 
     settings = {**RLZOO_SETTINGS[contest], "total_steps": steps, "compile": compiled}
-    name, env, _ = TASKS[contest]
-    trainer = Trainer(make_config(name, env, **settings))
+    trainer = Trainer(make_config(CONTESTS[contest].algorithm, CONTESTS[contest].env, **settings))
     if compiled:
         list(Trainer(trainer.config))  # compiles, where the cache is empty
     start = time.perf_counter()
@@ -103,8 +103,7 @@ def sb3_peers() -> Any:
 
 def make_sb3(contest: str, seed: int = 0) -> Any:
     """The peer's model, at the zoo's settings or with the library's defaults."""
-    _, env, name = TASKS[contest]
-    peer = getattr(sb3_peers(), name)
+    env, peer = CONTESTS[contest].env, getattr(sb3_peers(), CONTESTS[contest].peer)
     return peer.model(env, seed, peer.settings(env))
 
 
@@ -151,21 +150,21 @@ def child(*words: object) -> str:
 
 
 def speed(table: str, rounds: int, steps: int, threads: int) -> str:
-    contestants = TRAINING_CONTESTANTS[table]
-    rates: dict[str, list[float]] = {name: [] for name in contestants}
+    names = [name for name, contest in CONTESTS.items() if contest.table == table]
+    rates: dict[tuple[str, str], list[float]] = {x: [] for x in itertools.product(names, WAYS)}
     for _ in range(rounds):
-        for name, (library, contest, compiled) in contestants.items():
-            rates[name].append(float(child("speed", library, contest, steps, int(compiled), threads)))
-            print(f"{name:30} {rates[name][-1]:10,.0f} steps/s", flush=True)
+        for (name, way), values in rates.items():
+            values.append(float(child("speed", name, way, steps, threads)))
+            print(f"{name + ', ' + way:30} {values[-1]:10,.0f} steps/s", flush=True)
     lines = ["| contestant | steps/s (median) | ratio to the peer (median of rounds; min – max) |", "|---|---|---|"]
-    for name, values in rates.items():
-        peer = next(rates[other] for other in reversed(contestants) if other.split(",")[0] == name.split(",")[0])
-        ratios = [mine / theirs for mine, theirs in zip(values, peer, strict=True)]
+    for (name, way), values in rates.items():
+        ratios = [mine / theirs for mine, theirs in zip(values, rates[name, "peer"], strict=True)]
         lines.append(
-            f"| {name} | {statistics.median(values):,.0f} | "
-            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f}) |"
+            f"| {CONTESTS[name].title}, {CONTESTS[name].library if way == 'peer' else way} "
+            f"| {statistics.median(values):,.0f} "
+            f"| {statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f}) |"
         )
-    title = f"{ENVS[table]}, {steps:,} steps, {rounds} rounds, {threads} PyTorch thread(s) each"
+    title = f"{CONTESTS[names[0]].env}, {steps:,} steps, {rounds} rounds, {threads} PyTorch thread(s) each"
     return "\n".join([f"### Training speed\n\n{title}.\n", *lines, ""])
 
 
@@ -246,9 +245,8 @@ def run_child(words: list[str]) -> None:
     if words[0] == "threshold":
         print(json.dumps(evaluate_sb3(words[1], int(words[2]))))
     else:
-        library, contest, steps, compiled = words[1:5]
-        rlzoo = library == "rlzoo"
-        print(train_rlzoo(contest, int(steps), compiled == "1") if rlzoo else train_sb3(contest, int(steps)))
+        contest, way, steps = words[1], words[2], int(words[3])
+        print(train_sb3(contest, steps) if way == "peer" else train_rlzoo(contest, steps, way != "rlzoo"))
 
 
 def main() -> None:
@@ -256,14 +254,14 @@ def main() -> None:
         run_child(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=[*ENVS, "threshold", "environments"])
+    parser.add_argument("table", choices=[*TABLES, "threshold", "environments"])
     parser.add_argument("--rounds", type=int, default=5, help="rounds of all tables but `threshold`")
     parser.add_argument("--steps", type=int, default=50_000, help="steps of each run of the other tables")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of `threshold`")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch threads of every contestant")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    if options.table in TRAINING_CONTESTANTS:
+    if options.table in TABLES:
         text = speed(options.table, options.rounds, options.steps, options.threads)
     elif options.table == "threshold":
         text = threshold(options.seeds, options.threads)
