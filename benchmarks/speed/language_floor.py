@@ -11,17 +11,15 @@ Nothing else is computed: no normalisation, activation, softmax over the vocabul
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 import tyro
-from language_throughput import SIZES, clock
+from language_throughput import PRECISIONS, SIZES, clock
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import GPT2Config
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Product:
@@ -51,10 +49,6 @@ def products(config: GPT2Config, rows: int, dtype: torch.dtype) -> list[Product]
     return [Product(rows, i, o, dtype) for i, o in ((h, 3 * h), (h, h), (h, 4 * h), (4 * h, h))]
 
 
-def head_of(rows: int, config: GPT2Config, dtype: torch.dtype) -> Product:
-    return Product(rows, config.n_embd, config.vocab_size, dtype)
-
-
 def packed(token: list[Product]) -> Callable[[], object]:
     """The products of one new token of each row. All weights are their own, as they do not fit into the cache."""
     if token[0].w.device.type != "cpu":
@@ -70,8 +64,8 @@ def packed(token: list[Product]) -> Callable[[], object]:
 
 def attentions(
     config: GPT2Config, rows: int, tokens: int, dtype: torch.dtype
-) -> Iterator[tuple[Callable, list[Tensor]]]:
-    """The kinds of causal attention, each with its inputs (rows, heads, tokens, size)."""
+) -> tuple[list[Callable[..., Tensor]], list[Tensor]]:
+    """The kinds of causal attention, and their inputs (rows, heads, tokens, size)."""
     shape = rows, config.n_head, tokens, config.n_embd // config.n_head
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for _ in range(3)]
     causal = torch.ones(tokens, tokens, dtype=torch.bool).tril()
@@ -83,7 +77,7 @@ def attentions(
     def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    yield from ((kind, inputs) for kind in (plain, fused))
+    return [plain, fused], inputs
 
 
 def seconds(work: Callable[[], object], times: int = 5) -> float:
@@ -99,20 +93,19 @@ def seconds(work: Callable[[], object], times: int = 5) -> float:
 
 def floor(size: str, precision: str) -> dict[str, float]:
     """Seconds of the parts of an iteration: generation, three passes without gradient, four epochs."""
-    shape, dtype, config = SIZES[size], DTYPES[precision], GPT2Config(**SIZES[size]["config"])
+    shape, dtype, config = SIZES[size], getattr(torch, PRECISIONS[precision]), GPT2Config(**SIZES[size]["config"])
     rows, new, columns = shape["prompts"], shape["new_tokens"], shape["prompt_tokens"] + shape["new_tokens"] - 1
-    layer, head = products(config, rows * columns, dtype), head_of(rows * new, config, dtype)
+    layer, head = products(config, rows * columns, dtype), Product(rows * new, config.n_embd, config.vocab_size, dtype)
 
     forward = config.n_layer * sum(x.forward() for x in layer) + head.forward()
     backward = config.n_layer * sum(x.backward() for x in layer) + head.backward()
-    kinds = list(attentions(config, rows, columns, dtype))
+    kinds, x = attentions(config, rows, columns, dtype)
     with torch.no_grad():
-        attention = min(seconds(lambda kind=kind, x=x: kind(*x)) for kind, x in kinds)
-    both = min(
-        seconds(lambda kind=kind, x=x: torch.autograd.grad(kind(*x), x, torch.ones_like(x[0]))) for kind, x in kinds
-    )
+        attention = min(seconds(lambda kind=kind: kind(*x)) for kind in kinds)
+    both = min(seconds(lambda kind=kind: torch.autograd.grad(kind(*x), x, torch.ones_like(x[0]))) for kind in kinds)
     prompt = config.n_layer * sum(x.forward() for x in products(config, rows * shape["prompt_tokens"], dtype))
-    token = [*(x for _ in range(config.n_layer) for x in products(config, rows, dtype)), head_of(rows, config, dtype)]
+    token = [x for _ in range(config.n_layer) for x in products(config, rows, dtype)]
+    token.append(Product(rows, config.n_embd, config.vocab_size, dtype))
     generation = prompt + new * seconds(packed(token))
     parts = {
         "generation": generation,
