@@ -106,11 +106,8 @@ class Start:
     def __init__(self, task: str, seed: int) -> None:
         self.task, self.seed = task, seed
         self.precision = {"precision": "bfloat16"} if task == REAL else {}
-        settings = {
-            "seed": seed,
-            "attention": "eager",
-            **self.precision,
-        }  # fused attention: no forward-mode derivatives
+        # Fused attention has no forward-mode derivatives.
+        settings = {"seed": seed, "attention": "eager", **self.precision}
         trainer = Trainer(make_config("ppo-clip", task, **starting_from("ppo-clip", task, settings)[0]))
         for _ in range(WARM_UP[task]):
             trainer.iterate()

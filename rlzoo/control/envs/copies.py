@@ -211,7 +211,8 @@ def make_copies(
             return _in_processes(functions)
         copies = [function() for function in functions]
         _check_same(name, copies)
-        return _InTurn([partial(_itself, copy) for copy in copies], copy=False, autoreset_mode=AutoresetMode.DISABLED)
+        each = [lambda copy=copy: copy for copy in copies]
+        return _InTurn(each, copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except (UnsupportedSpace, EnvError, ConfigError):
         raise
     except (Exception, SystemExit) as error:
@@ -240,10 +241,6 @@ def _in_group(creator: int, function: Callable[[], _Copy]) -> _Copy:
     if os.getpid() != creator and hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     return function()
-
-
-def _itself(copy: _Copy) -> _Copy:
-    return copy
 
 
 def _make_copy(

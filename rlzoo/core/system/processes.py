@@ -14,6 +14,7 @@ import datetime
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,13 +32,14 @@ _PATIENCE = datetime.timedelta(days=1)
 _END = ""
 
 
+@dataclass
 class _Group:
     """The processes of a run, from the view of one of them."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.busy = True
-        """Whether the first process has begun something in which the others take part. It begins with the set-up."""
+    rank: int
+    size: int
+    busy: bool = True
+    """Whether the first process has begun something in which the others take part. It begins with the set-up."""
 
 
 _group: _Group | None = None
