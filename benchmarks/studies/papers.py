@@ -18,13 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlzoo.benchmark.job import Outcome
-from rlzoo.benchmark.reports.statistics import (
-    Interval,
-    iqm_interval,
-    is_better,
-    normalise,
-    probability_of_improvement,
-)
+from rlzoo.benchmark.reports.statistics import Interval, iqm_interval, is_better, normalise, probability_of_improvement
 from rlzoo.benchmark.reports.study import Study
 from rlzoo.benchmark.reports.tables import NOTHING, estimate, fixed, significant, updates_columns
 from rlzoo.benchmark.results import Results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -56,8 +55,8 @@ class Buffer(Tensors):
     """Of a part of a buffer: its rows of the whole buffer's `weight` (see `part`)."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        present = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return partial(Buffer, **{name: x for name, x in present.items() if x is not ABSENT}), ()
+        fields = {name: getattr(self, name) for name in self.__match_args__}
+        return partial(Buffer, **{name: x for name, x in fields.items() if x is not ABSENT}), ()
 
     @property
     def num_rows(self) -> int:

@@ -23,7 +23,8 @@ class Tensors:
     def map(self, fn: Callable[[Any], Any]) -> Self:
         """A copy with `fn` applied to every tensor that is present, in the order of the fields."""
         cls: Any = type(self)
-        return cls(*[map_leaves(fn, getattr(self, name)) for name in cls.__match_args__])
+        fields = cls.__match_args__  # their names, as dataclasses define it
+        return cls(*[map_leaves(fn, getattr(self, name)) for name in fields])
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
