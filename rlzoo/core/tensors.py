@@ -53,7 +53,7 @@ def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:
         return x.map(fn)
     if isinstance(x, tuple):
         return tuple(map_leaves(fn, part) for part in x)
-    return x if x is None or x is ABSENT or isinstance(x, int) else fn(x)
+    return x if x is None or x is ABSENT or isinstance(x, int | float) else fn(x)
 
 
 def zip_leaves(fn: Callable[[list[Any]], Any], xs: list[Any]) -> Any:

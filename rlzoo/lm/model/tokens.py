@@ -46,10 +46,6 @@ class Tokens(Tensors):
         """The steps from `start` to `end` of (N, T)."""
         return self.map(lambda x: x[:, start:end])
 
-    def map(self, fn: Callable[[Any], Any]) -> Tokens:
-        parts = (self.token, self.attention, self.acts, self.allowed)
-        return Tokens(*(None if x is None else fn(x) for x in parts))
-
 
 class Head(NamedTuple):
     """logits = (hidden · weightᵀ + bias) / temperature."""
