@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-from rlzoo.cli import benchmarks, diagnose, language, policies, runs, search
+from rlzoo.cli import benchmarks, language, policies, runs
 from rlzoo.cli.options import HELP_ALL
 from rlzoo.core.system.errors import (
     ConfigError,
@@ -106,14 +106,14 @@ _TOGETHER = ("train", "resume")
 _COMMANDS: dict[str, tuple[str, str, Callable[[list[str]], int | None]]] = {
     "train": ("ALGORITHM ENV", "train a policy in a new run directory", runs.train_command),
     "resume": ("RUN", "continue a run from its last checkpoint", runs.resume_command),
-    "eval": ("RUN", "play episodes and print their mean return", runs.eval_command),
-    "play": ("RUN", "watch episodes or record a video; for a language model, read responses", runs.play_command),
+    "eval": ("RUN", "play episodes and print their mean return", policies.eval_command),
+    "play": ("RUN", "watch episodes or record a video; for a language model, read responses", policies.play_command),
     "export": ("RUN", "write the policy to a file: ONNX or a C header", policies.export_command),
     "push": ("RUN REPO", "upload the policy to the Hugging Face hub, with a model card", policies.push_command),
     "benchmark": ("SUITE", "run a suite of algorithms, environments and seeds", benchmarks.benchmark_command),
     "report": ("PATH ...", "write tables and figures of runs and of the results of suites", benchmarks.report_command),
-    "diagnose": ("RUN", "name what looks wrong in the metrics of a run", diagnose.diagnose_command),
-    "search": ("ALGORITHM ENV", "search settings, and write the best ones as a preset file", search.search_command),
+    "diagnose": ("RUN", "name what looks wrong in the metrics of a run", runs.diagnose_command),
+    "search": ("ALGORITHM ENV", "search settings, and write the best ones as a preset file", benchmarks.search_command),
     "sft": ("TEXTS", "fine-tune a language model on texts", language.sft_command),
     "reward-model": (
         "PAIRS",

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from rlzoo.cli.options import Positional, Switch
+from rlzoo.cli.options import Switch
 from rlzoo.core.system import threads as chosen
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.files import read_bytes
@@ -31,19 +31,15 @@ class Threads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    run: Positional[str]
-    """Run directory, or hf:user/name."""
-    checkpoint: int | Literal["best"] | None = None
-    """Step of a checkpoint, or best; none for the last one."""
+class Json:
+    json: Switch = False
+    """Print the result as one JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output(Threads):
+class Output(Threads, Json):
     quiet: Switch = False
-    """Print only the final evaluation."""
-    json: Switch = False
-    """Print the final evaluation as one JSON object."""
+    """Print only the result."""
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlzoo.cli.common import Threads, display, importing, pair_of, threads_for
+from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.screen import complain, show
@@ -27,17 +27,13 @@ _CHAT_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fit(Threads):
+class _Fit(Output):
     model: str
     """Initial model: a directory, a run, a GGUF file, or a name on the hub."""
     out: str
     """Directory for the model and its tokenizer."""
     overwrite: Switch = False
     """Replace an existing model."""
-    quiet: Switch = False
-    """Print only the metrics of the last epoch."""
-    json: Switch = False
-    """Print the metrics of the last epoch as one JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)

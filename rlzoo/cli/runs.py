@@ -1,17 +1,17 @@
-"""`rlzoo train`, `resume`, `eval`, `play` and `list`."""
+"""`rlzoo train`, `resume`, `diagnose` and `list`."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import itertools
 import json
 import re
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Output, Saved, Threads, display, importing, threads_for
+from rlzoo.cli.common import Json, Output, display, importing, threads_for
 from rlzoo.cli.here import parts_here
 from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, option_names, parse, parse_settings
 from rlzoo.cli.seeds import holds_seeds, resume_seeds_command, train_seeds_command
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _EXAMPLE = "CartPole-v1"
 """The environment whose options `rlzoo train --help` shows."""
+_ROOT = Path(__file__).parents[2]
+"""Of a clone. A wheel has no pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,39 +74,9 @@ class _Resume(Output):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Policy(Saved, Threads):
-    deterministic: Switch = False
-    """Take the mode of the policy instead of a sample."""
-    seed: int = 0
-    """Seed of environments and actions."""
-    json: Switch = False
-    """Print one JSON object."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Eval(_Policy):
-    episodes: int = 100
-    """Number of episodes; for a language model, of responses."""
-    pass_k: int | None = None
-    """Also print pass@1 and pass@k of a language model: the chance that one of k responses to a prompt scores 1."""
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Evaluate in a changed environment: keyword arguments on top of those of the run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Play(_Policy):
-    episodes: int | None = None
-    """Number of episodes, or of responses for a language model; none for 1, or for one to each prompt."""
-    prompt: Repeated = ()
-    """Text for a language model to respond to, instead of the evaluation prompts. Repeat it for more."""
-    video: str | None = None
-    """File to record the episodes in, .mp4 or .gif; none to open a window."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _List:
-    json: Switch = False
-    """Print one JSON object."""
+class _Diagnose(Json):
+    run: Positional[str]
+    """Run directory. The run may be going on."""
 
 
 def train_command(arguments: list[str]) -> int:
@@ -232,57 +204,33 @@ def resume_command(arguments: list[str]) -> int:
         return _report(run, options) if processes.rank() == 0 else 0
 
 
-def eval_command(arguments: list[str]) -> None:
-    options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
-    with importing(threads_for(options, options.run)):
-        from rlzoo.runs.evaluate import describe, evaluate
-        from rlzoo.runs.logs.display import make_display
+def diagnose_command(arguments: list[str]) -> None:
+    description = "Read the metrics of a run and name what looks wrong, with the settings to change."
+    options = parse(_Diagnose, arguments, "rlzoo diagnose", description)
+    with importing():
+        from rlzoo.runs.diagnose import PAGE, diagnose
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
-    step = run.step_of(options.checkpoint)
-    with make_display(sys.stderr):
-        evaluation = evaluate(
-            run,
-            options.episodes,
-            deterministic=options.deterministic,
-            seed=options.seed,
-            checkpoint=step,
-            pass_k=options.pass_k,
-            env_kwargs=options.env_kwargs,
-        )
-    summary = evaluation.summary()
-    changed = "".join(f", {name}={x!r}" for name, x in options.env_kwargs.items())
-    line = describe(step, summary) + (f"; in a changed environment{changed}" if changed else "")
-    record = {"run": str(run.path), "step": step, **summary}
-    show(json.dumps(record | ({"env_kwargs": options.env_kwargs} if changed else {})) if options.json else line)
-
-
-def play_command(arguments: list[str]) -> None:
-    description = "Watch episodes in a window or record a video. For a language model, read responses."
-    options = parse(_Play, arguments, "rlzoo play", description)
-    with importing(threads_for(options, options.run)):
-        from rlzoo.runs.evaluate import load_task, played
-        from rlzoo.runs.logs.display import make_display
-        from rlzoo.runs.run import Run
-
-    run = Run.open(options.run)
-    step = run.step_of(options.checkpoint)
-    with make_display(sys.stderr), contextlib.closing(load_task(run, step)) as task:
-        result = played(task, options.episodes, options.video, options.deterministic, options.seed, options.prompt)
+    findings = diagnose(run)
+    last = run.last_metrics() or {}
     if options.json:
-        show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
+        records = [dataclasses.asdict(x) for x in findings]
+        show(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": records}))
         return
-    show(result.transcript)
-    if options.video is not None:
-        show(options.video)
+    show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(findings))}")
+    for x in findings:
+        page = f"\n  page: {x.page}" if (_ROOT / PAGE).is_file() else ""
+        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}{page}")
+
+
+def _count(findings: int) -> str:
+    return {0: "nothing looks wrong", 1: "1 thing looks wrong"}.get(findings, f"{findings} things look wrong")
 
 
 def list_command(arguments: list[str]) -> None:
-    options = parse(
-        _List, arguments, "rlzoo list", "List algorithms, environments, language tasks, recipes and suites."
-    )
-
+    description = "List algorithms, environments, language tasks, recipes and suites."
+    options = parse(Json, arguments, "rlzoo list", description)
     from rlzoo.benchmark import known_suites
     from rlzoo.control.envs.classic import BUILTIN
     from rlzoo.control.envs.no_velocity import HIDDEN

@@ -142,7 +142,7 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
             return options_
         raise Parsed
 
-    for module in (cli.benchmarks, cli.diagnose, cli.language, cli.policies, cli.runs, cli.search, options):
+    for module in (cli.benchmarks, cli.language, cli.policies, cli.runs, options):
         monkeypatch.setattr(module, "parse", parse_and_stop)
     for language, title, text in blocks(page):
         if title:
