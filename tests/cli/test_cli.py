@@ -147,8 +147,8 @@ def test_module_that_ends_the_program_is_one_line(tmp_path, monkeypatch, capsys)
     ends = f"importing ends raised SystemExit: bye ({tmp_path}/ends.py:1)"
     for arguments, line in {
         "ppo leaves:Env": f"environment 'leaves:Env': cannot import module 'leaves': {leaves}",
-        "leaves:Algorithm CartPole-v1": f"cannot load algorithm 'leaves:Algorithm': {leaves}",
-        "ppo CartPole-v1 --estimator ends:X": f"cannot load estimator 'ends:X': {ends}",
+        "leaves:Algorithm CartPole-v1": f"algorithm 'leaves:Algorithm': {leaves}",
+        "ppo CartPole-v1 --estimator ends:X": f"estimator 'ends:X': {ends}",
         "ppo CartPole-v1 --learning-rate ends:x": "learning_rate must be a number, linear:START:END or module:function,"
         f" got 'ends:x': schedule 'ends:x': {ends}",
         "ppo CartPole-v1 --wrapper ends:X": f"wrapper 'ends:X': {ends}",
@@ -431,7 +431,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train trop CartPole-v1", f"no algorithm 'trop'; did you mean 'trpo'? {KNOWN}"),
         ("train CartPole-v1 ppo-clip", "the algorithm comes before the environment: rlzoo train ppo-clip CartPole-v1"),
         ("train CartPole-v1 --seed 1", f"no algorithm 'CartPole-v1' {KNOWN}"),
-        ("train nowhere:X CartPole-v1", "cannot load algorithm 'nowhere:X': no module 'nowhere'"),
+        ("train nowhere:X CartPole-v1", "algorithm 'nowhere:X': no module 'nowhere'"),
         ("train ppo CartPol-v1", "no environment 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ("train ppo RandomWalk", "no environment 'RandomWalk'; did you mean 'RandomWalks'?"),
         ("train ppo nowhere:X", "environment 'nowhere:X': cannot import module 'nowhere': no module 'nowhere'"),

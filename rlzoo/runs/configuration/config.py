@@ -20,7 +20,7 @@ from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.fields import Advanced, Count, MinibatchSize, NonNegativeInt, Range, ScheduleRange, check_fields
-from rlzoo.core.system.functions import import_source
+from rlzoo.core.system.functions import load_object
 from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.core.system.schedules import linear_ends, load_function
 from rlzoo.core.system.screen import complain
@@ -357,13 +357,8 @@ def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> 
     name = _ALIASES.get(part, part)
     if name in classes:
         return classes[name]
-    module, _, qualname = name.rpartition(":")
-    if not module:
-        raise ConfigError(f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
-    try:
-        cls = getattr(import_source(module), qualname)
-    except (Exception, SystemExit) as error:  # of any kind, from importing any code
-        raise ConfigError(f"cannot load {kind} {name!r}: {error}") from error
+    require(":" in name, f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
+    cls = load_object(kind, name, "class")
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not {_a(base.__name__)}")
     return cls
 

@@ -145,10 +145,10 @@ def test_language_tasks_have_settings_of_their_own():
         ("trop", "no algorithm 'trop'; did you mean 'trpo'? (known: reinforce, npg, trpo, ppo-penalty, ppo-clip)"),
         ("rloo", "no algorithm 'rloo'; use ppo-clip --estimator rloo"),
         ("vpg", "no algorithm 'vpg'; use reinforce"),
-        ("nowhere:X", "cannot load algorithm 'nowhere:X': no module 'nowhere'"),
+        ("nowhere:X", "algorithm 'nowhere:X': no module 'nowhere'"),
         (
             "rlzoo.algorithms:PPOClop",
-            "cannot load algorithm 'rlzoo.algorithms:PPOClop': module 'rlzoo.algorithms' has no attribute 'PPOClop'",
+            "algorithm 'rlzoo.algorithms:PPOClop': no class 'PPOClop'; did you mean 'PPOClip'?",
         ),
         ("os:getcwd", "'os:getcwd' is not an Algorithm"),
         (3, "algorithm must be a name or an Algorithm, such as algorithm='reinforce' or algorithm=Reinforce(), got 3"),
