@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,6 @@ class Session:
         self.checkpoint_interval = self.config.checkpoint_interval or tenth
         self.best_return = -math.inf
         self.signals = Signals()
-        self.writer = ThreadPoolExecutor(1)
-        self.writing: Future[None] | None = None
 
     def go(self) -> None:
         """Trains to the end of the run.
@@ -65,7 +62,6 @@ class Session:
                 self._finish()
                 self.hooks.on_end(self.trainer)
         finally:
-            self.writer.shutdown()
             self.logger.close()
             self.trainer.task.close()
 
@@ -75,7 +71,6 @@ class Session:
         enough = self._read_evaluations()
         if trainer.task.starts_from is not None and not self.run.steps():
             self._save(None)  # so that the run no longer depends on the one that it started from
-            self._wait()
         if trainer.step == 0 and trainer.task.evaluates_start and not self.run.evaluations():
             self._evaluate(self.config.eval_episodes)
         ended = (enough or self.stopped) and self.run.extended_at != trainer.step
@@ -143,7 +138,6 @@ class Session:
     def _finish(self) -> None:
         """Makes the final evaluations, stochastic and deterministic, that an earlier session has not made."""
         step = self.trainer.step
-        self._wait()
         final = [x for x in self.run.evaluations() if x["final"] and x["step"] == step]
         for deterministic in (False, True)[len(final) :]:
             final.append(self._evaluate(self.config.final_eval_episodes, final=True, deterministic=deterministic))
@@ -181,30 +175,19 @@ class Session:
         return self.config.stop_return is not None and mean_return >= self.config.stop_return
 
     def _save(self, new_best: float | None) -> None:
-        """Writes the logs, and then a checkpoint in the background."""
-        self._wait()
+        """Writes the logs, and then a checkpoint."""
         self.logger.flush()
         step, checkpoint = self.trainer.step, self.trainer.checkpoint()
         checkpoint.state["logger"] = self.logger.state_dict()
         if self.stopped:
             checkpoint.state["stopped"] = True
-        self.writing = self.writer.submit(self._write, step, pack(step, checkpoint, self.identity), new_best)
-
-    def _write(self, step: int, files: dict[str, bytes], new_best: float | None) -> None:
-        self.run.save(step, files)
+        self.run.save(step, pack(step, checkpoint, self.identity))
         if new_best is not None:
             self.run.mark_best(step, new_best)
-
-    def _wait(self) -> None:
-        """Waits until the last checkpoint is written. Raises the error of writing it, if there is one."""
-        if self.writing is not None:
-            writing, self.writing = self.writing, None
-            writing.result()
 
     def _heed_signals(self, ended: bool = False) -> None:
         """Raises `Interrupted` if a signal has arrived; `ended` if only the final evaluation is missing."""
         if self.signals.received:
-            self._wait()
             step, command = f"{self.trainer.step:,}", f"rlzoo resume {self.run.path}"
             message = f"stopped at step {step}; continue with: {command}"
             if ended:
@@ -227,8 +210,6 @@ class Session:
             if isinstance(error, OSError) and error.filename is not None:
                 verb = "write" if Path(str(error.filename)).is_relative_to(self.run.path) else "use"
                 cause = f"cannot {verb} {error.filename}: {error.strerror}"
-            with contextlib.suppress(OSError):
-                self._wait()
             steps = self.run.steps()
             remedy = "there is no checkpoint yet"
             if steps:

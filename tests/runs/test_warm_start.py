@@ -14,7 +14,7 @@ SMALL = {"num_envs": 2, "num_steps": 16, "minibatch_size": 16, "epochs": 1, "pre
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rlzoo.runs.session.Session._finish", lambda session: session._wait())
+    monkeypatch.setattr("rlzoo.runs.session.Session._finish", lambda session: None)
 
 
 @pytest.fixture
