@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rlzoo.core.system.errors import ConfigError, RunError, UnknownEnv
@@ -83,13 +82,9 @@ def reason(error: BaseException) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of rlzoo and of the libraries that its results depend on; of language models, where they are in use."""
-    known = {
-        "rlzoo": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-    for name in ("gymnasium", "mujoco", *filter(sys.modules.get, ("transformers", "tokenizers", "peft"))):
+    known = {"rlzoo": __version__, "python": platform.python_version()}
+    language = filter(sys.modules.get, ("transformers", "tokenizers", "peft"))
+    for name in ("torch", "numpy", "gymnasium", "mujoco", *language):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[name] = importlib.metadata.version(name)
     return known
