@@ -24,7 +24,7 @@ from rlzoo.runs.configuration.defaults import configured
 from rlzoo.runs.hooks import Hooks, OnIteration
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
-from rlzoo.runs.logs.trackers import check_tracker, continue_tracker, start_tracker
+from rlzoo.runs.logs.sinks import check_tracker, continue_tracker, start_tracker
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.publish import hub
 from rlzoo.runs.run import Run

@@ -20,7 +20,7 @@ from rlzoo.lm.model.saving import check_output
 from rlzoo.lm.reward.scores import load_score
 from rlzoo.runs.configuration.presets import read_preset
 from rlzoo.runs.diagnose import diagnose
-from rlzoo.runs.logs.trackers import continue_tracker
+from rlzoo.runs.logs.sinks import continue_tracker
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import resume
 

@@ -1,12 +1,28 @@
-"""Where the scalars and texts of a run go besides its JSON lines: TensorBoard, and trackers (`trackers.py`)."""
+"""Where the scalars and texts of a run go besides its JSON lines: TensorBoard, Weights & Biases, and MLflow.
+
+A run directory is one run of a tracker, also when it is resumed.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import importlib
+import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.files import read_bytes
+from rlzoo.runs.files import write_atomically
+
+_PROJECT = "rlzoo"
+_BATCH = 1000
+"""Most metrics that MLflow takes at once."""
+_FILE = "tracker.json"
 
 
 class Sink(abc.ABC):
@@ -75,3 +91,135 @@ class TensorBoard(Sink):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+class WandB(Sink):
+    """A run of Weights & Biases. The project is WANDB_PROJECT, or rlzoo.
+
+    Args:
+        folder: the run directory, whose name is that of the run.
+        settings: the settings to show.
+        id: the tracker's id of the run, if it was tracked before.
+
+    Raises:
+        ConfigError: the tracker cannot be reached.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], id: str | None = None) -> None:
+        wandb = _package("wandb", "wandb")
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", _PROJECT),
+                name=folder.name,
+                id=id,
+                resume="allow",
+                config=dict(settings),
+                dir=str(folder),
+                settings=wandb.Settings(silent=True, console="off"),
+            )
+        except wandb.errors.Error as error:
+            raise ConfigError(f"track: {' '.join(str(error).split())}") from error
+        self.id = str(self._run.id)
+        self._run.define_metric("*", step_metric="step")
+
+    @staticmethod
+    def check() -> None:
+        """Raises `ConfigError` if the package is missing or nobody is logged in."""
+        wandb = _package("wandb", "wandb")
+        offline = os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
+        remedy = "run wandb login, or set WANDB_MODE=offline"
+        require(offline or bool(wandb.api.api_key), f"track: nobody is logged in to Weights & Biases: {remedy}")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow(Sink):
+    """A run of MLflow, at MLFLOW_TRACKING_URI. The experiment is MLFLOW_EXPERIMENT_NAME, or rlzoo.
+
+    The arguments and errors are those of `WandB`.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], id: str | None = None) -> None:
+        mlflow = _package("mlflow", "mlflow-skinny")
+        self._pending: list[Any] = []
+        try:
+            self._client = mlflow.MlflowClient()
+            self._metric = mlflow.entities.Metric
+            self.id = id or self._create(folder.name)
+            for setting, x in settings.items():
+                with contextlib.suppress(mlflow.MlflowException):  # a changed parameter, such as total_steps
+                    self._client.log_param(self.id, setting, x)
+            self._client.update_run(self.id, status="RUNNING")
+        except Exception as error:
+            raise ConfigError(f"track: MLflow: {' '.join(str(error).split())}") from error
+
+    def _create(self, name: str) -> str:
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+        experiment = self._client.get_experiment_by_name(title)
+        number = self._client.create_experiment(title) if experiment is None else experiment.experiment_id
+        return str(self._client.create_run(number, run_name=name).info.run_id)
+
+    @staticmethod
+    def check() -> None:
+        """Raises `ConfigError` if the package is missing."""
+        _package("mlflow", "mlflow-skinny")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        now = round(1000 * time.time())
+        self._pending += [self._metric(tag, x, now, step) for tag, x in values.items()]
+
+    def flush(self) -> None:
+        """Sends everything received.
+
+        Raises:
+            OSError: the tracker cannot be reached.
+        """
+        while self._pending:
+            try:
+                self._client.log_batch(self.id, metrics=self._pending[:_BATCH])
+            except Exception as error:
+                raise OSError(f"track: MLflow: {' '.join(str(error).split())}") from error
+            del self._pending[:_BATCH]
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # flushing has already raised what the session must know
+            self.flush()
+            self._client.set_terminated(self.id)
+
+
+TRACKERS: dict[str, type[WandB] | type[MLflow]] = {"wandb": WandB, "mlflow": MLflow}
+
+
+def check_tracker(name: str) -> None:
+    """Raises `ConfigError` if there is no such tracker, its package is missing, or nobody is logged in."""
+    require(name in TRACKERS, f"track must be {' or '.join(TRACKERS)}, got {name!r}")
+    TRACKERS[name].check()
+
+
+def start_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
+    """A new run of a tracker for a run directory, which records its id."""
+    tracker = TRACKERS[name](folder, settings)
+    write_atomically(folder / _FILE, json.dumps({"tracker": name, "id": tracker.id}).encode())
+    return [tracker]
+
+
+def continue_tracker(folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
+    """The tracker's run of a run directory again; none if it has none."""
+    try:
+        record = json.loads(read_bytes(folder / _FILE))
+        name, id = record["tracker"], str(record["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    check_tracker(name)
+    return [TRACKERS[name](folder, settings, id)]
+
+
+def _package(name: str, distribution: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"track: {name} is not installed: pip install {distribution}") from error

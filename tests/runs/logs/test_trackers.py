@@ -11,7 +11,7 @@ import pytest
 import short_runs
 
 from rlzoo.core.system.errors import ConfigError, TrainingError
-from rlzoo.runs.logs.trackers import MLflow, WandB
+from rlzoo.runs.logs.sinks import MLflow, WandB
 from rlzoo.runs.train import resume
 
 SCALARS = ("episode/return", "train/policy_loss", "train/value_loss", "train/learning_rate", "eval/return")
