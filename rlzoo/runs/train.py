@@ -220,20 +220,15 @@ def _warm_start(trainer: Trainer) -> None:
     source, model = trainer.task.starts_from, trainer.model
     if source is None:
         return
-
-    def without_scale(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Weights without the scale of rewards, which belongs to a run's own environments."""
-        return {name: x for name, x in weights.items() if not name.startswith("reward_scale.")}
-
-    weights, own = without_scale(Run.open(source).load().model), without_scale(model.state_dict())
-    remedy = f"give the network and environment of {source}"
-    for name in sorted(own.keys() ^ weights.keys()):
-        has, lacks = ("this model", source) if name in own else (source, "this model")
-        raise ConfigError(f"model: {has} has {name}, {lacks} has not; {remedy}")
-    for name, x in weights.items():
-        shapes = f"{name} is {tuple(x.shape)} in {source}, {tuple(own[name].shape)} here"
-        require(x.shape == own[name].shape, f"model: {shapes}; {remedy}")
-    model.load_state_dict(model.state_dict() | weights)
+    weights, own = Run.open(source).load().model, model.state_dict()
+    # The scale of rewards belongs to a run's own environments.
+    kept = {name: x for name, x in weights.items() if not name.startswith("reward_scale.")}
+    kept |= {name: x for name, x in own.items() if name.startswith("reward_scale.")}
+    try:
+        model.load_state_dict(kept)
+    except RuntimeError as error:
+        _, first, *_ = map(str.strip, str(error).splitlines())
+        raise ConfigError(f"model: give the network and environment of {source}: {first}") from error
 
 
 def default_directory(config: Config, seeds: bool = False) -> Path:

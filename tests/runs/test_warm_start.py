@@ -70,8 +70,9 @@ def test_it_differs_from_a_run_from_the_beginning(first):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden": (8,)}, r"model: .* here; give the network and environment of first|model: first has .* has not"),
-        ({"normalize_obs": True}, r"model: this model has normalizer.*, first has not; give the network"),
+        ({"hidden": (8,)}, 'model: give the network and environment of first: Unexpected key.*: "policy.net'),
+        ({"hidden": (8, 8)}, r"model: give the network .* of first: size mismatch for .*\[64, 4\].*\[8, 4\]"),
+        ({"normalize_obs": True}, r"model: give the network .* of first: Missing key\(s\) in state_dict: \"normalizer"),
     ],
 )
 def test_weights_that_do_not_fit(first, settings, message, tmp_path):
