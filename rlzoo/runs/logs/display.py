@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -145,7 +144,7 @@ class LineDisplay(_Watching):
 
 
 class LiveDisplay(_Watching):
-    """A progress bar, redrawn at most four times a second, with what takes long beside it."""
+    """A progress bar, which rich redraws four times a second, with what takes long beside it."""
 
     patience, interval = 2.0, 0.5
     _bar: rich.progress.Progress | None = None
@@ -163,13 +162,12 @@ class LiveDisplay(_Watching):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._drawn = -math.inf
         console = Console(file=self._file, highlight=False)
         self._bar = Progress(
             BarColumn(bar_width=24),
             TextColumn(text, markup=False),
             console=console,
-            auto_refresh=False,
+            refresh_per_second=4,
             transient=not self._is_run,
         )
         self._task = self._bar.add_task("", total=total, completed=completed, summary="")
@@ -179,11 +177,9 @@ class LiveDisplay(_Watching):
     def update(self, record: Mapping[str, Any]) -> None:
         with self._lock:
             super().update(record)
-            done = record["step"] >= self._total
-            if self._bar is not None and (done or self._new - self._drawn > 0.25):
-                self._drawn = self._new
+            if self._bar is not None:
                 summary = f"{_summary(record)}  {self.pace(record['step'])}"
-                self._bar.update(self._task, completed=record["step"], summary=summary, refresh=True)
+                self._bar.update(self._task, completed=record["step"], summary=summary)
 
     def show(self, operations: Sequence[Operation]) -> None:
         bar = self._bar or self._open("{task.fields[summary]}", None)
@@ -191,7 +187,6 @@ class LiveDisplay(_Watching):
             timed = _timed(operations) or Operation("")
             bar.update(self._task, total=timed.total, completed=timed.done)
         bar.update(self._task, summary=printable(_described(operations)), refresh=True)
-        self._drawn = -math.inf  # the next iteration takes its place
 
     def say(self, line: str) -> None:
         with self._lock:

@@ -145,10 +145,10 @@ def test_bar_of_a_run_shows_what_takes_long_and_then_the_iteration(at, monkeypat
     shown.look()
     assert "0/1,200  update: minibatch 3/24  2 s each  0:42 left" in plain(shown._file.getvalue())
     shown.update({"step": 400, "mean_return": 0.5, "kl_reference": 0.1})
+    shown.close()
     lines = [line.strip() for line in plain(shown._file.getvalue()).splitlines()]
     assert "400/1,200 steps  return      0.5  kl_ref 0.1       67 steps/s  0:12 left" in lines
     assert " 400/1,200  return      0.5" in lines[-1]
-    shown.close()
 
 
 def test_display_for_a_switch_or_a_display(capsys):
