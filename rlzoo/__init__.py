@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from rlzoo.runs.configuration.config import Config, make_config
     from rlzoo.runs.evaluate import evaluate, load_model, play
     from rlzoo.runs.finetune import sft, train_reward_model
-    from rlzoo.runs.hooks import Hooks
     from rlzoo.runs.loop import Iteration, Trainer
     from rlzoo.runs.publish.policies import export, load_policy, push
     from rlzoo.runs.run import Run
+    from rlzoo.runs.session import Hooks
     from rlzoo.runs.train import resume, train
 
 __all__ = [
@@ -154,10 +154,10 @@ _MODULES = {
     "runs.configuration.config": "Config make_config",
     "runs.evaluate": "evaluate load_model play",
     "runs.finetune": "sft train_reward_model",
-    "runs.hooks": "Hooks",
     "runs.loop": "Iteration Trainer",
     "runs.publish.policies": "export load_policy push",
     "runs.run": "Run",
+    "runs.session": "Hooks",
     "runs.train": "resume train",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -21,14 +21,13 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, RunError, described, require
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configured
-from rlzoo.runs.hooks import Hooks, OnIteration
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.sinks import check_tracker, continue_tracker, start_tracker
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.publish import hub
 from rlzoo.runs.run import Run
-from rlzoo.runs.session import Session, out_of_memory
+from rlzoo.runs.session import Hooks, OnIteration, Session, out_of_memory
 from rlzoo.runs.signals import Signals
 
 

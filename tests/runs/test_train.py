@@ -22,10 +22,10 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import ConfigError, EnvError, Interrupted, RunError, TrainingError, UnknownEnv
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.evaluate import describe, load_task
-from rlzoo.runs.hooks import Hooks
 from rlzoo.runs.logs.display import LineDisplay
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
+from rlzoo.runs.session import Hooks
 from rlzoo.runs.train import check_device, default_directory, resume, train
 
 

@@ -9,8 +9,8 @@ from gymnasium import spaces
 import rlzoo
 from rlzoo.control.envs.source import Source
 from rlzoo.core.system.errors import ConfigError, EnvError, TrainingError
-from rlzoo.runs.hooks import Hooks
 from rlzoo.runs.loop import Trainer
+from rlzoo.runs.session import Hooks
 from rlzoo.runs.train import resume, train
 
 
