@@ -7,10 +7,10 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
@@ -20,7 +20,6 @@ from rlzoo.runs.configuration.settings import settings_of
 from rlzoo.runs.signals import handling
 
 if TYPE_CHECKING:
-    from rlzoo.lm.finetune.sft import FitSettings
     from rlzoo.lm.tasks.conversation import Speaker
 
 _CHAT_TOKENS = 256
@@ -67,47 +66,30 @@ class _Chat(Threads):
 
 
 def sft_command(arguments: list[str]) -> None:
-    with importing(threads_for(parse(Threads, arguments, partly=True))):
-        from rlzoo.lm.finetune.sft import SFTSettings
-        from rlzoo.runs.finetune import sft
-
-    _fit("sft", "Fine-tune a language model on texts.", _SFT, "texts", SFTSettings(), sft, arguments)
+    _fit("sft", "Fine-tune a language model on texts.", _SFT, arguments)
 
 
 def reward_model_command(arguments: list[str]) -> None:
+    _fit("reward-model", "Train a reward model on pairs of responses with a preference.", _RewardModel, arguments)
+
+
+def _fit(name: str, description: str, command: type[_Fit], arguments: list[str]) -> None:
+    """Trains a model, and prints the metrics of the last epoch if nothing else was printed."""
     with importing(threads_for(parse(Threads, arguments, partly=True))):
         from rlzoo.lm.finetune.reward_model import RewardModelSettings
-        from rlzoo.runs.finetune import train_reward_model
+        from rlzoo.lm.finetune.sft import FitSettings, SFTSettings, describe
+        from rlzoo.runs.finetune import sft, train_reward_model
 
-    description = "Train a reward model on pairs of responses with a preference."
-    settings = RewardModelSettings()
-    _fit("reward-model", description, _RewardModel, "pairs", settings, train_reward_model, arguments)
-
-
-def _fit(
-    name: str,
-    description: str,
-    command: type[_Fit],
-    data: str,
-    settings: FitSettings,
-    train: Callable[..., dict[str, float]],
-    arguments: list[str],
-) -> None:
-    """Trains a model, and prints the metrics of the last epoch if nothing else was printed.
-
-    Args:
-        data: option with the name of the file.
-        settings: the defaults.
-    """
+    texts = command is _SFT
+    train: Any = sft if texts else train_reward_model
+    settings: FitSettings = SFTSettings() if texts else RewardModelSettings()
     options, changes = parse_settings(command, settings_of(settings), arguments, f"rlzoo {name}", description)
     settings = dataclasses.replace(settings, **changes)
     where = {option: getattr(options, option) for option in ("model", "out", "overwrite")}
-    metrics = train(getattr(options, data), **where, settings=settings, progress=display(options))
+    metrics = train(options.texts if texts else options.pairs, **where, settings=settings, progress=display(options))
     if options.json:
         show(json.dumps({"model": options.out, **metrics}))
     elif options.quiet:
-        from rlzoo.lm.finetune.sft import describe
-
         show(describe(metrics, settings.epochs))
 
 
