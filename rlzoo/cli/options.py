@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import Positional as Positional
@@ -172,7 +172,7 @@ _REGISTRY = ConstructorRegistry()
 
 @_REGISTRY.primitive_rule
 def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """How to read and show values: texts, integers such as 1e6, schedules, `none`, single words, KEY=VALUE pairs."""
+    """How to read and show values: texts, integers such as 1e6, schedules, `none`, KEY=VALUE pairs."""
     if info.type is Seeds:
         return PrimitiveConstructorSpec(
             "*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x] or ["0"]
@@ -186,10 +186,7 @@ def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     if info.type is float:
         return PrimitiveConstructorSpec(1, "FLOAT", _number, _is((int, float)), lambda x: [str(x)])
     if info.type is NoneType:
-        return PrimitiveConstructorSpec(1, "none", _word("none", None), _is(NoneType), lambda _: ["none"])
-    if get_origin(info.type) is Literal and len(get_args(info.type)) == 1:
-        (word,) = get_args(info.type)
-        return PrimitiveConstructorSpec(1, word, _word(word, word), lambda x: x == word, lambda _: [word])
+        return PrimitiveConstructorSpec(1, "none", _none, _is(NoneType), lambda _: ["none"])
     if info.type_origin is dict:
         return PrimitiveConstructorSpec(
             "*", "KEY=VALUE", _pairs, _is(dict), lambda x: [one_line(f"{k}={x[k]}") for k in x] or ["{}"]
@@ -244,13 +241,9 @@ def _shown(schedule: Any) -> str:
     return import_name(schedule) or describe(schedule) if callable(schedule) else one_line(schedule)
 
 
-def _word(word: str, value: Any) -> Callable[[list[str]], Any]:
-    def read(texts: list[str]) -> Any:
-        if texts[0].lower() != word:
-            raise ValueError(f"{texts[0]!r} is not {word}")
-        return value
-
-    return read
+def _none(texts: list[str]) -> None:
+    if texts[0].lower() != "none":
+        raise ValueError(f"{texts[0]!r} is not none")
 
 
 def _pairs(texts: list[str]) -> dict[str, Any]:

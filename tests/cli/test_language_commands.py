@@ -482,7 +482,7 @@ def test_seeds_are_of_any_size(run, monkeypatch, capsys):
         (["run", "--temperature", "0"], "temperature must be at least 1e-06, got 0.0; --greedy takes"),
         (["run", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
         (["run", "--seed", "-1"], "seed must be at least 0, got -1"),
-        (["run", "--beside", "actor"], "--beside: expected none|start, got 'actor'"),
+        (["run", "--beside", "actor"], "--beside: expected none|{start}, got 'actor'"),
         (["model", "--beside", "start"], "--beside start is for runs; model is none"),
         (["absent"], "no such directory: absent"),
         (["texts.txt"], "texts.txt is a file"),
