@@ -92,7 +92,7 @@ def test_a_file_is_read_again_when_it_has_changed(parts, tmp_path):
     [
         ({"algorithm": "code/part.py:Mine"}, ConfigError, "algorithm 'code/part.py:Mine': no file 'code/part.py'; did"),
         ({"algorithm": "code/parts.py:Yours"}, ConfigError, "algorithm 'code/parts.py:Yours': .*'Yours'"),
-        ({"estimator": "code/parts.py:Mine"}, ConfigError, "'code/parts.py:Mine' is not an Estimator"),
+        ({"estimator": "code/parts.py:Mine"}, ConfigError, "'code/parts.py:Mine' is no Estimator"),
         ({"env": "code/parts.py:mak"}, ConfigError, "has no Task or function of this name"),
         ({"env": "code/none.py:make"}, UnknownEnv, "no file 'code/none.py'"),
         ({"wrappers": ["code/none.py:Keep"]}, ConfigError, "wrapper 'code/none.py:Keep': no file"),

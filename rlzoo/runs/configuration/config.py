@@ -351,7 +351,7 @@ def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> 
     if isinstance(part, type) and issubclass(part, base):
         return part
     example = f"such as {kind}={next(iter(classes))!r} or {kind}={next(iter(classes.values())).__name__}()"
-    require(isinstance(part, str), f"{kind} must be a name or {_a(base.__name__)}, {example}, got {part!r}")
+    require(isinstance(part, str), f"{kind} must be a name or an instance of {base.__name__}, {example}, got {part!r}")
     if kind == "algorithm":
         check_neighbour(part)
     name = _ALIASES.get(part, part)
@@ -359,9 +359,5 @@ def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> 
         return classes[name]
     require(":" in name, f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
     cls = load_object(kind, name, "class")
-    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is not {_a(base.__name__)}")
+    require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is no {base.__name__}")
     return cls
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "AEIO" else f"a {noun}"

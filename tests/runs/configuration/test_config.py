@@ -83,17 +83,18 @@ def test_flat_form_survives_json(algorithm):
         ({"device": 0}, "device must be a string, got 0"),
         (
             {"network": {}},
-            "network must be a name or a NetworkSettings, such as network='mlp' or network=Network(), got {}",
+            "network must be a name or an instance of NetworkSettings, "
+            "such as network='mlp' or network=Network(), got {}",
         ),
         (
             {"estimator": 3},
-            "estimator must be a name or an Estimator, such as estimator='gae' or estimator=GAE(), got 3",
+            "estimator must be a name or an instance of Estimator, such as estimator='gae' or estimator=GAE(), got 3",
         ),
         (
             {"estimator": "gea"},
             "no estimator 'gea'; did you mean 'gae'? (known: gae, monte-carlo, leave-one-out, group-mean, group-norm)",
         ),
-        ({"estimator": "rlzoo.core.models:Value"}, "'rlzoo.core.models:Value' is not an Estimator"),
+        ({"estimator": "rlzoo.core.models:Value"}, "'rlzoo.core.models:Value' is no Estimator"),
         ({"minibatch_size": 5000}, "minibatch_size must be at most num_envs * num_steps = 1024, got 5000"),
         ({"task": 3}, "task must be TaskSettings, got 3"),
         ({"env": "RandomWalks", "hidden": (8,)}, "no setting 'hidden'"),
@@ -150,8 +151,8 @@ def test_language_tasks_have_settings_of_their_own():
             "rlzoo.algorithms:PPOClop",
             "algorithm 'rlzoo.algorithms:PPOClop': no class 'PPOClop'; did you mean 'PPOClip'?",
         ),
-        ("os:getcwd", "'os:getcwd' is not an Algorithm"),
-        (3, "algorithm must be a name or an Algorithm, such as algorithm='reinforce' or algorithm=Reinforce(), got 3"),
+        ("os:getcwd", "'os:getcwd' is no Algorithm"),
+        (3, "must be a name or an instance of Algorithm, such as algorithm='reinforce' or algorithm=Reinforce(), got"),
     ],
 )
 def test_wrong_algorithms_are_named(name, message):
