@@ -5,10 +5,9 @@ Exit codes: 0 for success, 1 for a run that failed, 2 for wrong use, 130 after C
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rlzoo.cli import benchmarks, language, policies, runs
 from rlzoo.cli.options import HELP_ALL
@@ -37,8 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.insert(0, "")  # module:Class may be in the current directory
     traced = "--traceback" in arguments
     try:
-        with _tracebacks() if traced else contextlib.nullcontext():
+        try:
             code = _run([x for x in arguments if x != "--traceback"])
+        except Exception:
+            if traced:
+                show(traceback.format_exc(), sys.stderr)
+            raise
         sys.stdout.flush()
         return code
     except SystemExit as done:
@@ -64,16 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         remedy = "use a smaller model, or lower micro_batch_tokens, max_tokens or max_new_tokens if it is a setting"
         return _complain(f"there is not enough memory: {' '.join(str(error).split())}; {remedy}", 1)
-
-
-@contextlib.contextmanager
-def _tracebacks() -> Iterator[None]:
-    """Context that prints the traceback of an error."""
-    try:
-        yield
-    except Exception:
-        show(traceback.format_exc(), sys.stderr)
-        raise
 
 
 def _complain(line: str, code: int) -> int:
