@@ -78,17 +78,15 @@ def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
     return chosen.Threads(None)
 
 
-def pair_of(config: str) -> tuple[str, str] | None:
-    """Algorithm and environment in a `config.json` or run directory, before PyTorch is imported; None if unreadable."""
-    record = _record(config)
-    return (str(record["algorithm"]), str(record["env"])) if {"algorithm", "env"} <= record.keys() else None
+def is_run(path: str) -> bool:
+    """Whether this is a run directory with a readable `config.json`, and not that of a model."""
+    return {"algorithm", "env"} <= _record(path).keys()
 
 
-def _record(config: str) -> dict[str, Any]:
-    """The content of a `config.json`, or of that of a run directory; empty if unreadable."""
-    path = Path(config)
+def _record(path: str) -> dict[str, Any]:
+    """The content of a run's `config.json`; empty if unreadable."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        record = json.loads(read_bytes(path / "config.json" if path.is_dir() else path))
+        record = json.loads(read_bytes(Path(path, "config.json")))
         return record if isinstance(record, dict) else {}
     return {}
 

@@ -6,7 +6,6 @@ import ast
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from rlzoo.core.system.files import read_bytes
 from rlzoo.runs.registry import ALGORITHMS, TASKS
@@ -26,15 +25,8 @@ _ARGUMENTS = {"score": ["prompts", "responses"], "reply": ["conversations"]}
 """Names of the first arguments of functions."""
 
 
-class Part(NamedTuple):
-    """A class or function that a command can name."""
-
-    kind: str
-    name: str
-
-
-def parts_here() -> list[Part]:
-    """The parts in the Python files of the current directory, by the names of base classes and arguments."""
+def parts_here() -> list[tuple[str, str]]:
+    """(kind, name) of the parts in the Python files here, by the names of base classes and arguments."""
     parts = []
     for path in sorted(Path().glob("*.py"))[:_MOST]:
         try:
@@ -42,11 +34,11 @@ def parts_here() -> list[Part]:
                 tree = ast.parse(read_bytes(path, _LARGEST))
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        parts += [Part(kind, f"{path}:{name}") for kind, name in _parts(tree) if not name.startswith("_")]
+        parts += [(kind, f"{path}:{name}") for kind, name in _parts(tree) if not name.startswith("_")]
     return parts
 
 
-def _parts(tree: ast.Module) -> Iterator[Part]:
+def _parts(tree: ast.Module) -> Iterator[tuple[str, str]]:
     """The parts of a file, of which a class may inherit from one above it."""
     kinds = {base: kind for kind, bases in _BASES.items() for base in bases}
     for node in tree.body:
@@ -55,14 +47,14 @@ def _parts(tree: ast.Module) -> Iterator[Part]:
             kind = kinds.get(bases[0], "task") if bases else None
             if kind is not None:
                 kinds[node.name] = kind
-                yield Part(kind, node.name)
+                yield kind, node.name
         elif isinstance(node, ast.FunctionDef):
             arguments = [x.arg for x in node.args.args]
             for kind, first in _ARGUMENTS.items():
                 if arguments[: len(first)] == first:
-                    yield Part(kind, node.name)
+                    yield kind, node.name
             if _last_name(node.returns) == "Env":
-                yield Part("environment", node.name)
+                yield "environment", node.name
 
 
 def _last_name(node: ast.expr | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlzoo.cli.common import Output, Threads, display, importing, pair_of, threads_for
+from rlzoo.cli.common import Output, Threads, display, importing, is_run, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.screen import complain, show
@@ -21,8 +21,6 @@ from rlzoo.runs.signals import handling
 
 if TYPE_CHECKING:
     from rlzoo.lm.tasks.conversation import Speaker
-
-_CHAT_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +100,9 @@ def chat_command(arguments: list[str]) -> None:
         from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
-    record = {} if pair_of(options.model) is None else Run(options.model).record
+    record = Run(options.model).record if is_run(options.model) else {}
     temperature = record.get("temperature", 1.0) if options.temperature is None else options.temperature
-    most = record.get("max_new_tokens", _CHAT_TOKENS) if options.max_new_tokens is None else options.max_new_tokens
+    most = record.get("max_new_tokens", 256) if options.max_new_tokens is None else options.max_new_tokens
     fault = f"temperature must be at least 1e-06, got {temperature}; --greedy takes the most probable token"
     require(temperature >= 1e-6, fault)
     require(most >= 1, f"max_new_tokens must be at least 1, got {most}")

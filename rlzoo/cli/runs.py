@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rlzoo.runs.run import Run
 
 
-_EXAMPLE = "CartPole-v1"
-"""The environment whose options `rlzoo train --help` shows."""
 _ROOT = Path(__file__).parents[2]
 """Of a clone. A wheel has no pages."""
 
@@ -109,7 +107,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
     from rlzoo.runs.configuration.defaults import configured
     from rlzoo.runs.train import train
 
-    known: list[Any] = [None, None] if command.config else ["ppo-clip", _EXAMPLE]
+    known: list[Any] = [None, None] if command.config else ["ppo-clip", "CartPole-v1"]  # for `rlzoo train --help`
     algorithm, env = names + known[len(names) :]
     preset = command.preset or not command.no_preset
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
@@ -248,7 +246,7 @@ def list_command(arguments: list[str]) -> None:
             ],
             "recipes": recipes(),
             "suites": suites,
-            "here": [part._asdict() for part in parts_here()],
+            "here": [{"kind": kind, "name": name} for kind, name in parts_here()],
         }
         show(json.dumps(lists))
         return
@@ -267,7 +265,7 @@ def list_command(arguments: list[str]) -> None:
         "suites for rlzoo benchmark": [" ".join(suites)],
     }
     if here := parts_here():
-        sections["in the files of this directory"] = [f"{part.kind:12} {part.name}" for part in here]
+        sections["in the files of this directory"] = [f"{kind:12} {name}" for kind, name in here]
     show(f"algorithms\n{_algorithms()}")
     for title, lines in sections.items():
         show("\n" + "\n  ".join([title, *lines]))

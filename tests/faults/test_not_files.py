@@ -12,7 +12,7 @@ from rlzoo.benchmark.job import load_peer
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
-from rlzoo.cli.common import Threads, pair_of, threads_for
+from rlzoo.cli.common import Threads, is_run, threads_for
 from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.lm.finetune.data import read_pairs, read_texts
 from rlzoo.lm.model import pretrained
@@ -66,7 +66,7 @@ def put(kind, path):
 def test_configuration_of_a_run(kind, run, capsys):
     path = put(kind, run.path / "config.json")
     assert threads_for(Threads(), str(run.path)).count in (None, int(os.environ.get("OMP_NUM_THREADS", 0)))
-    assert pair_of(str(run.path)) is None
+    assert not is_run(str(run.path))
     for command in ("resume", "eval", "play", "report", "diagnose"):
         assert main([command, str(run.path)]) == 2
         error = capsys.readouterr().err
