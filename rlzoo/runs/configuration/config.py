@@ -6,11 +6,11 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -31,13 +31,6 @@ from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, check_neig
 
 _ALGORITHMS: dict[str, type[Algorithm]] = {name: algorithm_class(name) for name in ALGORITHMS}
 _ALIASES = ALIASES | ESTIMATOR_ALIASES
-
-
-class Source(NamedTuple):
-    """Settings from elsewhere than the user: a preset, a recipe, or a file."""
-
-    title: str
-    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -151,16 +144,19 @@ def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config
 
 def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
     """`make_config` without the final `check`."""
-    config, settings, _ = merge(algorithm, env, settings)
+    config, settings, _ = merge(algorithm, env, settings, {})
     return fill(config, settings)
 
 
 def merge(
-    algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any], sources: Sequence[Source] = ()
-) -> tuple[Config, dict[str, Any], list[Source]]:
+    algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]
+) -> tuple[Config, dict[str, Any], dict[str, dict[str, Any]]]:
     """`settings` on top of those of `sources`, of which later ones win.
 
     If a later source or `settings` name an estimator or a network, a source may have settings that these lack.
+
+    Args:
+        sources: settings from elsewhere than the user, a preset, a recipe or a file, by title.
 
     Returns:
         A configuration with the parts that the settings name and default values, for `fill`; all settings by their
@@ -171,20 +167,18 @@ def merge(
     """
     cls = _class_of(algorithm, "algorithm", Algorithm, _ALGORITHMS)
     settings = present_names(cls, settings)
-    sources = [Source(source.title, present_names(cls, source.settings)) for source in sources]
-    everything = functools.reduce(operator.or_, (source.settings for source in sources), {}) | settings
+    present = {title: present_names(cls, defaults) for title, defaults in sources.items()}
+    everything = functools.reduce(operator.or_, present.values(), {}) | settings
     config = _with_parts(algorithm, env, everything)
     names = config.names
-    contributions: list[Source] = []
-    for title, defaults in reversed(sources):
+    for title, defaults in reversed(present.items()):
         if {"estimator", *config.task.named_parts} & settings.keys():
             defaults = {name: x for name, x in defaults.items() if name in names}
         for name in sorted(defaults.keys() - names):
             raise ConfigError(f"{title} sets {name}, which {cls.name} on {env_name(env)} does not have")
-        defaults = {name: x for name, x in defaults.items() if name not in settings}
-        contributions.insert(0, Source(title, defaults))
-        settings = defaults | settings
-    return config, settings, contributions
+        present[title] = {name: x for name, x in defaults.items() if name not in settings}
+        settings = present[title] | settings
+    return config, settings, present
 
 
 def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool = True) -> dict[str, Any]:

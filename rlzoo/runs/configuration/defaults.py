@@ -12,7 +12,7 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.runs.acceleration import gains_by_compiling
-from rlzoo.runs.configuration.config import Config, Source, fill, merge, present_names
+from rlzoo.runs.configuration.config import Config, fill, merge, present_names
 from rlzoo.runs.configuration.objects import first_description
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, preset_of_kind, read_preset
 from rlzoo.runs.configuration.record import read_settings
@@ -38,7 +38,7 @@ def configured(
         require(isinstance(preset, bool), "give either config or preset, not both")
         file = os.fspath(config)
         algorithm, env, base = from_config(file, algorithm, env, settings)
-        blank, settings, _ = merge(algorithm, env, settings, [Source(file, base)])
+        blank, settings, _ = merge(algorithm, env, settings, {file: base})
         return fill(blank, settings), [f"settings of {file}"]
     if algorithm is None:
         raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
@@ -65,9 +65,9 @@ def starting_from(
 
 def _sources(
     algorithm: str | Algorithm, env: Any, preset: bool | str, settings: Mapping[str, Any], of: str | None = None
-) -> list[Source]:
+) -> dict[str, dict[str, Any]]:
     """The preset of the pair or of the task's kind, if there is one, and the recipe or file that `preset` names."""
-    sources: list[Source] = []
+    sources: dict[str, dict[str, Any]] = {}
     name = algorithm if isinstance(algorithm, str) else algorithm.name
     name = ALIASES.get(name, name)
     if preset and isinstance(algorithm, str) and isinstance(env, str):
@@ -78,18 +78,19 @@ def _sources(
             title, pair = f"no preset for {name} on {env}: settings for {kind}", preset_of_kind(tuned, kind)
         if pair is not None and of is not None and name in ALGORITHMS:
             pair = present_names(algorithm_class(name), pair, say=False)  # where the other algorithm has the old name
-        sources += [] if pair is None else [Source(title, pair)]
+        sources |= {} if pair is None else {title: pair}
     if isinstance(preset, str):
-        recipe = read_preset(Path(preset), name, env) if is_file(preset) else find_recipe(preset)
-        sources.append(Source(f"preset {preset}", recipe))
+        sources[f"preset {preset}"] = read_preset(Path(preset), name, env) if is_file(preset) else find_recipe(preset)
     return sources
 
 
-def _lines(algorithm: str | Algorithm, env: Any, preset: bool | str, sources: list[Source]) -> list[str]:
+def _lines(
+    algorithm: str | Algorithm, env: Any, preset: bool | str, sources: Mapping[str, dict[str, Any]]
+) -> list[str]:
     if not sources and preset and isinstance(algorithm, str):
         return [f"no preset for {ALIASES.get(algorithm, algorithm)} on {env_name(env)}: starting from the defaults"]
-    texts = [", ".join(f"{name}={value}" for name, value in source.settings.items()) for source in sources]
-    return [f"{source.title}: {text}" for source, text in zip(sources, texts, strict=True)]
+    texts = {title: (f"{name}={x}" for name, x in settings.items()) for title, settings in sources.items()}
+    return [f"{title}: {', '.join(text)}" for title, text in texts.items()]
 
 
 def from_config(
