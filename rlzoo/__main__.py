@@ -2,10 +2,11 @@
 
 import io
 import os
+import signal
 import sys
 from typing import NoReturn
 
-from rlzoo.runs.signals import INTERRUPTED, deferred_interrupts, ignore_interrupts, interrupt_once
+from rlzoo.runs.signals import INTERRUPTED, deferred_interrupts, interrupt_once
 
 
 def main() -> NoReturn:
@@ -18,9 +19,9 @@ def main() -> NoReturn:
             from rlzoo.cli import main as run_command
 
         code = run_command()
-        ignore_interrupts()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # while the interpreter shuts down
     except KeyboardInterrupt:
-        ignore_interrupts()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         if code is None:
             print("rlzoo: interrupted", file=sys.stderr)
             code = INTERRUPTED

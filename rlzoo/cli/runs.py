@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from rlzoo.runs.run import Run
 
 
-_ROOT = Path(__file__).parents[2]
-"""Of a clone. A wheel has no pages."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Start:
     seed: Seeds = field(default_factory=Seeds)
@@ -217,8 +213,9 @@ def diagnose_command(arguments: list[str]) -> None:
         show(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": records}))
         return
     show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(findings))}")
+    has_pages = (Path(__file__).parents[2] / PAGE).is_file()  # a clone has them, a wheel has not
     for x in findings:
-        page = f"\n  page: {x.page}" if (_ROOT / PAGE).is_file() else ""
+        page = f"\n  page: {x.page}" if has_pages else ""
         show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}{page}")
 
 

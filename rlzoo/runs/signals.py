@@ -107,8 +107,3 @@ def interrupt_once() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
         sys.unraisablehook = unraisable
-
-
-def ignore_interrupts() -> None:
-    """Ignores Ctrl-C while the interpreter shuts down."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
