@@ -16,7 +16,7 @@ _WORTHWHILE = 0.7
 
 
 def kind_of(device: torch.device) -> str:
-    """ "cpu" or "other": what sizes are chosen by."""
+    """What sizes are chosen by: "cpu" or "other"."""
     return "cpu" if device.type == "cpu" else "other"
 
 

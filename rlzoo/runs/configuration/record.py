@@ -82,9 +82,10 @@ def reason(error: BaseException) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of rlzoo and of the libraries that its results depend on; of language models, where they are in use."""
-    known = {"rlzoo": __version__, "python": platform.python_version()}
+    # The metadata of PyTorch lacks the version of CUDA.
+    known = {"rlzoo": __version__, "python": platform.python_version(), "torch": torch.__version__}
     language = filter(sys.modules.get, ("transformers", "tokenizers", "peft"))
-    for name in ("torch", "numpy", "gymnasium", "mujoco", *language):
+    for name in ("numpy", "gymnasium", "mujoco", *language):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             known[name] = importlib.metadata.version(name)
     return known
