@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Output, Threads, display, importing, is_run, threads_for
 from rlzoo.cli.options import Positional, Switch, parse, parse_settings
-from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, EnvError, require
 from rlzoo.core.system.screen import complain, show
 from rlzoo.runs.configuration.settings import settings_of
 from rlzoo.runs.signals import handling
@@ -111,6 +111,10 @@ def chat_command(arguments: list[str]) -> None:
     start = run / "start"
     require(options.beside is None or bool(record), f"--beside start is for runs; {run} is none")
     require(options.beside is None or start.is_dir(), f"{run} has no {start}: only language runs keep it")
+    limit = record.get("allowed_tokens")
+    if isinstance(limit, dict):
+        complain(f"{run} has allowed_tokens that no name leads to: here all tokens are allowed")
+        limit = None
     with make_display(sys.stderr):
         if record and not (run / "actor").is_dir():  # the run has not ended
             from rlzoo.runs.evaluate import load_task
@@ -118,9 +122,9 @@ def chat_command(arguments: list[str]) -> None:
             with contextlib.closing(load_task(options.model)) as task:
                 speakers = {"checkpoint": Speaker.of(task, *how)}
         else:
-            speakers = {"actor": Speaker.load(options.model, *how)}
+            speakers = {"actor": Speaker.load(options.model, *how, allowed=limit)}
         if options.beside is not None:
-            speakers = {"start": Speaker.load(start, *how), **speakers}
+            speakers = {"start": Speaker.load(start, *how, allowed=limit), **speakers}
     size = sum(p.numel() for p in next(iter(speakers.values())).model.parameters())
     fit_to(size, lambda line: None)
     if not all(speaker.chats for speaker in speakers.values()):
@@ -170,7 +174,7 @@ def _answer(message: str, speakers: dict[str, Speaker], interactive: bool) -> No
         except KeyboardInterrupt:
             if not interactive:
                 raise
-        except ConfigError as error:
+        except (ConfigError, EnvError) as error:
             if not interactive:
                 raise
             complain(str(error))

@@ -154,7 +154,12 @@ def _reason(cause: BaseException | None, box: str) -> str:
     below_title = itertools.dropwhile(_is_rule, rows)
     paragraph = " ".join(itertools.takewhile(lambda row: not _is_rule(row), below_title))
     text = " ".join(paragraph.replace("Error parsing", "").split())
-    return re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", r"expected \1, got \2", text)
+    return re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", _expected, text)
+
+
+def _expected(match: re.Match[str]) -> str:
+    kinds = re.sub("[{}]", "", match[1]).replace(",", "|")
+    return f"expected {kinds}, got {match[2]}"
 
 
 def _is_rule(row: str) -> bool:

@@ -89,9 +89,11 @@ def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
 
     Raises:
         RunError: another process holds the lock.
+        OSError: the file cannot be written.
     """
     path = file or folder / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()  # a file that cannot be made is an error, not a lock that another process holds
     try:
         held = FileLock(path, timeout=0).acquire()
     except Timeout as error:

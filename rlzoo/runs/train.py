@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -75,7 +74,7 @@ def train(
         Interrupted: a signal stopped training, after a checkpoint was written.
     """
     if not isinstance(model, ActorCritic | None):
-        settings["model"], model = os.fspath(model) if isinstance(model, os.PathLike) else model, None
+        settings["model"], model = model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
@@ -223,11 +222,13 @@ def _warm_start(trainer: Trainer) -> None:
     # The scale of rewards belongs to a run's own environments.
     kept = {name: x for name, x in weights.items() if not name.startswith("reward_scale.")}
     kept |= {name: x for name, x in own.items() if name.startswith("reward_scale.")}
-    try:
-        model.load_state_dict(kept)
-    except RuntimeError as error:
-        _, first, *_ = map(str.strip, str(error).splitlines())
-        raise ConfigError(f"model: give the network and environment of {source}: {first}") from error
+    shapes = [{name: tuple(x.shape) for name, x in part.items()} for part in (kept, own)]
+    misfit = next((name for name in {**shapes[1], **shapes[0]} if shapes[0].get(name) != shapes[1].get(name)), None)
+    if misfit is not None:
+        there, here = (part.get(misfit, "missing") for part in shapes)
+        fault = f"{misfit} is {there} there and {here} here"
+        raise ConfigError(f"model: give the network and environment of {source}: {fault}")
+    model.load_state_dict(kept)
 
 
 def default_directory(config: Config, seeds: bool = False) -> Path:

@@ -401,16 +401,17 @@ def test_run_that_goes_on_has_no_final_model_of_an_earlier_end(run, monkeypatch,
 def test_chat_samples_as_the_run_did_unless_told_otherwise(run, monkeypatch, tmp_path):
     given, copy = [], shutil.copytree("run", tmp_path / "run")
     record = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(record | {"temperature": 0.7}))
+    (copy / "config.json").write_text(json.dumps(record | {"temperature": 0.7, "allowed_tokens": "legal:moves"}))
 
-    def load(name, *how):
-        given.append(how)
+    def load(name, *how, allowed):
+        given.append((*how, allowed))
         raise ConfigError("enough")
 
     monkeypatch.setattr(Speaker, "load", load)
     for arguments in (["model"], [str(copy)], [str(copy), "--temperature", "2", "--seed", "5"]):
         command("chat", *arguments)
-    assert given == [(1.0, 256, False, 0), (0.7, 4, False, 0), (2.0, 4, False, 5)]
+    limit = "legal:moves"
+    assert given == [(1.0, 256, False, 0, None), (0.7, 4, False, 0, limit), (2.0, 4, False, 5, limit)]
 
 
 def test_every_ctrl_c_on_a_terminal_ends_an_answer(run, monkeypatch, capsys):
@@ -463,7 +464,7 @@ def test_keys_on_a_terminal(run, monkeypatch, capsys):
     assert whole.startswith(begun)
     assert len(whole) > len(begun) > 0
     assert full == end == ""
-    assert "fills the model's context of 32 tokens: begin a new one with /new" in err
+    assert "the message fills the model's context of 32 tokens: write a shorter one" in err
 
 
 def test_seeds_are_of_any_size(run, monkeypatch, capsys):
@@ -482,7 +483,7 @@ def test_seeds_are_of_any_size(run, monkeypatch, capsys):
         (["run", "--temperature", "0"], "temperature must be at least 1e-06, got 0.0; --greedy takes"),
         (["run", "--max-new-tokens", "0"], "max_new_tokens must be at least 1, got 0"),
         (["run", "--seed", "-1"], "seed must be at least 0, got -1"),
-        (["run", "--beside", "actor"], "--beside: expected none|{start}, got 'actor'"),
+        (["run", "--beside", "actor"], "--beside: expected none|start, got 'actor'"),
         (["model", "--beside", "start"], "--beside start is for runs; model is none"),
         (["absent"], "no such directory: absent"),
         (["texts.txt"], "texts.txt is a file"),

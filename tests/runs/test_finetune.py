@@ -1,6 +1,7 @@
 """`rlzoo.sft` and `rlzoo.train_reward_model` with objects instead of names."""
 
 import json
+from pathlib import Path
 
 import datasets
 import pandas
@@ -116,3 +117,9 @@ def test_one_process_at_a_time(tmp_path):
     with lock(out, tmp_path / ".model.lock"), pytest.raises(RunError, match="model is in use by another process"):
         rlzoo.sft(TEXTS, tiny.make_lm(), out, tokenizer=tiny.make_tokenizer(), **BRIEF)
     assert not out.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a directory in which nobody can make files")
+def test_directory_that_cannot_be_made_is_not_one_in_use():
+    with pytest.raises(OSError, match="/proc"):
+        rlzoo.sft(TEXTS, tiny.make_lm(), "/proc/model", tokenizer=tiny.make_tokenizer(), **BRIEF)

@@ -11,8 +11,10 @@ import torch
 
 from rlzoo.core.env import Bools
 from rlzoo.core.system.errors import EnvError, described, place
-from rlzoo.core.system.functions import brief
+from rlzoo.core.system.functions import brief, given_function
+from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
+from rlzoo.lm.reward.scores import score_name
 
 Allowed = Callable[[list[int]], Iterable[int]]
 """A function of a row's tokens, prompt included, to the ids of the tokens that may come next, or to V booleans."""
@@ -29,6 +31,12 @@ class AllowedTokens:
 
     def __init__(self, function: Allowed, name: str, vocabulary: int) -> None:
         self.function, self.name, self.vocabulary = function, name, vocabulary
+
+    @classmethod
+    def named(cls, spec: Allowed | str, model: LanguageModel) -> AllowedTokens:
+        """Those of a function, or of its name `module:function`."""
+        function = given_function("allowed_tokens", spec, "legal")
+        return cls(function, score_name(spec), len(model.policy.functional.weight))
 
     def __call__(self, rows: Sequence[list[int] | None], step: int) -> Bools:
         """Which tokens may come next in each row (N, V); none in a row that is None.

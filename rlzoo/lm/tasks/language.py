@@ -71,6 +71,8 @@ class LanguageTask(Task):
 
     def __init__(self, settings: Language, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings, self.setup = settings, setup
+        for name, other in settings.unused:
+            setup.progress.say(f"{name} does nothing without {other}")
         self._source = self._find_source()
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()
@@ -175,10 +177,7 @@ class LanguageTask(Task):
 
     def _find_allowed(self) -> AllowedTokens | None:
         spec = self.settings.allowed_tokens
-        if spec is None:
-            return None
-        vocabulary = len(self.model.policy.functional.weight)
-        return AllowedTokens(given_function("allowed_tokens", spec, "legal"), score_name(spec), vocabulary)
+        return None if spec is None else AllowedTokens.named(spec, self.model)
 
     def _build(self) -> LanguageModel:
         settings = self.settings

@@ -165,13 +165,14 @@ class RandomWalks(LanguageTask):
         """Returns are the exact expected optimality from each start, whatever the number of episodes.
 
         `score` is the mean score of sampled responses. With `deterministic`, returns are the optimality of the most
-        probable response to each start. A tokenizer that does not read each node as one token has no sum to compute:
-        returns are then those of other tasks.
+        probable response to each start. With replies, or a tokenizer that does not read each node as one token, there
+        is no sum to compute: returns are then those of other tasks.
         """
         sampled = super().evaluate(episodes, seed=seed, deterministic=deterministic)
         further = {name: x for name, x in sampled.further.items() if name != "true_score"}
         graph, prompts = benchmark(), benchmark().prompts
-        if [len(ids) for ids in self.tokenizer(list(graph.walks)).input_ids] != [len(walk) for walk in graph.walks]:
+        lengths = [len(ids) for ids in self.tokenizer(list(graph.walks)).input_ids]
+        if self.env.generation.turns is not None or lengths != [len(walk) for walk in graph.walks]:
             return sampled
         if deterministic:
             returns = np.array(graph.optimality(*respond(self.env, prompts, None, deterministic=True)[1:]))

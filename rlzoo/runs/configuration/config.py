@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import operator
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,7 +185,7 @@ def merge(
 def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool = True) -> dict[str, Any]:
     """Settings with the names that the algorithm gives them today, and a line for each that had another one.
 
-    Numbers of NumPy become Python's, as JSON has no others.
+    Numbers of NumPy become Python's and paths become strings, as JSON has no others.
     """
     present = {name: _plain(x) for name, x in settings.items()}
     for old, new in cls.renamed.items():
@@ -197,12 +198,12 @@ def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool =
 
 
 def _plain(x: Any) -> Any:
-    """`x` with Python's numbers instead of NumPy's, also in lists, tuples and dicts."""
+    """`x` with Python's numbers instead of NumPy's, and strings for paths, also in lists, tuples and dicts."""
     if type(x) is dict:
         return {key: _plain(item) for key, item in x.items()}
     if type(x) in (list, tuple):
         return type(x)(map(_plain, x))
-    return x.item() if isinstance(x, np.generic) else x
+    return x.item() if isinstance(x, np.generic) else os.fspath(x) if isinstance(x, os.PathLike) else x
 
 
 @functools.cache

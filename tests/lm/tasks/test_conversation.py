@@ -7,6 +7,7 @@ from tiny import EOS, make_tokenizer
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune.sft import train_tokenizer
+from rlzoo.lm.reward.allowed import AllowedTokens
 from rlzoo.lm.tasks.conversation import Speaker
 
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}.{% endfor %}"
@@ -94,6 +95,34 @@ def test_answer_ends_with_the_context_and_a_full_one_is_an_error():
         say(speaker, "you")
     speaker.new()
     assert say(speaker, "you")
+
+
+def test_message_longer_than_the_context_is_an_error_that_no_new_conversation_would_mend():
+    for template in (TEMPLATE, None):
+        speaker = make_speaker(template)
+        say(speaker, "hello")
+        speaker.new()
+        with pytest.raises(ConfigError, match=r"the message fills the model's context of 32 tokens: write a shorter"):
+            say(speaker, "you" * 20)
+
+
+def test_only_allowed_tokens_are_said():
+    asked = []
+
+    def letters(ids):
+        asked.append(list(ids))
+        return tokenizer("ab")["input_ids"]
+
+    tokenizer = make_tokenizer()
+    speaker = make_speaker(greedy=False, most=12)
+    speaker.allowed = AllowedTokens(letters, "letters", len(tokenizer))
+    first = say(speaker, "hello")
+    assert set(first) <= set("ab")
+    assert len(first) == 12
+    assert set(say(speaker, "you")) <= set("ab")
+    assert [tokenizer.decode(ids) for ids in (asked[0], asked[11], asked[12])] == [
+        "hello.", f"hello.{first[:11]}", f"hello.{first}.you."
+    ]  # fmt: skip
 
 
 def test_message_without_tokens_is_an_error():

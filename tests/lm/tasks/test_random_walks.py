@@ -301,3 +301,11 @@ def test_evaluation_has_no_sum_if_a_token_is_several_nodes(tmp_path):
     start = run.evaluations()[0]
     assert "exact" not in start
     assert start["episodes"] == 20
+
+
+def test_evaluation_has_no_sum_if_there_are_replies(tmp_path):
+    settings = {"responses_per_batch": 8, "minibatch_responses": 8, "total_steps": 8, "eval_episodes": 20}
+    model = new_causal_lm(tiny.CONFIGS["gpt2"], len(GRAPH.tokenizer()))
+    given = {"model": model, "tokenizer": GRAPH.tokenizer(), "max_turns": 2, "reply": lambda x: ["a"] * len(x)}
+    run = rlzoo.train("ppo", "RandomWalks", out=tmp_path / "run", **given, **settings)
+    assert "exact" not in run.evaluations()[0]

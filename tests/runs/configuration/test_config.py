@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -311,6 +312,13 @@ def test_minibatches_of_language_models_are_counted_in_responses():
 def test_seeds_and_steps_may_be_large():
     config = make_config("ppo", "CartPole-v1", seed=2**80, total_steps=10**12, eval_interval=10**12)
     assert (config.seed, config.total_steps) == (2**80, 10**12)
+
+
+def test_paths_are_settings():
+    names = {"model": "m", "tokenizer": "t", "prompts": "p.txt"}
+    config = make_config("ppo", "Prompts", reward=[Path("r")], **{name: Path(x) for name, x in names.items()})
+    plain = make_config("ppo", "Prompts", reward=["r"], **names)
+    assert json.dumps(config.to_dict()) == json.dumps(plain.to_dict())
 
 
 def test_numbers_of_numpy_are_settings():
