@@ -77,10 +77,11 @@ class NPG(Algorithm):
         step, scale = trust_region_step(x, fisher_curvature(policy, theta, batch, x), state.at(self.step_kl))
         policy.assign(theta + step)
 
-        fit_value(
-            model, state.optimizers["value"], batch,
-            self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
-        )  # fmt: skip
+        if self.estimator.needs_value:
+            fit_value(
+                model, state.optimizers["value"], batch,
+                self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
+            )  # fmt: skip
         return {
             **measure(model, batch),
             "grad_norm": norm(g),

@@ -75,7 +75,7 @@ class Reinforce(Algorithm):
         grad_norm = state.optimizers["policy"].minimize(
             self.loss, model, batch, ent_coef, learning_rate=rate, max_grad_norm=self.max_grad_norm
         )
-        if self.baseline:
+        if self.baseline and self.estimator.needs_value:
             fit_value(
                 model, state.optimizers["value"], batch,
                 self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,

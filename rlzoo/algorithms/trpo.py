@@ -110,10 +110,11 @@ class TRPO(Algorithm):
         new, backtracks = line_search(accept, theta, step, self.backtrack_coef, self.backtrack_iters)
         policy.assign(new)
 
-        fit_value(
-            model, state.optimizers["value"], batch,
-            self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
-        )  # fmt: skip
+        if self.estimator.needs_value:
+            fit_value(
+                model, state.optimizers["value"], batch,
+                self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
+            )  # fmt: skip
         return {
             **measure(model, batch),
             "step_norm": norm(new - theta),

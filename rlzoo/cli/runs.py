@@ -216,7 +216,7 @@ def diagnose_command(arguments: list[str]) -> None:
     has_pages = (Path(__file__).parents[2] / PAGE).is_file()  # a clone has them, a wheel has not
     for x in findings:
         page = f"\n  page: {x.page}" if has_pages else ""
-        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  turn: {x.turn}{page}")
+        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  change: {x.turn}{page}")
 
 
 def _count(findings: int) -> str:

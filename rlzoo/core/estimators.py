@@ -161,6 +161,8 @@ class Estimator(abc.ABC):
     """Whether rows must hold complete episodes."""
     grouped: ClassVar[bool] = False
     """Whether it compares rows that start in the same state."""
+    needs_value: ClassVar[bool] = True
+    """Whether advantages depend on the critic. One that they do not depend on need not be fitted."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -214,6 +216,7 @@ class _Grouped(Estimator):
 
     whole_episodes: ClassVar[bool] = True
     grouped: ClassVar[bool] = True
+    needs_value: ClassVar[bool] = False
     advantage: ClassVar[Callable[..., Tensor]]
     """`(reward, mask, rows of a group, gamma) -> advantages`, (N, T) each."""
 
@@ -228,7 +231,7 @@ class LeaveOneOut(_Grouped):
     """`leave_one_out` over groups of `buffer.group_size` rows. Needs rows of complete episodes.
 
     The critic's target is the Monte-Carlo return. The advantage does not use the critic, so it does not bootstrap at a
-    truncation.
+    truncation, and only PPO with `vf_coef` above 0 fits the critic.
     """
 
     advantage = staticmethod(leave_one_out)

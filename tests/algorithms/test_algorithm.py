@@ -13,7 +13,7 @@ from builders import SPACES, Imitation, make_buffer, make_model, parameters, wit
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
-from rlzoo.core.estimators import GAE, Estimator
+from rlzoo.core.estimators import GAE, Estimator, LeaveOneOut, MonteCarlo
 from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.optim import adam
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
@@ -233,6 +233,16 @@ def test_advantages_are_whitened_in_each_minibatch(name, kl, normalize):
     assert len(advantages) == 12
     assert all((abs(float(b.mean(b.advantage))) < 1e-12) == normalize for b in advantages)
     assert all((float(b.mean(b.advantage.square())) == pytest.approx(1)) == normalize for b in advantages)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "npg", "trpo"])
+@pytest.mark.parametrize(("estimator", "fits"), [(MonteCarlo(), True), (LeaveOneOut(), False)])
+def test_a_value_is_fitted_if_advantages_depend_on_it(name, estimator, fits):
+    start = make_model()
+    model, _ = updated(with_estimator(SMALL[name], estimator), make_buffer(start, whole_episodes=True))
+    for of, moves in (("policy_parameters", True), ("value_parameters", fits)):
+        pairs = zip(getattr(model, of)(), getattr(start, of)(), strict=True)
+        assert any(not torch.equal(a, b) for a, b in pairs) == moves
 
 
 @pytest.mark.parametrize("name", ["reinforce", "npg", "trpo"])

@@ -202,7 +202,7 @@ def test_run_without_metrics_is_an_error(tmp_path):
 
 def test_page_has_a_section_for_each_rule():
     page = (ROOT / "docs/metrics.md").read_text()
-    sections = re.findall(r"^### ([\w-]+)\n\n(.+?)\n\nTurn: (.+?)\.$", page, re.MULTILINE | re.DOTALL)
+    sections = re.findall(r"^### ([\w-]+)\n\n(.+?)\n\nChange: (.+?)\.$", page, re.MULTILINE | re.DOTALL)
     assert [name for name, _, _ in sections] == [rule.name for rule in RULES]
     for rule, (_, text, turn) in zip(RULES, sections, strict=True):
         assert rule.reason in " ".join(text.split())

@@ -96,14 +96,18 @@ KINDS = {
 TRAINING = [name for name, kind in KINDS.items() if kind.training]
 
 
-def instructions(seed: str, count: int, kinds: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """Prompts of each kind in turn, with the columns `kind` and `arguments`."""
-    rng, prompts = Random(seed), []
-    for i in range(count):
-        name = kinds[i % len(kinds)]
+def instructions(
+    seed: str, count: int, kinds: Sequence[str], tokenizer: PreTrainedTokenizerBase, without: Sequence[str] = ()
+) -> list[Prompt]:
+    """Prompts of each kind in turn, none of those `without`, with the columns `kind` and `arguments`."""
+    rng, prompts, others = Random(seed), list[Prompt](), set(without)
+    while len(prompts) < count:
+        name = kinds[len(prompts) % len(kinds)]
         arguments = KINDS[name].arguments(rng)
         text = KINDS[name].text.format(*arguments, subject=rng.choice(SUBJECTS))
-        prompts.append(Prompt(asked(text, tokenizer), {"kind": name, "arguments": arguments}))
+        prompt = Prompt(asked(text, tokenizer), {"kind": name, "arguments": arguments})
+        if prompt not in others:
+            prompts.append(prompt)
     return prompts
 
 
@@ -122,7 +126,7 @@ class Instructions(LanguageTask):
         max_new_tokens: Count = 40
 
     def own_prompts(self) -> Sequence[str]:
-        return instructions("training", PROMPTS, TRAINING, self.tokenizer)
+        return instructions("training", PROMPTS, TRAINING, self.tokenizer, self.own_eval_prompts())
 
     def own_eval_prompts(self) -> Sequence[str]:
         return instructions("evaluation", HELD_OUT, list(KINDS), self.tokenizer)

@@ -84,3 +84,5 @@ def test_evaluations_have_kinds_that_training_has_not():
     evaluation = instructions("evaluation", 40, list(KINDS), tokenizer)
     assert {x.columns["kind"] for x in evaluation} - {x.columns["kind"] for x in training} == {"lines", "ends"}
     assert instructions("training", 40, TRAINING, tokenizer) == training
+    assert {*training} & {*evaluation}
+    assert not {*instructions("training", 40, TRAINING, tokenizer, evaluation)} & {*evaluation}
