@@ -13,6 +13,7 @@ from rlzoo.algorithms.algorithm import Algorithm, Metrics, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import Estimator, MonteCarlo
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import (
     Advanced,
     MinibatchSize,
@@ -52,6 +53,11 @@ class Reinforce(Algorithm):
     """Passes over the buffer to fit the baseline."""
     vf_minibatch_size: Advanced[MinibatchSize] = 256
     """Steps in a minibatch when fitting the baseline."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fault = "without baseline the end of a buffer would count as that of an episode: use estimator monte-carlo"
+        require(self.baseline or self.estimator.whole_episodes, fault)
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
         return State(rng, {"policy": Adam(model.policy_parameters()), "value": Adam(model.value_parameters())})

@@ -157,6 +157,8 @@ def _seeds(document: _Document, content: Any) -> tuple[Any, ...]:
     """Seeds from a list, or from `first-last`."""
     if isinstance(content, str) and (match := re.fullmatch(r"(\d{1,18})\s*-\s*(\d{1,18})", content)):
         first, last = int(match[1]), int(match[2])
+        if last < first:
+            raise document.error(f"seeds: {content} is an empty range", ("seeds",))
         if last - first >= _MOST_SEEDS:
             raise document.error(f"seeds: {content} are more than {_MOST_SEEDS:,}", ("seeds",))
         content = list(range(first, last + 1))

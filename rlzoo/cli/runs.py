@@ -61,8 +61,8 @@ class _Resume(Output):
     """Run directory, or the directory of the runs of several seeds."""
     total_steps: int | None = None
     """New number of steps for the run; none for no change."""
-    checkpoint: int | None = None
-    """Step of the checkpoint to continue from; none for the last one. Everything later is deleted."""
+    checkpoint: int | Literal["best"] | None = None
+    """Step of the checkpoint to continue from, or best; none for the last one. Everything later is deleted."""
     jobs: int | None = None
     """Processes at a time when RUN holds the runs of several seeds; none for the number of cores."""
 

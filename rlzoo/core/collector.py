@@ -34,7 +34,7 @@ class Collector:
     def __init__(self, env: VectorEnv, num_steps: int = _CHUNK, whole_episodes: bool = False) -> None:
         self.env = env
         self.num_steps = num_steps
-        self.whole_episodes = whole_episodes
+        self.whole_episodes = env.first_episodes = whole_episodes
         self._obs: Any = None
         self._forced = np.zeros(env.num_envs, np.bool_)
         self._starts = np.ones(env.num_envs, np.bool_)

@@ -105,6 +105,8 @@ class VectorEnv(abc.ABC):
 
     log_info: tuple[str, ...] = ()
     """Keys of `info` whose means are metrics."""
+    first_episodes: bool = False
+    """Whether these means are over the first episode of each copy since the last reset alone."""
     attributes: Mapping[str, Any] = MappingProxyType({})
     """The attributes that `set_attr` has set."""
 

@@ -312,6 +312,8 @@ class EnvTask(Task):
     @classmethod
     def check(cls, settings: Any, setup: Setup) -> None:
         steps = settings.num_envs * settings.num_steps
+        fault = f"num_envs must be at least 2 for group advantages, got {settings.num_envs}"
+        require(settings.num_envs > 1 or not setup.grouped, fault)
         for name, size in setup.minibatch_sizes.items():
             fits = setup.whole_episodes or size == "all" or size <= steps
             require(fits, f"{name} must be at most num_envs * num_steps = {steps}, got {size}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from rlzoo.core.env import Array
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.schedules import linear_ends
 from rlzoo.runs.configuration.record import read_settings
+from rlzoo.runs.configuration.unused import unused
 from rlzoo.runs.registry import reward_threshold
 from rlzoo.runs.run import Run
 
@@ -116,8 +117,8 @@ class Rule(NamedTuple):
     turn: str
     """What to change. Names of settings are in backticks."""
 
-    def turn_of(self, settings: Mapping[str, Any]) -> str:
-        """`turn` without the settings that a run does not have."""
+    def turn_of(self, settings: Collection[str]) -> str:
+        """`turn` with these settings alone, which a run has and which have an effect."""
 
         def own(names: re.Match[str]) -> str:
             has = [x for x in re.findall(_NAME, names[0]) if x.split("`")[1] in settings]
@@ -155,7 +156,7 @@ def findings(record: Record) -> list[Finding]:
     """The rules that apply to a record."""
     applicable = [rule for rule in RULES if {*rule.needs.split()} <= record.metrics.keys()]
     seen = [(rule, rule.seen(record)) for rule in applicable]
-    own = record.settings
+    own = record.settings.keys() - unused(record.settings)
     return [Finding(x.name, text, x.reason, x.turn_of(own), f"{PAGE}#{x.name}") for x, text in seen if text is not None]
 
 

@@ -129,8 +129,8 @@ def load_model(
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> ActorCritic:
-    """The model of a run's checkpoint, on the CPU. Arguments and errors are those of `evaluate`."""
-    with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
+    """The model of a run's checkpoint, plain PyTorch on the CPU. Arguments and errors are those of `evaluate`."""
+    with contextlib.closing(load_task(run, checkpoint, model, plain=True, **objects)) as task:
         return task.model
 
 

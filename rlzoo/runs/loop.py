@@ -23,6 +23,7 @@ from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import Config, check, check_schedules
 from rlzoo.runs.registry import task_class
+from rlzoo.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Trainer:
 
     Raises:
         ConfigError: the settings do not work together.
+        RunError: there is no run that the task could start from.
     """
 
     def __init__(
@@ -72,8 +74,30 @@ class Trainer:
         if config.fast:
             accelerate(self.task, self.state, config.compile)
         self.step = 0
+        if folder is None:
+            self.warm_start()
         for x in self.model.state_dict().values():
             processes.broadcast_(x)
+
+    def warm_start(self) -> None:
+        """Gives the model the weights of the run that its task starts from, if it starts from one.
+
+        Raises:
+            RunError: there is no such run or checkpoint.
+            ConfigError: its weights do not fit the model.
+        """
+        source, own = self.task.starts_from, self.model.state_dict()
+        if source is None:
+            return
+        # The scale of rewards belongs to a run's own environments.
+        weights = {name: x for name, x in Run.open(source).load().model.items() if not name.startswith("reward_scale.")}
+        weights |= {name: x for name, x in own.items() if name.startswith("reward_scale.")}
+        there, here = ({name: tuple(x.shape) for name, x in part.items()} for part in (weights, own))
+        for name in {**here, **there}:
+            shapes = there.get(name, "missing"), here.get(name, "missing")
+            fault = f"{name} is {shapes[0]} there and {shapes[1]} here"
+            require(shapes[0] == shapes[1], f"model: give the network and environment of {source}: {fault}")
+        self.model.load_state_dict(weights)
 
     def follow(self) -> None:
         """In a process that is not the first: takes part in the iterations and checkpoints of the first."""
@@ -101,12 +125,14 @@ class Trainer:
         self.state.progress = self.step / self.config.total_steps
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
         with operation("update"):
-            metrics = environment | self.algorithm.update(model, self.state, scaled)
+            metrics = self.algorithm.update(model, self.state, scaled)
+        fault = f"{type(self.algorithm).__name__}.update must return metrics by name, got {type(metrics).__name__}"
+        require(isinstance(metrics, dict), fault)
         if model.normalizer is not None:
             model.normalizer.update(Seen.of(buffer.obs).obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
         seconds = time.perf_counter() - start
-        return Iteration(self.step, metrics, episodes, frozenset(environment), seconds)
+        return Iteration(self.step, environment | metrics, episodes, frozenset(environment), seconds)
 
     @processes.together("set_attr")
     def set_attr(self, name: str = "", value: Any = None) -> None:

@@ -29,7 +29,7 @@ from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes, sync
 from rlzoo.runs.checkpoint import FILES, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
-from rlzoo.runs.configuration.objects import describe, holds_object, names_code
+from rlzoo.runs.configuration.objects import describe, holds_object, names_code, written
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, write_and_sync, write_atomically
@@ -227,7 +227,7 @@ class Run:
         for name, x in objects.items():
             if name not in settings:
                 raise RunError(f"{self.path}: {unknown_name('setting', name, settings)}")
-            if not (holds_object(settings[name]) or names_code(settings[name])):
+            if not (holds_object(settings[name]) or (names_code(settings[name]) and written(x) == settings[name])):
                 raise RunError(f"{self.path} was made with {name}={settings[name]!r}: leave {name} out")
             settings[name] = x
         try:
@@ -344,8 +344,8 @@ class Run:
             (self.checkpoints / str(step)).rename(doomed)
             remove(doomed)
 
-    def load(self, step: int | None = None) -> Checkpoint:
-        """The checkpoint at `step`, by default the last one.
+    def load(self, step: int | Literal["best"] | None = None) -> Checkpoint:
+        """The checkpoint at `step`, or the best one; by default the last one.
 
         Raises:
             RunError: there is none, or it is damaged. The message names the next older one.

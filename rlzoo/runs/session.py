@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlzoo.core.env import ENDLESS, Episode
@@ -131,6 +132,8 @@ class Session:
         if isinstance(answer, Mapping):
             iteration.metrics.update(answer)
             return False
+        fault = f"on_iteration must return True, False, None or metrics by name, got {answer!r}"
+        require(answer is None or isinstance(answer, (bool, np.bool_)), fault)
         return bool(answer)
 
     def _read_evaluations(self) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +20,7 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, RunError, described, require
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configured
+from rlzoo.runs.configuration.settings import settings_of
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.sinks import check_tracker, continue_tracker, start_tracker
@@ -76,6 +77,10 @@ def train(
     if not isinstance(model, ActorCritic | None):
         settings["model"], model = model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
+    if model is not None:
+        parts = config.task.named_parts
+        of_network = {*parts, *(name for part in parts for name in settings_of(getattr(config.task, part)))}
+        started_from += [f"{name} does nothing with a model of your own" for name in sorted(of_network & {*settings})]
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
         check_tracker(track)
@@ -108,7 +113,7 @@ def resume(
     run: Run | Path | str,
     total_steps: int | None = None,
     *,
-    checkpoint: int | None = None,
+    checkpoint: int | Literal["best"] | None = None,
     model: ActorCritic | None = None,
     progress: bool | Display = False,
     on_iteration: OnIteration | None = None,
@@ -122,7 +127,7 @@ def resume(
 
     Args:
         total_steps: a new number of steps for the run.
-        checkpoint: step of an earlier checkpoint to continue from. Everything later is deleted.
+        checkpoint: step of an earlier checkpoint to continue from, or "best". Everything later is deleted.
         model, progress, on_iteration, hooks: as for `train`.
         objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
@@ -145,7 +150,7 @@ def resume(
         trainer = _trainer(config, model, run.path, display)
         run.check_spaces(trainer.task.described_spaces())
         if saved is None:
-            _warm_start(trainer)
+            trainer.warm_start()
         else:
             with _restoring(run):
                 trainer.restore(saved)
@@ -181,9 +186,7 @@ def _display(progress: bool | Display) -> Display:
 
 def new_trainer(config: Config, model: ActorCritic | None = None, display: Display | None = None) -> Trainer:
     """The trainer of a new run, which is all that can fail before the run has a directory."""
-    trainer = _trainer(config, model, None, display or Display())
-    _warm_start(trainer)
-    return trainer
+    return _trainer(config, model, None, display or Display())
 
 
 def _trainer(config: Config, model: ActorCritic | None, folder: Path | None, display: Display) -> Trainer:
@@ -206,29 +209,6 @@ def _follow(trainer: Trainer) -> None:
     with Signals():
         trainer.follow()
     trainer.task.close()
-
-
-def _warm_start(trainer: Trainer) -> None:
-    """Gives the model the weights of the run that its task starts from, if it starts from one.
-
-    Raises:
-        RunError: there is no such run or checkpoint.
-        ConfigError: its weights do not fit the model.
-    """
-    source, model = trainer.task.starts_from, trainer.model
-    if source is None:
-        return
-    weights, own = Run.open(source).load().model, model.state_dict()
-    # The scale of rewards belongs to a run's own environments.
-    kept = {name: x for name, x in weights.items() if not name.startswith("reward_scale.")}
-    kept |= {name: x for name, x in own.items() if name.startswith("reward_scale.")}
-    shapes = [{name: tuple(x.shape) for name, x in part.items()} for part in (kept, own)]
-    misfit = next((name for name in {**shapes[1], **shapes[0]} if shapes[0].get(name) != shapes[1].get(name)), None)
-    if misfit is not None:
-        there, here = (part.get(misfit, "missing") for part in shapes)
-        fault = f"{misfit} is {there} there and {here} here"
-        raise ConfigError(f"model: give the network and environment of {source}: {fault}")
-    model.load_state_dict(kept)
 
 
 def default_directory(config: Config, seeds: bool = False) -> Path:

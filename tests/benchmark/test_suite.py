@@ -253,6 +253,7 @@ def test_a_setting_that_a_peer_has_not(fault_of, tmp_path):
         ),
         (SMALL + "total_steps: many\n", 4, "total_steps must be an integer, got 'many'"),
         ("seeds: [1, 1]\nalgorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds must be a list of different"),
+        ("seeds: 5-3\nalgorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds: 5-3 is an empty range"),
         ("seeds: [-1]\nalgorithms: [trpo]\nenvironments: [CartPole-v1]\n", 1, "seeds"),
         ("seeds: [1]\nenvironments: [CartPole-v1]\nalgorithms:\n  x: {peer: no.py:x}\n", 4, "x on CartPole-v1: peer"),
         (

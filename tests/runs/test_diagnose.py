@@ -207,3 +207,9 @@ def test_page_has_a_section_for_each_rule():
     for rule, (_, text, turn) in zip(RULES, sections, strict=True):
         assert rule.reason in " ".join(text.split())
         assert rule.turn == " ".join(turn.split())
+
+
+def test_settings_without_effect_are_not_advised():
+    settings = make_config("trpo", "CartPole-v1").to_dict()
+    (found,) = findings(replace(record(kl=constant(1e-7)), settings=settings))
+    assert (found.name, found.turn) == ("step-too-small", "raise epochs or max_kl")

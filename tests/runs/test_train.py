@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -331,7 +332,9 @@ def test_five_lines(tmp_path):
     assert rlzoo.evaluate(run, 20, seed=1).returns.tolist() != evaluation.returns.tolist()
     best, same = (rlzoo.evaluate(run, 20, checkpoint=c, deterministic=True) for c in ("best", run.best_step()))
     assert best.returns.tolist() == same.returns.tolist()
-    assert isinstance(rlzoo.load_model(run), ActorCritic)
+    model = rlzoo.load_model(run)
+    assert isinstance(model, ActorCritic)
+    assert {type(module).__name__ for module in model.modules()}.isdisjoint({"FastMLP"})
     with pytest.raises(ConfigError, match="episodes must be at least 1"):
         rlzoo.evaluate(run, 0)
 
@@ -552,3 +555,47 @@ def test_environment_without_state_starts_other_episodes_after_each_resume():
     after_resume = start(second)
     np.testing.assert_array_equal(after_resume, start(again))
     assert not np.array_equal(after_resume, start(Trainer(config)))
+
+
+@pytest.mark.parametrize("answer", [0.5, "stop", 3])
+def test_an_answer_of_a_hook_that_means_nothing_is_an_error(answer, tmp_path):
+    with pytest.raises(
+        ConfigError, match=f"on_iteration must return True, False, None or metrics by name, got {answer!r}"
+    ):
+        short_runs.quick_run(tmp_path, on_iteration=lambda *_: answer)
+    short_runs.quick_run(tmp_path, overwrite=True, on_iteration=lambda *_: np.bool_(False))
+
+
+@dataclass(frozen=True)
+class Silent(rlzoo.PPOClip):
+    def update(self, model, state, buffer):
+        super().update(model, state, buffer)
+
+
+def test_an_update_without_metrics_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"Silent\.update must return metrics by name, got NoneType"):
+        short_runs.quick_run(tmp_path, algorithm=Silent())
+
+
+def falling(progress):
+    return 1e-3 * (1 - progress)
+
+
+def rising(progress):
+    return 1e-3 * (1 + progress)
+
+
+def test_a_function_that_is_named_is_not_replaced_when_a_run_goes_on(tmp_path):
+    run = short_runs.quick_run(tmp_path, learning_rate=falling)
+    assert resume(run, 600, learning_rate=falling).finished
+    for other in (rising, 0.25):
+        with pytest.raises(RunError, match="was made with learning_rate='test_train:falling': leave learning_rate out"):
+            resume(run, 800, learning_rate=other)
+
+
+def test_a_run_goes_on_from_its_best_checkpoint(tmp_path):
+    run = short_runs.quick_run(tmp_path)
+    best, *_, last = run.steps()
+    run.mark_best(best, 1e6)
+    resume(run, checkpoint="best", on_iteration=lambda *_: True)
+    assert best < run.steps()[-1] < last

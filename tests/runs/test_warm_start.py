@@ -85,3 +85,9 @@ def test_run_that_is_none(tmp_path):
     with pytest.raises(RunError, match=r"nowhere holds no run \(no config.json\)"):
         start(model="nowhere")
     assert not (tmp_path / "second").exists()
+
+
+def test_a_trainer_starts_from_the_weights_too(first):
+    trainer = rlzoo.Trainer(rlzoo.make_config("ppo", "CartPole-v1", model="first"))
+    weights = trainer.model.state_dict()
+    assert all(torch.equal(weights[name], x) for name, x in first.load().model.items() if "reward_scale" not in name)

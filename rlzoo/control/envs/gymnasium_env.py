@@ -90,7 +90,7 @@ class GymnasiumEnv(VectorEnv):
         self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
         self._attributes: list[list[tuple[int, dict[str, Any]]]] = self._from_now_on()
         """Of each copy's episode: the attributes before its reset, then changes after a number of its actions."""
-        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._ended = self._over = np.zeros(self.num_envs, np.bool_)
         self.log_info = log_info
         self._info = np.zeros((len(log_info), 2))
         self._first: tuple[Any, dict[str, Any]] | None = None
@@ -114,7 +114,7 @@ class GymnasiumEnv(VectorEnv):
             self._attributes = self._from_now_on()
         obs, info = self._first or self._reset()
         self._first = None
-        self._ended = none = np.zeros(self.num_envs, np.bool_)
+        self._ended = self._over = none = np.zeros(self.num_envs, np.bool_)
         self._actions = [[] for _ in range(self.num_envs)]
         return self._store(obs, 0.0, info, none), none
 
@@ -131,11 +131,13 @@ class GymnasiumEnv(VectorEnv):
         for sums, name in zip(self._info, self.log_info, strict=True):
             if name in info:
                 numbers, has = self._numbers(name, info)
-                tells = has & ~self._ended
+                tells = has & ~(self._ended | self._over)
                 sums += numbers[tells].sum(), tells.sum()
         if self._is_users:
             terminated, truncated = self._flags("terminated", terminated), self._flags("truncated", truncated)
         self._ended = done = terminated | truncated
+        if self.first_episodes:
+            self._over = self._over | done
         seen = self._store(obs, reward, info, done)
         self.success.fill(np.nan)
         if "is_success" in info:
@@ -234,6 +236,7 @@ class GymnasiumEnv(VectorEnv):
             ]
         if not all(same):
             raise ReplayError(f"{self._name} does not repeat an episode from its seed and actions")
+        self._obs[...] = [x["obs"] for x in copies]
 
     def _native(self, actions: Array) -> list[Any]:
         """Actions (T,) or (T, A) of one copy as it takes them."""

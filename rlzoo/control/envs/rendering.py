@@ -85,7 +85,7 @@ def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
             writer = imageio.get_writer(path, fps=env.render_fps, macro_block_size=1)
         else:
             writer = imageio.get_writer(path, duration=1000 / env.render_fps, loop=0)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # imageio's own error for a missing plugin is the latter
         raise ConfigError(f"recording a video needs the packages of rlzoo[video]: {error}") from error
     except OSError as error:
         raise ConfigError(f"video: cannot write {path}: {error.strerror or error}") from error

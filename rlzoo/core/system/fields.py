@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.core.system.schedules import Schedule, linear_ends
+from rlzoo.core.system.schedules import Schedule, linear_ends, values_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ PositiveSchedule = Annotated[Schedule, ScheduleRange(0, above=True)]
 NonNegativeSchedule = Annotated[Schedule, ScheduleRange(0)]
 
 
+_FINITE = "a finite number"
 _BEYOND = 2**128
 """No integer is so large: seeds have up to 128 bits."""
 
@@ -98,7 +99,8 @@ def _fault(x: Any, hint: Any) -> str | None:
         return None
     if origin is Annotated:
         bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
-        return _fault(x, args[0]) or (str(bounds[0]) if bounds else None)
+        fault = _fault(x, args[0])
+        return str(bounds[0]) if bounds and fault in (None, _FINITE) else fault
     if origin in (Union, UnionType):
         faults = [_fault(x, kind) for kind in args]
         wanted = [fault for fault in faults if fault not in (None, "None")]
@@ -113,13 +115,15 @@ def _fault(x: Any, hint: Any) -> str | None:
     if hint is Any or not isinstance(hint, type):
         return None
     accepted = (int, float) if hint is float else hint
+    if hint is float and isinstance(x, float) and not math.isfinite(x):
+        return _FINITE
     if isinstance(x, accepted) and (hint is bool or not isinstance(x, bool)):
         return None
     return _NAMES.get(hint, f"a {hint.__name__}")
 
 
 def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
-    """Describes the schedule that `x` must be; None if `x` is valid. Functions are checked at eight points."""
+    """Describes the schedule that `x` must be; None if `x` is valid. Functions are checked at some points."""
     wanted = f"{bounds}, or a schedule such as linear:1e-3:0"
     if isinstance(x, (int, float)) and not isinstance(x, bool):
         return None if x in bounds else wanted
@@ -135,7 +139,7 @@ def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
         return None if module and name else wanted
     if callable(x):
         try:
-            values = [x(k / 8) for k in range(8)]
+            values = values_of(x)
         except Exception as error:
             return f"a function of the progress, which goes from 0 to 1 ({type(error).__name__}: {error})"
         return None if all(value in closed for value in values) else f"{bounds} throughout"

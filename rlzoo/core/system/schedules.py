@@ -28,6 +28,11 @@ def at(schedule: Schedule, progress: float) -> float:
     return float(schedule(progress)) if callable(schedule) else schedule
 
 
+def values_of(function: Callable[[float], float]) -> list[float]:
+    """Values of a schedule's function over a run, by which its range is checked."""
+    return [function(k / 64) for k in range(64)]
+
+
 def linear_ends(text: str) -> tuple[float, float]:
     """START and END of `"linear:START:END"`.
 

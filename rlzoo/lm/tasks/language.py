@@ -71,8 +71,6 @@ class LanguageTask(Task):
 
     def __init__(self, settings: Language, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings, self.setup = settings, setup
-        for name, other in settings.unused:
-            setup.progress.say(f"{name} does nothing without {other}")
         self._source = self._find_source()
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = self._find_score()

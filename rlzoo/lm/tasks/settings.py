@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -151,13 +151,6 @@ class Language(TaskSettings):
             if name and not Path(item).exists():
                 return name, float(weight)
         return item, 1.0
-
-    @property
-    def unused(self) -> list[tuple[str, str]]:
-        """Each setting that was changed and has no effect, with the setting that it needs."""
-        pairs = (("beta_horizon", "beta_target"), ("ptx_coef", "ptx"), ("ptx_rows", "ptx"))
-        changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
-        return [(name, other) for name, other in pairs if name in changed and getattr(self, other) is None]
 
     @property
     def reward_model(self) -> str | None:

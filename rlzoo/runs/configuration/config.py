@@ -23,11 +23,12 @@ from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.fields import Advanced, Count, MinibatchSize, NonNegativeInt, Range, ScheduleRange, check_fields
 from rlzoo.core.system.functions import load_object
 from rlzoo.core.system.progress import SILENT, Progress
-from rlzoo.core.system.schedules import linear_ends, load_function
+from rlzoo.core.system.schedules import linear_ends, load_function, values_of
 from rlzoo.core.system.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
 from rlzoo.runs.configuration.objects import describe, first_description, import_name, saved, with_tuples, written
 from rlzoo.runs.configuration.settings import Setting, is_part, of_others, settings_of, unknown_name
+from rlzoo.runs.configuration.unused import unused
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, check_neighbour, task_class
 
 _ALGORITHMS: dict[str, type[Algorithm]] = {name: algorithm_class(name) for name in ALGORITHMS}
@@ -109,7 +110,8 @@ class Config:
 
     def setup(self, folder: Path | None = None, progress: Progress = SILENT) -> Setup:
         """What the task needs to know about the run."""
-        estimator = self.algorithm.estimator
+        estimator, idle = self.algorithm.estimator, unused(self.to_dict())
+        sizes = {name: x.value for name, x in self.table.items() if x.hint == MinibatchSize and name not in idle}
         return Setup(
             env=self.env,
             algorithm=self.algorithm.name,
@@ -120,7 +122,7 @@ class Config:
             grouped=estimator.grouped,
             second_order=self.algorithm.second_order,
             fisher_fraction=getattr(self.algorithm, "fisher_fraction", 1.0),
-            minibatch_sizes={name: x.value for name, x in self.table.items() if x.hint == MinibatchSize},
+            minibatch_sizes=sizes,
             compile=self.compile,
             folder=folder,
             progress=progress,
@@ -154,7 +156,8 @@ def merge(
 ) -> tuple[Config, dict[str, Any], dict[str, dict[str, Any]]]:
     """`settings` on top of those of `sources`, of which later ones win.
 
-    If a later source or `settings` name an estimator or a network, a source may have settings that these lack.
+    If a later source or `settings` name an estimator or a network, a source may have settings that these lack. One that
+    is an instance keeps the values of its fields, except for those that `settings` name.
 
     Args:
         sources: settings from elsewhere than the user, a preset, a recipe or a file, by title.
@@ -171,13 +174,16 @@ def merge(
     present = {title: present_names(cls, defaults) for title, defaults in sources.items()}
     everything = functools.reduce(operator.or_, present.values(), {}) | settings
     config = _with_parts(algorithm, env, everything)
-    names = config.names
+    names, parts = config.names, {"estimator", "task", *config.task.named_parts}
+    whole = [settings[part] for part in parts & settings.keys() if is_part(settings[part])]
+    inside = {name for part in whole for name in settings_of(part, units=config.task.units)}
     for title, defaults in reversed(present.items()):
-        if {"estimator", *config.task.named_parts} & settings.keys():
-            defaults = {name: x for name, x in defaults.items() if name in names}
+        if parts & settings.keys():
+            replaced = _with_parts(algorithm, env, defaults).names - names
+            defaults = {name: x for name, x in defaults.items() if name not in replaced}
         for name in sorted(defaults.keys() - names):
             raise ConfigError(f"{title} sets {name}, which {cls.name} on {env_name(env)} does not have")
-        present[title] = {name: x for name, x in defaults.items() if name not in settings}
+        present[title] = {name: x for name, x in defaults.items() if name not in {*settings, *inside}}
         settings = present[title] | settings
     return config, settings, present
 
@@ -220,7 +226,12 @@ def _with_parts(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any
     def instance(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
         """The part itself, or one made from a name or class and the task's defaults."""
         cls = _class_of(part, kind, base, classes)
-        return part if isinstance(part, base) else _replace(cls(), task.defaults, task.units)
+        if isinstance(part, base):
+            return part
+        try:
+            return _replace(cls(), task.defaults, task.units)
+        except TypeError as error:  # a field without a default, or an abstract method
+            raise ConfigError(f"{kind} {part!r}: {error}") from error
 
     whole = instance(algorithm, "algorithm", Algorithm, _ALGORITHMS)
     if "estimator" in settings:
@@ -279,7 +290,11 @@ def check(config: Config) -> None:
         config.fast or not config.compile,
         "compile is one of the faster implementations that fast=False switches off: leave out one of the two",
     )
-    task_class(config.env).check(config.task, config.setup())
+    setup, normalizes = config.setup(), getattr(config.algorithm, "normalize_advantage", False)
+    for name, size in setup.minibatch_sizes.items() if normalizes else ():
+        alike = name == "minibatch_size" or (name == "minibatch_responses" and setup.grouped)
+        require(size != 1 or not alike, f"{name} must be at least 2: whitened advantages of one are all 0")
+    task_class(config.env).check(config.task, setup)
 
 
 def check_schedules(config: Config) -> None:
@@ -300,7 +315,7 @@ def check_schedules(config: Config) -> None:
             raise ConfigError(f"{name} must be {forms}, got {text!r}: {error}") from error
         closed = Range(bounds.low, min(bounds.high, _LARGEST_FLOAT))
         try:
-            inside = all(function(k / 8) in closed for k in range(8))
+            inside = all(value in closed for value in values_of(function))
         except (Exception, SystemExit) as error:
             raise ConfigError(f"{name}: {text} raised {type(error).__name__}: {error}") from error
         require(inside, f"{name} must be {bounds} throughout, got {text!r}")
@@ -355,4 +370,6 @@ def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> 
     require(":" in name, f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
     cls = load_object(kind, name, "class")
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is no {base.__name__}")
+    for needed in ("name", "estimator") if kind == "algorithm" else ():
+        require(hasattr(cls, needed), f"{kind} {name!r} has no {needed}, which every {base.__name__} has")
     return cls

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rlzoo.runs.configuration.config import Config, fill, merge, present_names
 from rlzoo.runs.configuration.objects import first_description
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, preset_of_kind, read_preset
 from rlzoo.runs.configuration.record import read_settings
+from rlzoo.runs.configuration.unused import unused
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
 
 
@@ -38,17 +39,24 @@ def configured(
         require(isinstance(preset, bool), "give either config or preset, not both")
         file = os.fspath(config)
         algorithm, env, base = from_config(file, algorithm, env, settings)
-        blank, settings, _ = merge(algorithm, env, settings, {file: base})
-        return fill(blank, settings), [f"settings of {file}"]
+        blank, filled, _ = merge(algorithm, env, settings, {file: base})
+        result = fill(blank, filled)
+        return result, [f"settings of {file}", *_without_effect(result, settings)]
     if algorithm is None:
         raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
     if env is None:
         raise ConfigError("env is missing")
-    blank, settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings))
-    result, lines = fill(blank, settings), _lines(algorithm, env, preset, sources)
-    if "compile" not in settings and gains_by_compiling(result):
+    blank, filled, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings))
+    result = fill(blank, filled)
+    lines = [*_lines(algorithm, env, preset, sources), *_without_effect(result, settings)]
+    if "compile" not in filled and gains_by_compiling(result):
         result, lines = replace(result, compile=True), [*lines, "compile=True: a long run gains by native code"]
     return result, lines
+
+
+def _without_effect(config: Config, given: Collection[str]) -> list[str]:
+    """A line for each of the `given` settings that has no effect."""
+    return [f"{name} does nothing {why}" for name, why in unused(config.to_dict()).items() if name in given]
 
 
 def starting_from(

@@ -134,6 +134,31 @@ def test_means_of_numbers_in_info(asynchronous, tmp_path, capsys):
     assert run.read_config(env=Drift).task.log_info == tuple(names)
 
 
+class Counted(gymnasium.Env):
+    """An episode of `length` steps, which tells how many episodes there were before."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, length):
+        self.length, self.episode = length, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_number, self.episode = 0, self.episode + 1
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.step_number += 1
+        return np.zeros(1, np.float32), 1.0, self.step_number == self.length, False, {"episode": self.episode}
+
+
+def test_means_of_whole_episodes_leave_out_those_that_are_not_trained_on():
+    vector = gymnasium.vector.SyncVectorEnv([lambda: Counted(2), lambda: Counted(40)])
+    settings = {"total_steps": 42, "log_info": ["episode"], "vf_minibatch_size": "all"}
+    trainer = Trainer(rlzoo.make_config("reinforce", vector, **settings))
+    assert trainer.iterate().metrics["info_episode"] in (0, 1)  # and no mean of several
+
+
 def test_numbers_of_a_vector_environment_of_the_users(tmp_path):
     vector = gymnasium.vector.SyncVectorEnv([Drift, Drift])
     run = train(**SMALL | {"env": vector}, out=tmp_path / "run", log_info=["speed"])

@@ -100,3 +100,12 @@ def test_missing_package_names_the_extra(tmp_path):
 def test_file_of_another_kind_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"video must end in \.mp4 or \.gif, got '.*film\.avi'"):
         show(tmp_path, suffix=".avi")
+
+
+def test_missing_plugin_of_imageio_names_the_extra(tmp_path, monkeypatch):
+    def get_writer(*_, **__):
+        raise ValueError("Could not find a backend to open `film.mp4`")
+
+    monkeypatch.setattr("imageio.v2.get_writer", get_writer)
+    with pytest.raises(ConfigError, match=r"recording a video needs the packages of rlzoo\[video\]: Could not find"):
+        show(tmp_path, suffix=".mp4")

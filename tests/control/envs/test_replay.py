@@ -127,6 +127,8 @@ def test_state_at_every_point_of_an_episode(steps, asynchronous):
         used.reset()
         roll(used, before)
     other.load_state_dict(env.state_dict())
+    again = [copy["obs"] for copy in other.state_dict()["copies"]]
+    np.testing.assert_array_equal(again, [copy["obs"] for copy in env.state_dict()["copies"]])
     np.testing.assert_array_equal(roll(other, 30), roll(env, 30))
     fresh.load_state_dict(make().state_dict())
     np.testing.assert_array_equal(fresh.reset()[0], make().reset()[0])

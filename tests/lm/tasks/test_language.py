@@ -377,19 +377,6 @@ def test_the_faster_precision_is_named_for_a_model_that_is_not_small(data, monke
     assert ("float32 is slower" in lines) == (parameters == 0)
 
 
-def test_settings_without_effect_are_named(data, tmp_path):
-    def said(**settings):
-        lines = []
-        Trainer(config(data, **settings), progress=tiny.Said(lines))
-        return {line for line in lines if "does nothing" in line}
-
-    (tmp_path / "texts.txt").write_text("hello\nyou\n")
-    ptx, both = {"ptx_coef": 2.0, "ptx_rows": 3}, {"ptx": str(tmp_path / "texts.txt"), "beta_target": 6.0}
-    assert said() == said(**ptx, **both, beta_horizon=50.0) == set()
-    assert said(beta_horizon=50.0) == {"beta_horizon does nothing without beta_target"}
-    assert said(**ptx) == {f"{name} does nothing without ptx" for name in ptx}
-
-
 def test_bfloat16_on_a_device_without_it_is_one_line(data, monkeypatch):
     settings = config(data, precision="bfloat16", device="cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

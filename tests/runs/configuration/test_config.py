@@ -1,5 +1,6 @@
 """Flat settings and the typed configuration."""
 
+import dataclasses
 import json
 import re
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
@@ -232,6 +234,10 @@ def test_algorithm_of_a_script_is_described(monkeypatch):
         ("liner:1:0", "learning_rate must be a number, linear:START:END or module:function, got 'liner:1:0': "),
         ("os:getcwdd", "learning_rate must be a number, linear:START:END or module:function, got 'os:getcwdd': "),
         ("test_config:lowered", "learning_rate must be above 0 throughout, got 'test_config:lowered'"),
+        (
+            "test_config:negative",
+            "learning_rate must be above 0 throughout, got 'test_config:negative'",
+        ),
     ],
 )
 def test_schedules_are_loaded_before_training(schedule, message):
@@ -239,6 +245,78 @@ def test_schedules_are_loaded_before_training(schedule, message):
         check_schedules(make_config("ppo", "CartPole-v1", learning_rate=schedule))
     with pytest.raises(ConfigError, match=re.escape(f"vf_{message}")):
         check_schedules(make_config("ppo", "CartPole-v1", vf_learning_rate=schedule))
+
+
+def negative(progress):
+    return 1e-3 * (1 - 1.05 * progress)
+
+
+def test_function_that_becomes_negative_is_no_schedule():
+    with pytest.raises(ConfigError, match="learning_rate must be above 0 throughout"):
+        make_config("ppo", "CartPole-v1", learning_rate=negative)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "settings", "message"),
+    [
+        ("ppo", "CartPole-v1", {"minibatch_size": 1}, "minibatch_size must be at least 2: whitened advantages of one"),
+        ("ppo", "RandomWalks", {"minibatch_responses": 1, "estimator": "rloo", "responses_per_prompt": 2},
+         "minibatch_responses must be at least 2"),
+        ("ppo", "CartPole-v1", {"estimator": "rloo", "num_envs": 1}, "num_envs must be at least 2 for group adv"),
+        ("reinforce", "CartPole-v1", {"estimator": "gae", "baseline": False}, "without baseline the end of a buffer"),
+        ("ppo", "Pendulum-v1", {"log_std_init": float("nan")}, "log_std_init must be a finite number, got nan"),
+        ("ppo", "Pendulum-v1", {"stop_return": float("inf")}, "stop_return must be a finite number, got inf"),
+    ],
+)  # fmt: skip
+def test_settings_that_could_not_train(algorithm, env, settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make_config(algorithm, env, **settings)
+
+
+def test_minibatches_of_one_may_be_plain():
+    make_config("ppo", "CartPole-v1", minibatch_size=1, normalize_advantage=False)
+    make_config("ppo", "RandomWalks", minibatch_responses=1)
+
+
+@dataclass(frozen=True)
+class Unnamed(rlzoo.Algorithm):
+    estimator: GAE = GAE()
+
+    def init(self, model, rng):
+        return rlzoo.State(rng)
+
+    def update(self, model, state, buffer):
+        return {}
+
+
+@dataclass(frozen=True)
+class Incomplete(GAE):
+    needed: int = dataclasses.field(kw_only=True)
+
+
+class Abstract(rlzoo.Estimator):
+    """Forgets `__call__`."""
+
+    gamma = 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"algorithm": "test_config:Unnamed"},
+            "algorithm 'test_config:Unnamed' has no name, which",
+        ),
+        (
+            {"estimator": "test_config:Incomplete"},
+            "estimator 'test_config:Incomplete': .*missing .*'needed'",
+        ),
+        ({"estimator": "test_config:Abstract"}, "estimator 'test_config:Abstract': Can't instantiate abstract class"),
+    ],
+)
+def test_classes_of_a_user_that_lack_something(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(**{"algorithm": "ppo", "env": "CartPole-v1", **settings})
 
 
 def test_schedule_may_return_a_number_of_numpy():

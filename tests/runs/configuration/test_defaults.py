@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from rlzoo.algorithms import PPOClip
-from rlzoo.core.estimators import LeaveOneOut
+from rlzoo.control.networks import Network
+from rlzoo.control.task import Control
+from rlzoo.core.estimators import GAE, LeaveOneOut
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.configuration.config import complain_once, make_config
 from rlzoo.runs.configuration.defaults import configured, starting_from
 from rlzoo.runs.configuration.presets import environments, find_preset, find_recipe
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, task_class
+from rlzoo.runs.run import Run
 
 
 def use_preset(monkeypatch, preset, pair=None):
@@ -246,3 +249,23 @@ def test_task_defaults_apply_to_parts_that_are_made_from_names():
     assert by_instance.algorithm == PPOClip(minibatch_size=8)
     mixed = make_config("ppo", "RandomWalks", estimator=LeaveOneOut(gamma=0.9), responses_per_prompt=2)
     assert (mixed.algorithm.minibatch_size, mixed.algorithm.estimator.gamma) == (16, 0.9)
+
+
+def test_an_instance_keeps_its_values_beside_a_preset_and_a_file(monkeypatch, tmp_path):
+    use_preset(monkeypatch, {"gamma": 0.8, "gae_lambda": 0.7, "num_envs": 3, "hidden": (5,), "epochs": 2})
+    parts = {"estimator": GAE(gamma=0.5), "network": Network(hidden=(8,))}
+    config, (line, *_) = configured("ppo", "CartPole-v1", None, True, parts)
+    assert (config.algorithm.estimator, config.task.network) == (parts["estimator"], parts["network"])
+    assert (config.algorithm.epochs, config.task.num_envs) == (2, 3)
+    assert line == "preset ppo-clip/CartPole-v1: num_envs=3, epochs=2"
+    config, _ = configured("ppo", "CartPole-v1", None, True, {**parts, "gamma": 0.6, "task": Control(num_envs=9)})
+    assert (config.algorithm.estimator, config.task.num_envs) == (GAE(gamma=0.6), 9)
+    run = Run.create(tmp_path, make_config("ppo", "CartPole-v1", gamma=0.8, hidden=(5,)))
+    config, _ = configured(None, None, run, True, parts)
+    assert (config.algorithm.estimator, config.task.network) == (parts["estimator"], parts["network"])
+
+
+def test_a_typo_in_a_preset_is_an_error_beside_a_network(recipes, monkeypatch):
+    monkeypatch.setitem(RECIPES, "typo", {"lerning_rate": 1e-5})
+    with pytest.raises(ConfigError, match="preset typo sets lerning_rate, which ppo-clip on CartPole-v1 does not have"):
+        starting_from("ppo", "CartPole-v1", {"network": "mlp"}, "typo")
