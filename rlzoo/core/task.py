@@ -40,6 +40,8 @@ class TaskSettings:
 
     named_parts: ClassVar[Mapping[str, Kind]] = {}
     """Fields that are given as a name, `module:Class` or an instance."""
+    of_model: ClassVar[frozenset[str]] = frozenset()
+    """Settings of a new model, which a model of the user's own does not take."""
     kept: ClassVar[frozenset[str]] = frozenset()
     """Settings whose objects the task saves in the run directory, so that a loaded run does not need them again."""
     defaults: ClassVar[Mapping[str, Any]] = {}

@@ -73,6 +73,7 @@ def sft(
     check_alone("sft")
     settings = _settings(SFTSettings, settings, changes)
     start = time.perf_counter()
+    require(not isinstance(model, RewardModel), "model is a reward model; give a language model")
     with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
         examples = read_examples(texts)
         bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
@@ -80,6 +81,9 @@ def sft(
             tokenizer = texts_fit.train_tokenizer([x.plain() for x in examples], settings.vocab_size)
         words = _tokenizer(tokenizer or settings.tokenizer, model)
         if isinstance(model, PreTrainedModel):
+            given: Any = model
+            fault = f"the given {type(model).__name__} is no causal language model"
+            require(given.get_output_embeddings() is not None, fault)
             actor = pretrained.check_given(model)
         elif bare:
             actor = pretrained.new_causal_lm(model, len(words), settings.seed)

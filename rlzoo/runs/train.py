@@ -79,8 +79,9 @@ def train(
     config, started_from = configured(algorithm, env, config, preset, settings)
     if model is not None:
         parts = config.task.named_parts
-        of_network = {*parts, *(name for part in parts for name in settings_of(getattr(config.task, part)))}
-        started_from += [f"{name} does nothing with a model of your own" for name in sorted(of_network & {*settings})]
+        of_model = {*parts, *(name for part in parts for name in settings_of(getattr(config.task, part)))}
+        of_model |= config.task.of_model
+        started_from += [f"{name} does nothing with a model of your own" for name in sorted(of_model & {*settings})]
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
         check_tracker(track)

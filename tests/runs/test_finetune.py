@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, RunError
@@ -123,3 +123,36 @@ def test_one_process_at_a_time(tmp_path):
 def test_directory_that_cannot_be_made_is_not_one_in_use():
     with pytest.raises(OSError, match="/proc"):
         rlzoo.sft(TEXTS, tiny.make_lm(), "/proc/model", tokenizer=tiny.make_tokenizer(), **BRIEF)
+
+
+def test_models_of_another_kind(tmp_path):
+    config, tokenizer = tiny.make_lm().config, tiny.make_tokenizer()
+    config.num_labels = 1
+    classifier = AutoModelForSequenceClassification.from_config(config)
+    for model, fault in (
+        (AutoModel.from_config(config), "the given GPT2Model is no causal language model"),
+        (classifier, "the given GPT2ForSequenceClassification is no causal language model"),
+        (RewardModel(classifier, tokenizer), "model is a reward model; give a language model"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            rlzoo.sft(TEXTS, model, tokenizer=tokenizer, **BRIEF)
+    rlzoo.train_reward_model(PAIRS, tiny.make_lm(), tmp_path / "reward", tokenizer=tokenizer, **BRIEF)
+    with pytest.raises(ConfigError, match="reward is a reward model, not a language model"):
+        rlzoo.sft(TEXTS, tmp_path / "reward", tmp_path / "sft", **BRIEF)
+
+
+def test_what_a_model_folder_holds_beside_the_model_is_not_lost(tmp_path):
+    out, given = tmp_path / "model", {"tokenizer": tiny.make_tokenizer(), **BRIEF}
+    rlzoo.sft(TEXTS, tiny.make_lm(), out, **given)
+    rlzoo.sft(TEXTS, tiny.make_lm(), out, overwrite=True, **given)
+    (out / "checkpoint-500").mkdir()
+    with pytest.raises(ConfigError, match="checkpoint-500 would be lost with the model beside it"):
+        rlzoo.sft(TEXTS, tiny.make_lm(), out, overwrite=True, **given)
+
+
+def test_the_models_own_end_of_a_text_stays(tmp_path):
+    model, tokenizer = tiny.make_lm(), tiny.make_tokenizer()
+    model.generation_config.eos_token_id = 5
+    rlzoo.sft(TEXTS, model, tmp_path / "model", tokenizer=tokenizer, **BRIEF)
+    saved = json.loads((tmp_path / "model/generation_config.json").read_text())
+    assert saved["eos_token_id"] == [5, tokenizer.eos_token_id]

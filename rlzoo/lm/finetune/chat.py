@@ -83,7 +83,7 @@ def reply_text(prompt: Messages, reply: Messages, tokenizer: PreTrainedTokenizer
     text = whole[len(before) :]
     special = (str(x) for x in tokenizer.added_tokens_decoder.values() if x.special)  # such as Phi-3's <|end|>
     end = next((x for x in special if text.rstrip().endswith(x)), None)
-    return (end and text.rstrip().removesuffix(end)) or text
+    return text if end is None else text.rstrip().removesuffix(end)
 
 
 def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, first: int = 0) -> Row:
@@ -104,11 +104,11 @@ def conversation_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, fir
 
 def completion_row(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Row:
     """Prompt and completion as tokens, with end of sequence. The completion and the end train."""
-    from rlzoo.lm.model.pretrained import encode  # imports PyTorch
+    from rlzoo.lm.model.pretrained import encode, encode_further  # imports PyTorch
 
     before, ids = encode(tokenizer, [prompt, prompt + completion])
     if ids[: len(before)] != before:  # a token spans the border, which it cannot in generation
-        ids = before + _tokens(tokenizer, completion)
+        ids = before + encode_further(tokenizer, completion)
     require(len(ids) > len(before), "the completion has no tokens to this tokenizer")
     return _ended(Row(ids, [k >= len(before) for k in range(len(ids))]), tokenizer)
 

@@ -6,14 +6,15 @@ import copy
 import hashlib
 import importlib.util
 import inspect
+import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from tokenizers import pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import modeling_gguf_pytorch_utils as conversion
 
@@ -67,7 +68,8 @@ def _convert(file: Path, new: Path, folder: Path, progress: Progress) -> None:
     use_tokens(model, tokenizer)
     if license := _value(reader, "general.license"):
         setattr(model.config, LICENSE, license)
-    save(model, tokenizer, new, sealed=True)
+    turn = _value(reader, "tokenizer.ggml.eot_token_id")
+    save(model, tokenizer, new, [] if turn is None else [turn], sealed=True)
 
 
 def _reader(file: Path) -> Any:
@@ -99,14 +101,20 @@ def _value(reader: Any, key: str) -> Any:
 
 
 def _with_tokens(tokenizer: PreTrainedTokenizerBase, reader: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer, with special tokens and splitting as in the metadata."""
+    """The tokenizer, with the tokens, special tokens and splitting of the metadata."""
+    backend, vocabulary = cast(Any, tokenizer), _value(reader, "tokenizer.ggml.tokens") or ()
     for name, key in _SPECIAL.items():
         token = _value(reader, f"tokenizer.ggml.{key}_token_id")
         if token is not None:
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(token))
+        elif vocabulary and getattr(tokenizer, name) not in vocabulary:
+            setattr(tokenizer, name, None)
+    state = json.loads(backend.backend_tokenizer.to_str())
+    own = [x for x in state["added_tokens"] if not vocabulary or x["id"] < len(vocabulary)]
+    if own != state["added_tokens"]:  # transformers adds special tokens of its own behind the vocabulary
+        backend._tokenizer = Tokenizer.from_str(json.dumps(state | {"added_tokens": own}))
     if _value(reader, "tokenizer.ggml.pre") in _SINGLE_DIGITS:
         parts = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
-        backend: Any = tokenizer
         backend.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(parts))
     return tokenizer
 

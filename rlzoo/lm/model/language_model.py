@@ -157,6 +157,7 @@ class LanguageModel(ActorCritic):
         micro_batch_tokens: int | None = None,
         gradient_checkpointing: bool = False,
     ) -> None:
+        require(temperature > 0, f"temperature must be above 0, got {temperature}")
         for transformer in (actor, *([] if critic is None else [critic])):
             without_dropout(transformer.eval())
             trained = (p for p in transformer.parameters() if p.requires_grad)

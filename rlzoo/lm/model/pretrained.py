@@ -220,6 +220,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
         raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error
 
 
+def encode_further(tokenizer: PreTrainedTokenizerBase, text: str, **options: Any) -> list[int]:
+    """Tokens of a text that follows another one, without special tokens around it.
+
+    SentencePiece's tokenizers put a space before what they take for the first text.
+    """
+    before, both, alone = tokenizer(["\n", f"\n{text}", text], add_special_tokens=False, **options)["input_ids"]
+    return both[len(before) :] if before and both[: len(before)] == before else alone
+
+
 def _adds_end(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], texts: Sequence[str]) -> bool:
     """Whether the tokenizer adds an end of sequence, told by the first text that is not empty."""
     row, text = next(((row, text) for row, text in zip(rows, texts, strict=True) if text), ([], ""))
@@ -244,6 +253,8 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
         where = location(name, "model")
         labels = {"num_labels": 1} if classifier else {}
         config = AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
+        of_rewards = any(x.endswith("ForSequenceClassification") for x in config.architectures or ())
+        require(classifier or not of_rewards, f"{name} is a reward model, not a language model")
         layers = getattr(config, "num_hidden_layers", 0)
         fault = f"{name}: config.json has {layers:,} layers; at most {_MOST_LAYERS:,} are built"
         require(layers <= _MOST_LAYERS, fault)

@@ -32,6 +32,8 @@ def check_output(folder: Path | str, overwrite: bool = False) -> None:
     history = (folder / ".git").exists()
     require(not history, f"{folder} is a repository, whose history would be lost; choose another folder")
     require(overwrite, f"{folder} holds a model already; choose another folder, or replace it: --overwrite")
+    inner = next((x for x in sorted(folder.iterdir()) if x.is_dir() and not x.name.startswith(".")), None)
+    require(inner is None, f"{inner} would be lost with the model beside it; choose another folder")
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
@@ -46,15 +48,16 @@ def read_config(folder: Path | str) -> dict[str, Any]:
 def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the tokenizer's padding, beginning and end of sequence into the model's configurations.
 
-    A list of tokens that end a text stays (`save` adds the tokenizer's).
+    What ends a text by the generation configuration, or by a list, stays (`save` adds the tokenizer's).
     A sequence classifier needs the padding token to find the last token of a row.
     """
-    configs: list[Any] = [model.config, model.config.get_text_config()]
-    if model.can_generate():
-        configs.append(model.generation_config)
+    generation: Any = model.generation_config if model.can_generate() else None
+    configs: list[Any] = [model.config, model.config.get_text_config(), generation]
     for config in configs:
-        for name in SPECIAL_TOKENS:
-            if not isinstance(getattr(config, name, None), list):
+        for name in SPECIAL_TOKENS if config is not None else ():
+            own = getattr(config, name, None)
+            ends = name == "eos_token_id" and config is generation and own is not None
+            if not (ends or isinstance(own, list)):
                 setattr(config, name, getattr(tokenizer, name))
 
 

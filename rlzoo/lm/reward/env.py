@@ -71,6 +71,7 @@ class LMEnv(VectorEnv):
 
     def _use(self, prompts: Prompts, rows: int, own: slice | None) -> None:
         each = prompts.group_size
+        require(min(rows, each) > 0, f"rows and group_size must be at least 1, got {rows} and {each}")
         require(rows % each == 0, f"rows must be a multiple of group_size = {each}, got {rows}")
         self.prompts, self.prompt_ids = prompts, self.encode(prompts.texts)
         self.divided, self._rows, self._own = own is not None, rows, own or slice(0, rows)

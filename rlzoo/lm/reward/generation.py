@@ -34,6 +34,9 @@ class Generation:
     allowed: AllowedTokens | None = None
     """The tokens that may come next; None for all."""
 
+    def __post_init__(self) -> None:
+        require(self.max_new_tokens > 0, f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+
 
 class Responses:
     """N responses from their prompts to their ends.

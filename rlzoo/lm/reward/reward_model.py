@@ -20,6 +20,7 @@ from rlzoo.lm.model.pretrained import (
     load_reward_model,
     load_tokenizer,
     max_positions,
+    without_dropout,
 )
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.reward.shaping import Moments
@@ -37,6 +38,11 @@ class RewardModel:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, micro_batch_tokens: int = 8192
     ) -> None:
         check_vocabulary(model, len(tokenizer), "of rewards")
+        head = getattr(model, HEAD, None)
+        single = isinstance(head, nn.Linear) and head.out_features == 1
+        require(single, f"the given {type(model).__name__} is no sequence classifier with one label")
+        nn.Module.eval(model)
+        without_dropout(model)
         self.model = model
         self.tokenizer = tokenizer
         self.micro_batch_tokens = micro_batch_tokens

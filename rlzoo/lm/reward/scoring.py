@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.system.errors import require
 from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.reward.scores import Score, WeightedSum, load_score, score_name
@@ -52,6 +53,8 @@ class Scoring:
         moments: Moments | None = None,
     ) -> None:
         self.score, self.name = score, name
+        known = " or ".join(KL_ESTIMATORS)
+        require(kl_estimator in KL_ESTIMATORS, f"kl_estimator must be {known}, got {kl_estimator!r}")
         self.kl_estimator = KL_ESTIMATORS[kl_estimator]
         self.control = control or FixedKL()
         self.treatment = treatment or ScoreTreatment()

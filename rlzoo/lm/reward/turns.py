@@ -137,12 +137,14 @@ def _strips(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) -> list[int]:
     """The tokens of a reply, without special tokens around it. Raises `EnvError` if there are none, or too many."""
+    from rlzoo.lm.model.pretrained import encode_further  # imports transformers
+
     text = str(answer.text)
     if len(text) > _LONGEST:
         raise EnvError(f"{name}: {brief(text)} has {len(text):,} characters; at most {_LONGEST:,} are tokenised")
     try:
         plain = not answer.special_tokens
-        tokens = list(tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"])
+        tokens = encode_further(tokenizer, text, split_special_tokens=plain)
     except Exception as error:  # tokenizers raise Exception itself
         raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {described(error)}") from error
     if not tokens:

@@ -76,7 +76,7 @@ class LanguageTask(Task):
         self.score, self.score_name = self._find_score()
         if not (model is None or isinstance(model, LanguageModel)):
             raise ConfigError(f"model: {env_name(setup.env)} needs a LanguageModel, got a {type(model).__name__}")
-        self.model = (self._build() if model is None else model).to(setup.device)
+        self.model = (self._build() if model is None else self._given(model)).to(setup.device)
         self.env = self._environment(None if model is None else self._initial(self.model))
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
@@ -127,7 +127,7 @@ class LanguageTask(Task):
         """A setting that may be an object. A run that is loaded has only a description of an object."""
         setting, were = getattr(self.settings, name), "were" if name.endswith("s") else "was"
         fault = f"{self.setup.folder} was stopped before its {name} {were} saved in it: train it again"
-        require(not isinstance(setting, Mapping), fault)
+        require(self.setup.folder is None or not isinstance(setting, Mapping), fault)
         return setting
 
     def _find_source(self) -> str:
@@ -196,6 +196,15 @@ class LanguageTask(Task):
         memory = settings.micro_batch_tokens, settings.gradient_checkpointing
         return LanguageModel(actor, critic, settings.temperature, precision, *memory)
 
+    def _given(self, model: LanguageModel) -> LanguageModel:
+        """The user's own model, which must have something to train, tokens and derivatives for the run."""
+        require(bool(model.policy_parameters()), "model: nothing of its policy is trained; unfreeze some of it")
+        actor = causal_lm(model.actor)
+        pretrained.check_vocabulary(actor, len(self.tokenizer), "of yours")
+        if self.setup.second_order:
+            actor.set_attn_implementation("eager")  # the only one with forward-mode derivatives
+        return model
+
     def _initial(self, given: LanguageModel) -> Reference | None:
         """π_ref of a model that is given again, and may be trained: the run's own copy of what it was. None if new."""
         if self._start is None or hasattr(given.actor, "disable_adapter"):
@@ -233,7 +242,10 @@ class LanguageTask(Task):
         if prompts := self._read_prompts("eval_prompts"):
             self.env.encode(prompts, "eval_prompts")
             return list(prompts)
-        return self.env.prompts.texts if self.settings.prompts is not None else list(self.own_eval_prompts())
+        texts = self.env.prompts.texts if self.settings.prompts is not None else list(self.own_eval_prompts())
+        if texts is not self.env.prompts.texts:
+            self.env.encode(texts, "eval_prompts")
+        return texts
 
     def _read_prompts(self, name: str) -> Sequence[str]:
         """The prompts of a setting; of the run's own copy if they were given as an object; none if not set."""
@@ -365,7 +377,7 @@ class LanguageTask(Task):
 
     def end(self, folder: Path) -> None:
         """Saves the adapter, which is small, and then the actor with it merged, as a Hugging Face model."""
-        if self.settings.lora_rank is not None:
+        if hasattr(self.model.actor, "peft_config"):
             base = None if self.settings.model == "smollm2" else self._base()  # the Hub's weights are not quantised
             save_adapter(self.model.actor, base or str((folder / START).resolve()), folder / ADAPTER)
         self.model.save_pretrained(self.tokenizer, folder / ACTOR, self.env.stop)

@@ -26,6 +26,10 @@ _REWARD = 'reward must be a score or several with weights, such as reward=[(brev
 class Language(TaskSettings):
     """Settings of a language task: model, prompts, score, per-token rewards, memory."""
 
+    of_model: ClassVar[frozenset[str]] = frozenset({
+        *("temperature", "critic", "lora_rank", "precision", "attention", "micro_batch_tokens"),
+        "gradient_checkpointing",
+    })  # fmt: skip
     kept: ClassVar[frozenset[str]] = frozenset({"model", "tokenizer", "prompts", "eval_prompts"})
     defaults: ClassVar[Mapping[str, Any]] = {"gamma": 1.0, "minibatch_responses": 16, "vf_minibatch_responses": 16}
     memory: ClassVar[tuple[str, ...]] = ("micro_batch_tokens", "responses_per_batch", "max_new_tokens")

@@ -129,7 +129,7 @@ def test_reply_is_what_follows_the_prompt_without_its_end():
     assert reply_text(TALK[:2], TALK[2:3], unnamed) == "yo<|end|> "
     unnamed.backend_tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
     assert reply_text(TALK[:2], TALK[2:3], unnamed) == "yo"
-    assert reply_text(TALK[:2], [{"role": "assistant", "content": ""}], tokenizer()) == "<eos> "
+    assert reply_text(TALK[:2], [{"role": "assistant", "content": ""}], tokenizer()) == ""
     with pytest.raises(ConfigError, match="changes the prompt when a reply follows"):
         reply_text(TALK[:2], TALK[2:3], tokenizer("{{ messages|length }}"))
 

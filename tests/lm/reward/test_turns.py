@@ -8,16 +8,17 @@ import torch
 from lm_builders import buffer_of, collect, experience, make_env, make_model, move, rewarded
 from simulated_gpu import GPU, simulated
 from tiny import PAD
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, EnvError
 from rlzoo.core.system.functions import given_function
 from rlzoo.core.tensors import zip_leaves
+from rlzoo.lm.finetune.chat import completion_row
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
-from rlzoo.lm.reward.turns import Answer, Turns, decode, spoken
+from rlzoo.lm.reward.turns import Answer, Turns, decode, encode_reply, spoken
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS
 
@@ -346,3 +347,17 @@ def test_a_special_token_without_a_name_ends_a_response_and_is_not_in_its_text()
     assert end not in tokenizer.all_special_ids
     (a,) = letters("a")
     assert decode(tokenizer, [[a, end], [end, a]], frozenset({end, a})) == ["a", "<|end|>a"]
+
+
+@pytest.mark.parametrize("scheme", ["prepend", "first", "always"])
+def test_no_space_is_put_before_a_text_that_is_not_the_first(scheme):
+    vocabulary = {x: i for i, x in enumerate([*"\u2581abcxyz\n:Q", "<unk>"])}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    if scheme == "prepend":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<unk>")
+    assert tokenizer.convert_ids_to_tokens(tokenizer("abc")["input_ids"])[0] == "\u2581"
+    for ids in (encode_reply(tokenizer, Answer("abc"), "reply"), completion_row("Q:", "abc", tokenizer).ids[-4:-1]):
+        assert tokenizer.convert_ids_to_tokens(ids) == ["a", "b", "c"]

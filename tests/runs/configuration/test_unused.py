@@ -35,6 +35,9 @@ def test_those_of_language_tasks():
     task = {"model": "m", "prompts": "p.txt", "reward": "r:r"}
     names = {"beta_horizon", "ptx_coef", "ptx_rows"}
     assert unused(make_config("ppo", "Prompts", **task).to_dict()).keys() == names
+    compared = {"estimator": "rloo", "responses_per_prompt": 2, "vf_coef": 0.0}
+    idle = {*names, "num_steps", "clip_value", "vf_learning_rate", "vf_warmup", "critic"}
+    assert unused(make_config("ppo", "Prompts", **task, **compared).to_dict()).keys() == idle - {"num_steps"}
     both = {"ptx": "texts.txt", "beta_target": 6.0}
     assert unused(make_config("ppo", "Prompts", **task, **both).to_dict()) == {}
 
