@@ -148,11 +148,3 @@ def test_what_a_model_folder_holds_beside_the_model_is_not_lost(tmp_path):
     (out / "checkpoint-500").mkdir()
     with pytest.raises(ConfigError, match="checkpoint-500 would be lost with the model beside it"):
         rlzoo.sft(TEXTS, tiny.make_lm(), out, overwrite=True, **given)
-
-
-def test_the_models_own_end_of_a_text_stays(tmp_path):
-    model, tokenizer = tiny.make_lm(), tiny.make_tokenizer()
-    model.generation_config.eos_token_id = 5
-    rlzoo.sft(TEXTS, model, tmp_path / "model", tokenizer=tokenizer, **BRIEF)
-    saved = json.loads((tmp_path / "model/generation_config.json").read_text())
-    assert saved["eos_token_id"] == [5, tokenizer.eos_token_id]

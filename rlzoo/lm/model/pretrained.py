@@ -225,7 +225,11 @@ def encode_further(tokenizer: PreTrainedTokenizerBase, text: str, **options: Any
 
     SentencePiece's tokenizers put a space before what they take for the first text.
     """
-    before, both, alone = tokenizer(["\n", f"\n{text}", text], add_special_tokens=False, **options)["input_ids"]
+    alone = list(tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+    try:
+        before, both = tokenizer(["\n", f"\n{text}"], add_special_tokens=False, **options)["input_ids"]
+    except Exception:  # no tokens for a line feed; tokenizers raise Exception itself
+        return alone
     return both[len(before) :] if before and both[: len(before)] == before else alone
 
 

@@ -48,16 +48,15 @@ def read_config(folder: Path | str) -> dict[str, Any]:
 def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the tokenizer's padding, beginning and end of sequence into the model's configurations.
 
-    What ends a text by the generation configuration, or by a list, stays (`save` adds the tokenizer's).
+    A list of tokens that end a text stays (`save` adds the tokenizer's).
     A sequence classifier needs the padding token to find the last token of a row.
     """
-    generation: Any = model.generation_config if model.can_generate() else None
-    configs: list[Any] = [model.config, model.config.get_text_config(), generation]
+    configs: list[Any] = [model.config, model.config.get_text_config()]
+    if model.can_generate():
+        configs.append(model.generation_config)
     for config in configs:
-        for name in SPECIAL_TOKENS if config is not None else ():
-            own = getattr(config, name, None)
-            ends = name == "eos_token_id" and config is generation and own is not None
-            if not (ends or isinstance(own, list)):
+        for name in SPECIAL_TOKENS:
+            if not isinstance(getattr(config, name, None), list):
                 setattr(config, name, getattr(tokenizer, name))
 
 
