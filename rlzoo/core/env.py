@@ -144,7 +144,8 @@ class VectorEnv(abc.ABC):
         Raises:
             ConfigError: the copies have no such attribute, or cannot be changed.
         """
-        raise ConfigError(f"set_attr: {type(self).__name__} has no copies of a Gymnasium environment")
+        remedy = "a built-in one has them with vectorized=False"
+        raise ConfigError(f"set_attr: {type(self).__name__} has no copies of a Gymnasium environment; {remedy}")
 
     def measure(self, rows: Buffer) -> tuple[Tensor, ...]:
         """What `score` needs to know of complete rows: tensors with one entry for each of these rows."""

@@ -120,6 +120,9 @@ class Run:
             seeds = sorted(run.path.glob("seed-*/config.json"))
             remedy = f"; it holds the runs of several seeds: name one, such as {seeds[0].parent}" if seeds else ""
             raise RunError(f"{run.path} holds no run (no config.json){remedy}")
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            if "model_type" in json.loads(read_bytes(run._config)):
+                raise RunError(f"{run.path} is a language model and no run: talk to it with rlzoo chat {run.path}")
         return run
 
     def __repr__(self) -> str:

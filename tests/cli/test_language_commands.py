@@ -494,6 +494,12 @@ def test_wrong_use_of_chat(arguments, reason, run, capsys):
     assert reason in complaint(capsys)
 
 
+@pytest.mark.parametrize("name", ["eval", "play"])
+def test_a_model_is_no_run(name, run, capsys):
+    assert command(name, "model") == 2
+    assert complaint(capsys) == "model is a language model and no run: talk to it with rlzoo chat model"
+
+
 def test_chat_is_for_language_models(capsys, tmp_path):
     small = {"num_envs": 2, "num_steps": 8, "minibatch_size": 16, "total_steps": 16, "final_eval_episodes": 1}
     rlzoo.train("ppo", "CartPole-v1", out=tmp_path / "cp", preset=False, **small)

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -217,8 +218,12 @@ def _memory_limited() -> Iterator[None]:
 
 @functools.cache
 def _has_power(template: str) -> bool:
-    """Whether a template uses `**`, which no signal interrupts: 10**10**10 takes hours."""
+    """Whether a template has a power, which no signal interrupts: 10**10**10 takes hours.
+
+    After a bracket or a comma, `**` passes a dict as arguments.
+    """
     try:
-        return any(kind == "operator" and x == "**" for _, kind, x in jinja2.Environment().lex(template))
+        tokens = [(kind, x) for _, kind, x in jinja2.Environment().lex(template) if kind != "whitespace"]
+        return any(x == ("operator", "**") and before[1] not in ("(", ",") for before, x in pairwise(tokens))
     except jinja2.TemplateSyntaxError:  # rendering says what is wrong
         return False

@@ -180,6 +180,8 @@ ASKED = [{"role": "user", "content": "a"}]
 def test_power_that_could_take_for_ever_is_refused():
     with pytest.raises(ConfigError, match=r"the chat template has a power, \*\*"):
         prompt_text(ASKED, tokenizer("{% set n = 9**9 %}{{ messages }}"))
+    passed = "** {{ dict(**messages[0])['content'] }}{{ dict(a=1, **messages[0])['role'] }}"
+    assert prompt_text(ASKED[:1], tokenizer(passed)) == f"** {ASKED[0]['content']}{ASKED[0]['role']}"
 
 
 def test_template_may_multiply():
