@@ -125,14 +125,12 @@ class Trainer:
         self.state.progress = self.step / self.config.total_steps
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
         with operation("update"):
-            metrics = self.algorithm.update(model, self.state, scaled)
-        fault = f"{type(self.algorithm).__name__}.update must return metrics by name, got {type(metrics).__name__}"
-        require(isinstance(metrics, dict), fault)
+            metrics = environment | self.algorithm.update(model, self.state, scaled)
         if model.normalizer is not None:
             model.normalizer.update(Seen.of(buffer.obs).obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
         seconds = time.perf_counter() - start
-        return Iteration(self.step, environment | metrics, episodes, frozenset(environment), seconds)
+        return Iteration(self.step, metrics, episodes, frozenset(environment), seconds)
 
     @processes.together("set_attr")
     def set_attr(self, name: str = "", value: Any = None) -> None:
