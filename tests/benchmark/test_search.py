@@ -137,6 +137,7 @@ def test_the_start_is_tried_again_after_it_failed(tmp_path):
     assert (result.start, result.trials) == (1, 2)
 
 
+@pytest.mark.slow
 def test_folder_of_another_pair_is_refused(tmp_path):
     fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
     search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed)

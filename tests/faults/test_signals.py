@@ -79,7 +79,14 @@ def signal_in_evaluation(monkeypatch):
     monkeypatch.undo()
 
 
-@pytest.mark.parametrize("more", [{}, {"stop_return": 1.0}, {"vectorized": False, "total_steps": 200}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stop_return": 1.0},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"vectorized": False, "total_steps": 200}, marks=pytest.mark.slow),
+    ],
+)
 def test_signal_in_any_evaluation(more, tmp_path, signal_in_evaluation, monkeypatch):
     """It stops between two steps, and the resumed run equals one that was never stopped."""
     settings = {"checkpoint_interval": 10_000, "eval_interval": 200} | more
