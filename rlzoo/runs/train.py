@@ -20,7 +20,6 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, RunError, described, require
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configured
-from rlzoo.runs.configuration.settings import settings_of
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.sinks import check_tracker, continue_tracker, start_tracker
@@ -78,10 +77,8 @@ def train(
         settings["model"], model = model, None
     config, started_from = configured(algorithm, env, config, preset, settings)
     if model is not None:
-        parts = config.task.named_parts
-        of_model = {*parts, *(name for part in parts for name in settings_of(getattr(config.task, part)))}
-        of_model |= config.task.of_model
-        started_from += [f"{name} does nothing with a model of your own" for name in sorted(of_model & {*settings})]
+        idle = sorted(config.of_model & settings.keys())
+        started_from += [f"{name} does nothing with a model of your own" for name in idle]
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
         check_tracker(track)

@@ -14,7 +14,6 @@ from rlzoo.core.system.errors import require
 from rlzoo.lm.model.padding import micro_batches, pack_right, pad
 from rlzoo.lm.model.pretrained import (
     HEAD,
-    Attention,
     check_vocabulary,
     encode,
     load_reward_model,
@@ -48,13 +47,13 @@ class RewardModel:
         self.micro_batch_tokens = micro_batch_tokens
 
     @classmethod
-    def load(cls, folder: Path | str, attention: Attention = "auto", device: str = "cpu") -> RewardModel:
+    def load(cls, folder: Path | str, device: str = "cpu") -> RewardModel:
         """Loads what `rlzoo reward-model` saved, or any sequence classifier with one label and a head called `score`.
 
         Raises:
             ConfigError: there is none, or it is damaged.
         """
-        model = load_reward_model(folder, attention)
+        model = load_reward_model(folder)
         nn.Module.to(model, device)
         return cls(model, load_tokenizer(folder))
 

@@ -87,6 +87,12 @@ class Config:
         parts = (f.name for f in dataclasses.fields(self.task) if is_part(getattr(self.task, f.name)))
         return {*self.table, *parts, "estimator", "task"} - {"env"}
 
+    @property
+    def of_model(self) -> set[str]:
+        """The settings of a new model, which a model of the user's own does not take."""
+        parts = self.task.named_parts
+        return {*self.task.of_model, *parts, *settings_of(*(getattr(self.task, part) for part in parts))}
+
     def to_dict(self) -> dict[str, Any]:
         """Every setting by its name, as values for JSON. The algorithm, its estimator and the network are names.
 

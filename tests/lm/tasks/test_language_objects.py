@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import tiny
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import rlzoo
 from rlzoo.cli import main
 from rlzoo.core.system.errors import ConfigError, RunError
+from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.scores import WeightedSum, call_scores
 from rlzoo.lm.tasks.settings import Language, Text
@@ -274,3 +276,37 @@ def test_language_run_starts_from_the_final_actor_of_a_run(objects, run):
         train(**start, out="third")
     shutil.rmtree(run.path)
     assert rlzoo.evaluate(second, 3).mean_return >= 0
+
+
+def own_model(**changes):
+    return LanguageModel(load_causal_lm(tiny.save_lm(Path("given"), "gpt2"), **changes))
+
+
+def trainer_of(model, algorithm="ppo-clip", tokenizer=None):
+    given = {"tokenizer": tokenizer or tiny.make_tokenizer(), "prompts": PROMPTS, "reward": length, "model": "given"}
+    return rlzoo.Trainer(
+        rlzoo.make_config(algorithm, "Prompts", responses_per_batch=6, max_new_tokens=8, **given), model
+    )
+
+
+def test_natural_gradients_use_eager_attention_of_a_model_of_ones_own():
+    for algorithm, attention in (("ppo-clip", "sdpa"), ("npg", "eager")):
+        trainer = trainer_of(own_model(attention="sdpa"), algorithm)
+        assert trainer.model.actor.config._attn_implementation == attention
+
+
+def test_a_model_of_ones_own_that_cannot_train_is_an_error():
+    frozen = own_model()
+    frozen.actor.requires_grad_(False)
+    with pytest.raises(ConfigError, match="model: nothing of its policy is trained"):
+        trainer_of(frozen)
+    larger = tiny.make_tokenizer()
+    larger.add_tokens(["<more>"])
+    with pytest.raises(ConfigError, match="tokens, but the model of yours only"):
+        trainer_of(own_model(), tokenizer=larger)
+
+
+def test_settings_that_a_model_of_ones_own_does_not_take_are_named():
+    config = rlzoo.make_config("ppo-clip", "Prompts", model="m", prompts="p", reward="r:r")
+    assert {"temperature", "precision", "lora_rank"} <= config.of_model
+    assert {"network", "hidden", "normalize_obs"} <= rlzoo.make_config("ppo-clip", "CartPole-v1").of_model
