@@ -284,9 +284,8 @@ def own_model(**changes):
 
 def trainer_of(model, algorithm="ppo-clip", tokenizer=None):
     given = {"tokenizer": tokenizer or tiny.make_tokenizer(), "prompts": PROMPTS, "reward": length, "model": "given"}
-    return rlzoo.Trainer(
-        rlzoo.make_config(algorithm, "Prompts", responses_per_batch=6, max_new_tokens=8, **given), model
-    )
+    settings = {**given, "responses_per_batch": 6, "max_new_tokens": 8, "fast": False}
+    return rlzoo.Trainer(rlzoo.make_config(algorithm, "Prompts", **settings), model)
 
 
 def test_natural_gradients_use_eager_attention_of_a_model_of_ones_own():
