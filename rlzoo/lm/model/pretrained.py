@@ -102,7 +102,10 @@ def load_reward_model(name: Path | str, attention: Attention = "auto", head_seed
 
 
 def new_causal_lm(
-    config: Path | str | Mapping[str, Any], vocab_size: int | None = None, seed: int = 0
+    config: Path | str | Mapping[str, Any],
+    vocab_size: int | None = None,
+    seed: int = 0,
+    attention: Attention = "auto",
 ) -> PreTrainedModel:
     """A causal language model with random weights, which are the same for the same seed.
 
@@ -131,7 +134,8 @@ def new_causal_lm(
         _forget_tokens(complete)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         auto: Any = AutoModelForCausalLM
-        model = auto.from_config(complete, trust_remote_code=False)
+        chosen = None if attention == "auto" else attention
+        model = auto.from_config(complete, attn_implementation=chosen, trust_remote_code=False)
     return _ready(model.float(), name)
 
 

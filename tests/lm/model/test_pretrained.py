@@ -91,7 +91,7 @@ def test_training_mode_turns_no_dropout_on(folders, tmp_path, kind, attention):
     drops = AutoModelForCausalLM.from_pretrained(folder).train()
     assert not torch.equal(drops(ids).logits, drops(ids).logits)
     settings = {**CONFIGS[kind], **DROPOUT[kind]}
-    for model in (load_causal_lm(folder, attention), new_causal_lm(settings, 20)):
+    for model in (load_causal_lm(folder, attention), new_causal_lm(settings, 20, attention=attention)):
         evaluated = model(ids).logits
         assert torch.equal(model.train()(ids).logits, evaluated)
         assert all(getattr(model.config, name) == 0 for name in DROPOUT[kind])
