@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import signal
 import sys
@@ -121,18 +122,25 @@ def _marked_row(messages: Messages, tokenizer: PreTrainedTokenizerBase, first: i
 
 
 def _row_of_turns(messages: Messages, tokenizer: PreTrainedTokenizerBase, turns: Sequence[int]) -> Row:
-    ids = _tokens(tokenizer, _render(tokenizer, messages))
+    from rlzoo.lm.model.pretrained import encode_further  # imports PyTorch
+
+    whole = _render(tokenizer, messages)
+    texts = [x for k in turns for x in (_before(messages, k, tokenizer), _render(tokenizer, messages[: k + 1]))]
+    ids, rows = _tokens(tokenizer, whole), [_tokens(tokenizer, text) for text in texts]
+    counts = [len(row) for row in rows]
+    if any(ids[: len(row)] != row for row in rows):
+        for i, (text, longer) in enumerate(pairwise([*texts, whole])):
+            fault = f"message {turns[i // 2] + 1}: the chat template does not show where this turn begins and ends"
+            require(longer.startswith(text), f"{fault}; give it {{% generation %}} blocks")
+        borders = [*map(len, texts), len(whole)]  # a token spans one of them, which it cannot in generation
+        pieces = [rows[0], *(encode_further(tokenizer, whole[a:b]) for a, b in pairwise(borders))]
+        ids = list(itertools.chain(*pieces))
+        counts = list(itertools.accumulate(map(len, pieces)))
     trains = [False] * len(ids)
-    for k in turns:
-        before = _tokens(tokenizer, _before(messages, k, tokenizer))
-        upto = _tokens(tokenizer, _render(tokenizer, messages[: k + 1]))
-        shown = ids[: len(before)] == before and ids[: len(upto)] == upto
-        fault = f"message {k + 1}: the chat template does not show where this turn begins and ends"
-        require(shown, f"{fault}; give it {{% generation %}} blocks")
-        end = len(upto)
-        while tokenizer.eos_token_id in upto[len(before) :] and upto[end - 1] != tokenizer.eos_token_id:
+    for start, end in zip(counts[::2], counts[1::2], strict=False):
+        while tokenizer.eos_token_id in ids[start:end] and ids[end - 1] != tokenizer.eos_token_id:
             end -= 1  # such as a line feed after the end of sequence
-        trains[len(before) : end] = [True] * (end - len(before))
+        trains[start:end] = [True] * (end - start)
     return Row(ids, trains)
 
 

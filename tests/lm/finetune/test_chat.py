@@ -7,8 +7,9 @@ import time
 
 import pytest
 from tiny import CHARACTERS, EOS, make_tokenizer
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune import chat
@@ -66,6 +67,32 @@ def test_turns_before_the_completion_do_not_train(template):
 def test_conversation_without_end_of_sequence_gets_one_after_the_last_turn():
     assert text_of(conversation_row(TALK, tokenizer(NO_END))) == "______" + "_yo" + "___" + "_ok|"
     assert text_of(conversation_row(TALK[:4], tokenizer(NO_END))) == "______" + "_yo" + "___"
+
+
+def test_reply_that_begins_with_a_line_break_trains_as_it_is_generated():
+    """Llama 3 splits a text so that line breaks are one token, which would span ChatML's header and the reply."""
+    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    words = Tokenizer(models.BPE({**letters, "ĊĊ": len(letters)}, [("Ċ", "Ċ")]))
+    split = pre_tokenizers.Split(Regex(r"\p{L}+| ?[^\s\p{L}]+[\r\n]*|\s*[\r\n]+|\s+"), "isolated")
+    words.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    words.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"]
+    )
+    fast.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    replies = ["\nyo", "ok", "\n\nso\n"]
+    turns = [[{"role": "user", "content": "\nhi"}, {"role": "assistant", "content": reply}] for reply in replies]
+    talk = [message for turn in turns for message in turn]
+    row = conversation_row(talk, fast)
+    assert fast.decode(row.ids) == fast.apply_chat_template(talk, tokenize=False)
+    trained = [i for i, trains in zip(*row, strict=True) if trains]
+    assert fast.decode(trained) == "".join(f"{reply}<|im_end|>" for reply in replies)
+    (prompt,) = encode(fast, [prompt_text(talk[:1], fast)])
+    assert row.ids[: len(prompt)] == prompt
+    assert row.trains[: len(prompt) + 1] == [False] * len(prompt) + [True]
 
 
 def test_template_that_does_not_show_where_a_turn_begins():
