@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,19 +48,16 @@ class PretrainingLoss:
         batch = Tokens.of_texts(chosen, self.pad_token)
         action, weight = batch.action, self.coef / int(batch.acts.sum())
 
-        def term(cut: slice) -> Term:
-            def loss(model: ActorCritic) -> Tensor:
-                device = next(model.parameters()).device
-                tokens = batch.map(lambda x: x[cut].to(device))
-                logp = model.distribution(tokens).log_prob(action[cut].to(device))
-                return -weight * logp.sum()
-
-            return loss
+        def loss(cut: slice, model: ActorCritic) -> Tensor:
+            device = next(model.parameters()).device
+            tokens = batch.map(lambda x: x[cut].to(device))
+            logp = model.distribution(tokens).log_prob(action[cut].to(device))
+            return -weight * logp.sum()
 
         size = self.micro_batch_tokens
         rows = len(chosen) if size is None else max(1, size // action.shape[1])
         own = processes.share(len(chosen))
-        return [term(slice(i, min(i + rows, own.stop))) for i in range(own.start, own.stop, rows)]
+        return [partial(loss, slice(i, min(i + rows, own.stop))) for i in range(own.start, own.stop, rows)]
 
     def state_dict(self) -> dict[str, Any]:
         return self._order.state_dict()
