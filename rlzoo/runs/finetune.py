@@ -25,6 +25,7 @@ from rlzoo.lm.finetune.sft import FitSettings, Metrics, OnEpoch, SFTSettings, de
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.saving import check_output, save, use_tokens
 from rlzoo.lm.reward.reward_model import RewardModel
+from rlzoo.lm.tasks.settings import NO_TOKENIZER, misfit
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock
 from rlzoo.runs.logs.display import Display, display_for
@@ -71,15 +72,19 @@ def sft(
         NonFiniteError: training failed; nothing is saved.
     """
     check_alone("sft")
-    settings = _settings(SFTSettings, settings, changes)
+    settings = _settings(SFTSettings, settings, changes, model)
     start = time.perf_counter()
     require(not isinstance(model, RewardModel), "model is a reward model; give a language model")
     with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
         examples = read_examples(texts)
+        tokenizer = tokenizer or settings.tokenizer
         bare = isinstance(model, (Path, str)) and pretrained.is_config(model)
-        if bare and not (tokenizer or settings.tokenizer or any(Path(str(model)).glob("tokenizer*"))):
+        if bare and not (tokenizer or any(Path(str(model)).glob("tokenizer*"))):
             tokenizer = texts_fit.train_tokenizer([x.plain() for x in examples], settings.vocab_size)
-        words = _tokenizer(tokenizer or settings.tokenizer, model)
+        else:
+            fault = "vocab_size does nothing here: the tokenizer exists already; leave vocab_size out"
+            require(settings.vocab_size == SFTSettings.vocab_size, fault)
+        words = _tokenizer(tokenizer, model)
         if isinstance(model, PreTrainedModel):
             given: Any = model
             fault = f"the given {type(model).__name__} is no causal language model"
@@ -91,9 +96,7 @@ def sft(
             actor = pretrained.load_causal_lm(model)
         _begin(f"{len(examples):,} texts", actor, words, settings, display)
         metrics = texts_fit.sft(examples, settings, actor, words, report)
-        if out is not None:
-            save(actor, words, out)
-            display.say(_saved(out, metrics))
+        _end(out, actor, words, metrics, display)
     return {**metrics, "seconds": time.perf_counter() - start}
 
 
@@ -123,35 +126,31 @@ def train_reward_model(
         The metrics (see `rlzoo.lm.finetune.reward_model.train_reward_model`), and `seconds`.
 
     Raises:
-        ConfigError: a setting, an object or a file is wrong, or torchrun has started several processes.
-        RunError: another process trains a model in `out`.
-        NonFiniteError: training failed; nothing is saved.
+        ConfigError, RunError, NonFiniteError: as for `sft`.
     """
     check_alone("train_reward_model")
-    settings = _settings(RewardModelSettings, settings, changes)
+    settings = _settings(RewardModelSettings, settings, changes, model)
     start = time.perf_counter()
     with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
-        if isinstance(model, RewardModel):
-            pretrained.check_given(model.model)
-        scorer = model if isinstance(model, RewardModel) else _reward_model(model, tokenizer, settings, out)
+        scorer = _reward_model(model, tokenizer or settings.tokenizer, settings.seed, out)
         preferences = read_pairs(pairs, scorer.tokenizer)
         _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)
         metrics = rewards.train_reward_model(preferences, settings, scorer, report)
-        if out is not None:
-            scorer.save(out)
-            display.say(_saved(out, metrics))
+        _end(out, scorer.model, scorer.tokenizer, metrics, display)
     return {**metrics, "seconds": time.perf_counter() - start}
 
 
-def _settings(cls: type[S], settings: S | None, changes: dict[str, Any]) -> S:
-    """The settings, with changes by name."""
+def _settings(cls: type[S], settings: S | None, changes: dict[str, Any], model: object) -> S:
+    """The settings, with changes by name, and with the device of a loaded model if they name none."""
     names = [f.name for f in dataclasses.fields(cls)]
     for name in sorted(changes.keys() - {*names}):
         raise ConfigError(unknown_name("setting", name, names))
     require(settings is None or isinstance(settings, cls), f"settings must be {cls.__name__}, got {settings!r}")
     settings = dataclasses.replace(settings or cls(), **changes)
-    check_device(settings.device)
-    return settings
+    loaded = model.model if isinstance(model, RewardModel) else model
+    device = str(getattr(loaded, "device", "cpu")) if settings.device is None else settings.device
+    check_device(device)
+    return dataclasses.replace(settings, device=device)
 
 
 @contextlib.contextmanager
@@ -169,9 +168,8 @@ def _session(
         The loaded model, or the directory or Hub name of one that is named; the display; and a callback that shows the
         metrics of an epoch and then calls `then`.
     """
-    named, kind = isinstance(model, (Path, str)), type(model).__name__
-    fault = f'model must be a directory, a Hub name or a loaded model, such as model="gpt2", got {kind}'
-    require(named or isinstance(model, (PreTrainedModel, RewardModel)), fault)
+    named = isinstance(model, (Path, str))
+    require(named or isinstance(model, (PreTrainedModel, RewardModel)), misfit("model", model, "model"))
     require(out is not None or not named, 'out is missing: the folder to save the model in, such as out="models/sft"')
     with contextlib.ExitStack() as stack:
         if out is not None:
@@ -198,27 +196,42 @@ def _begin(
     fit_to(size, display.say)
 
 
+def _end(
+    out: Path | str | None,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    metrics: Metrics,
+    display: Display,
+) -> None:
+    """Saves model and tokenizer in `out`, if it is a folder, and says so."""
+    if out is not None:
+        save(model, tokenizer, out)
+        cut = f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else ""
+        display.say(f"saved in {out}{cut}")
+
+
 def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizerBase:
     """The tokenizer, loaded; that of the model if it is None."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return pretrained.with_padding(tokenizer, "given")
-    if tokenizer is None and isinstance(model, PreTrainedModel):
-        raise ConfigError("tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer")
-    kind = type(tokenizer).__name__
-    fault = f'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2", got {kind}'
-    require(tokenizer is None or isinstance(tokenizer, (Path, str)), fault)
+    require(tokenizer is not None or not isinstance(model, PreTrainedModel), NO_TOKENIZER)
+    require(tokenizer is None or isinstance(tokenizer, (Path, str)), misfit("tokenizer", tokenizer))
     return pretrained.load_tokenizer(tokenizer or str(model))
 
 
 def _reward_model(
-    model: Model, tokenizer: Tokenizer | None, settings: RewardModelSettings, out: Path | str | None
+    model: Model | RewardModel, tokenizer: Tokenizer | None, seed: int, out: Path | str | None
 ) -> RewardModel:
+    if isinstance(model, RewardModel):
+        require(tokenizer is None, "tokenizer does nothing with a RewardModel, which has its own; leave it out")
+        pretrained.check_given(model.model)
+        return model
     if isinstance(model, (Path, str)):
         fault = f"model {model} is a configuration without weights: train a model from it with rlzoo sft first"
         require(not pretrained.is_config(model), fault)
-    words = _tokenizer(tokenizer or settings.tokenizer, model)
+    words = _tokenizer(tokenizer, model)
     if not isinstance(model, PreTrainedModel):
-        return RewardModel(pretrained.load_reward_model(model, head_seed=settings.seed), words)
+        return RewardModel(pretrained.load_reward_model(model, head_seed=seed), words)
     head = getattr(model, pretrained.HEAD, None)
     if isinstance(head, nn.Linear):
         count, kind = head.out_features, type(model).__name__
@@ -227,8 +240,4 @@ def _reward_model(
     require(out is not None, "out is missing: a language model gets a new head in a copy, which must be saved")
     with tempfile.TemporaryDirectory() as folder:
         save(model, words, folder)
-        return RewardModel(pretrained.load_reward_model(folder, head_seed=settings.seed), words)
-
-
-def _saved(out: Path | str, metrics: Metrics) -> str:
-    return f"saved in {out}" + (f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else "")
+        return RewardModel(pretrained.load_reward_model(folder, head_seed=seed), words)

@@ -8,11 +8,13 @@ import pandas
 import pytest
 import tiny
 import torch
+from simulated_gpu import GPU, simulated
 from tokenizers import pre_tokenizers
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, RunError
+from rlzoo.lm.finetune.reward_model import RewardModelSettings
 from rlzoo.lm.model.pretrained import load_tokenizer
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.runs.files import lock
@@ -36,6 +38,20 @@ def test_loaded_model_is_trained_in_place(tmp_path):
     assert metrics["epoch"] == 1
     assert said[-1] == f"saved in {tmp_path / 'out'}"
     assert rlzoo.sft(TEXTS, model, tokenizer=tiny.make_tokenizer(), **BRIEF)["loss"] < metrics["loss"]
+
+
+def test_loaded_model_stays_on_its_device(tmp_path):
+    words = tiny.make_tokenizer()
+    with simulated():
+        model = tiny.make_lm().to(GPU)
+        rlzoo.sft(TEXTS, model, tokenizer=words, **BRIEF)
+        assert model.device.type == GPU
+        rewards = tiny.make_reward_model(tiny.save_lm(tmp_path))
+        rewards.model.to(GPU)
+        rlzoo.train_reward_model(PAIRS, rewards, **BRIEF)
+        assert rewards.model.device.type == GPU
+        rlzoo.sft(TEXTS, model, tokenizer=words, device="cpu", **BRIEF)
+        assert model.device.type == "cpu"
 
 
 def test_completions_alone_are_in_the_loss():
@@ -68,6 +84,7 @@ def test_language_model_gets_a_head_in_a_copy(tmp_path):
         ({"model": "gpt2"}, 'out is missing: the folder to save the model in, such as out="models/sft"'),
         ({}, "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"),
         ({"tokenizer": 3}, 'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2"'),
+        ({"tokenizer": tiny.make_tokenizer(), "vocab_size": 300}, "vocab_size does nothing here: the tokenizer exists"),
         ({"lr": 1e-3}, "no setting 'lr'; did you mean 'learning_rate'"),
         ({"texts": []}, "texts: there are none"),
         ({"texts": pandas.DataFrame({"text": TEXTS})}, "texts must be a file, a list or a datasets.Dataset"),
@@ -76,6 +93,13 @@ def test_language_model_gets_a_head_in_a_copy(tmp_path):
 def test_wrong_objects(arguments, message):
     with pytest.raises(ConfigError, match=message):
         rlzoo.sft(**{"texts": TEXTS, "model": tiny.make_lm(), **arguments})
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "settings"])
+def test_reward_model_has_its_own_tokenizer(name, tmp_path):
+    more = {"tokenizer": tiny.make_tokenizer(), "settings": RewardModelSettings(tokenizer="gpt2")}[name]
+    with pytest.raises(ConfigError, match="tokenizer does nothing with a RewardModel, which has its own; leave it out"):
+        rlzoo.train_reward_model(PAIRS, tiny.make_reward_model(tiny.save_lm(tmp_path)), **{name: more})
 
 
 def test_configuration_keeps_its_tokenizer_of_any_kind(tmp_path):

@@ -59,8 +59,8 @@ class FitSettings:
     """Share of the data that is held out to measure the loss."""
     tokenizer: str | None = None
     """Directory or Hub name of the tokenizer; none for the model's own."""
-    device: str = "cpu"
-    """PyTorch device of the model."""
+    device: str | None = None
+    """PyTorch device of the model; none for that of a loaded model, or the CPU."""
     seed: Annotated[int, Range(0, 2**64 - 1)] = 0
     """Seed of the split, the order of rows and random weights."""
 

@@ -21,6 +21,8 @@ SMALL = 10_000_000
 """Parameters up to which a language model is a small one."""
 _REWARD = 'reward must be a score or several with weights, such as reward=[(brevity, 1.0), ("module:function", 0.5)]'
 
+NO_TOKENIZER = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
+
 
 @dataclass(frozen=True)
 class Language(TaskSettings):
@@ -186,14 +188,17 @@ def check_language(settings: Language, setup: Setup) -> None:
         settings.critic != "reward-model" or settings.reward_model is not None,
         "critic: to start from the reward model, reward must be the directory of one",
     )
-    fault = 'must be a directory, a Hub name or a loaded one, such as {}="gpt2", got {}'
     for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
         x = getattr(settings, name)
         loaded = isinstance(x, base) or (name == "model" and hasattr(x, "merge_and_unload"))
         named = x is None or isinstance(x, (str, Mapping))
-        require(loaded or named, f"{name} {fault.format(name, type(x).__name__)}")
-        remedy = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
-        require(named or name != "model" or settings.tokenizer is not None, remedy)
+        require(loaded or named, misfit(name, x))
+        require(named or name != "model" or settings.tokenizer is not None, NO_TOKENIZER)
+
+
+def misfit(name: str, x: Any, noun: str = "one") -> str:
+    """The message for a setting `name` that is neither the name of a model or tokenizer nor a loaded one."""
+    return f'{name} must be a directory, a Hub name or a loaded {noun}, such as {name}="gpt2", got {type(x).__name__}'
 
 
 def _is_small(model: Any) -> bool:
