@@ -171,11 +171,9 @@ def _answer(message: str, speakers: dict[str, Speaker], interactive: bool) -> No
         try:
             for piece in speaker.answer(message):
                 show(piece, end="")
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ConfigError, EnvError) as error:
             if not interactive:
                 raise
-        except (ConfigError, EnvError) as error:
-            if not interactive:
-                raise
-            complain(str(error))
+            if not isinstance(error, KeyboardInterrupt):
+                complain(str(error))
         show("")

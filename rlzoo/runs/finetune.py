@@ -82,7 +82,7 @@ def sft(
         if bare and not (tokenizer or any(Path(str(model)).glob("tokenizer*"))):
             tokenizer = texts_fit.train_tokenizer([x.plain() for x in examples], settings.vocab_size)
         else:
-            fault = "vocab_size does nothing here: the tokenizer exists already; leave vocab_size out"
+            fault = "vocab_size is for a configuration without a tokenizer, which gets one of the texts; leave it out"
             require(settings.vocab_size == SFTSettings.vocab_size, fault)
         words = _tokenizer(tokenizer, model)
         if isinstance(model, PreTrainedModel):

@@ -297,7 +297,7 @@ def test_fine_tuned_model_and_reward_model_make_a_run(folder):
         ("sft texts.txt --model model --out x --epocs 3", "no option '--epocs'; did you mean '--epochs'?"),
         ("sft texts.txt --model model --out x --epochs 0", "epochs must be at least 1, got 0"),
         ("sft texts.txt --model model --out x --device abacus", "device must be cpu, cuda, cuda:N or the like"),
-        ("sft texts.txt --model model --out x --vocab-size 300", "vocab_size does nothing here: the tokenizer exists"),
+        ("sft texts.txt --model model --out x --vocab-size 300", "vocab_size is for a configuration without a"),
         ("sft texts.txt pairs.jsonl --model model --out x", "unexpected argument 'pairs.jsonl'"),
         ("reward-model texts.txt --model model --out x", "texts.txt: pairs are read from a .jsonl file"),
         ("reward-model pairs.jsonl --model model --out x --margin 1", "no option '--margin'"),

@@ -84,7 +84,7 @@ def test_language_model_gets_a_head_in_a_copy(tmp_path):
         ({"model": "gpt2"}, 'out is missing: the folder to save the model in, such as out="models/sft"'),
         ({}, "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"),
         ({"tokenizer": 3}, 'tokenizer must be a directory, a Hub name or a loaded one, such as tokenizer="gpt2"'),
-        ({"tokenizer": tiny.make_tokenizer(), "vocab_size": 300}, "vocab_size does nothing here: the tokenizer exists"),
+        ({"tokenizer": tiny.make_tokenizer(), "vocab_size": 300}, "vocab_size is for a configuration without a"),
         ({"lr": 1e-3}, "no setting 'lr'; did you mean 'learning_rate'"),
         ({"texts": []}, "texts: there are none"),
         ({"texts": pandas.DataFrame({"text": TEXTS})}, "texts must be a file, a list or a datasets.Dataset"),

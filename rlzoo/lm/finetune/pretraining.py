@@ -70,7 +70,6 @@ def read_pieces(path: str, tokenizer: PreTrainedTokenizerBase, longest: int) -> 
     """Token ids of the texts of a file, with the end of sequence, in pieces of at least two and at most `longest`."""
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     texts = [ids if end and ids[-1:] == end else ids + end for ids in encode(tokenizer, read_texts(path))]
-    pieces = [text[i : i + longest] for text in texts for i in range(0, len(text), longest)]
-    pieces = [piece for piece in pieces if len(piece) > 1]
+    pieces = [text[i : i + longest] for text in texts for i in range(0, len(text) - 1, longest)]
     require(bool(pieces), f"ptx: {path} has no text of two tokens")
     return pieces

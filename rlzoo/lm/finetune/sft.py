@@ -26,6 +26,8 @@ from rlzoo.lm.model.pretrained import check_vocabulary, encode, max_positions
 Metrics = dict[str, float]
 OnEpoch = Callable[[Metrics], None]
 """Takes the metrics after each epoch."""
+Loss = Callable[[Sequence[int]], Tensor]
+"""The sum of a loss over the rows of these indices."""
 
 
 def no_report(metrics: Metrics) -> None:
@@ -149,17 +151,16 @@ def fit(
     rows: Sequence[int],
     widths: Sequence[int],
     counts: Sequence[int],
-    loss: Callable[[Sequence[int]], Tensor],
+    loss: Loss,
     settings: FitSettings,
     on_epoch: Callable[[int, float], None],
 ) -> None:
     """Minimises the mean loss of rows by AdamW.
 
     Args:
-        rows: indices into `widths` and `counts`, and what `loss` takes.
+        rows: indices into `widths` and `counts`.
         widths: tokens of each row, without padding.
         counts: what each row counts in a mean: the loss of a batch is its sum divided by the counts of its rows.
-        loss: the sum of the loss over some rows.
         on_epoch: called with the number of the epoch, from 1, and its mean loss.
 
     Raises:
@@ -225,13 +226,7 @@ def batches_by_length(
 
 
 @torch.no_grad()
-def mean_of(
-    loss: Callable[[Sequence[int]], Tensor],
-    rows: Sequence[int],
-    widths: Sequence[int],
-    counts: Sequence[int],
-    tokens: int,
-) -> float:
+def mean_of(loss: Loss, rows: Sequence[int], widths: Sequence[int], counts: Sequence[int], tokens: int) -> float:
     """The sum of the loss over the rows, divided by their counts, in micro-batches of `tokens` tokens."""
     parts = track("held-out loss", list(micro_batches(rows, widths, tokens)))
     return sum(float(loss(part)) for part in parts) / sum(counts[i] for i in rows)
