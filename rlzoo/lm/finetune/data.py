@@ -1,7 +1,4 @@
-"""Prompts, texts and preference pairs from files, lists and datasets.
-
-What cannot be read is a `ConfigError` that names the file, the line and what is wrong with it.
-"""
+"""Prompts, texts and preference pairs from files, lists and datasets."""
 
 from __future__ import annotations
 
@@ -83,6 +80,9 @@ def read_prompts(
             `datasets.Dataset`.
         tokenizer: its chat template renders messages.
         name: of the prompts, for messages.
+
+    Raises:
+        ConfigError: names the file, the line and what is wrong with it.
     """
     records = read_records(source, name, "prompt", "prompt")
     prompts = [_prompt(record, tokenizer) for record in records]
@@ -96,7 +96,11 @@ def read_prompts(
 
 
 def read_texts(source: Source, name: str = "texts") -> list[str]:
-    """Texts: the lines of a .txt file, the entries of a list, or "text" of each record."""
+    """Texts: the lines of a .txt file, the entries of a list, or "text" of each record.
+
+    Raises:
+        ConfigError: names the file, the line and what is wrong with it.
+    """
     return [x.read(lambda values: _text(values, "text")) for x in read_records(source, name, "text", "messages")]
 
 
@@ -104,6 +108,9 @@ def read_examples(source: Source, name: str = "texts") -> list[Example]:
     """Examples for SFT: "text", "messages", or "prompt" and "completion" (texts or messages) of each record.
 
     The lines of a .txt file and the entries of a list are texts; lists in a list are conversations.
+
+    Raises:
+        ConfigError: names the file, the line and what is wrong with it.
     """
     if isinstance(source, list) and all(isinstance(x, Example) for x in source) and source:
         return source
@@ -118,6 +125,9 @@ def read_pairs(source: Source, tokenizer: PreTrainedTokenizerBase | None = None,
 
     Args:
         tokenizer: its chat template renders messages.
+
+    Raises:
+        ConfigError: names the file, the line and what is wrong with it.
     """
     text_file = isinstance(source, (Path, str)) and Path(source).suffix == ".txt"
     require(not text_file, f"{source}: pairs are read from a .jsonl file, a .parquet file or a dataset")
