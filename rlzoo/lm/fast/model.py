@@ -14,7 +14,7 @@ from transformers import Cache
 from transformers.pytorch_utils import Conv1D
 
 from rlzoo.core.distributions import Categorical
-from rlzoo.lm.fast.attention import new_cache, use_fastest_attention
+from rlzoo.lm.fast.attention import NAMES, CachedLayer, use_fastest_attention
 from rlzoo.lm.fast.packed import Packed
 from rlzoo.lm.fast.recorded import Recorded
 from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
@@ -84,7 +84,9 @@ class FastTrunk(Trunk):
         return torch.func.functional_call(self.base, casts, kwargs=inputs) if casts else super().call(**inputs)
 
     def new_cache(self) -> Cache:
-        return new_cache(self.base)
+        """With room for more tokens, for the attention of `use_fastest_attention`."""
+        ours = self.base.config._attn_implementation in NAMES.values()
+        return Cache(layer_class_to_replicate=CachedLayer) if ours else super().new_cache()
 
 
 class FastTokenHead(TokenHead):
@@ -120,12 +122,12 @@ class FastLanguageModel(LanguageModel):
 
     def act(self, tokens: Tokens, memory: PackedMemory | None = None) -> tuple[Categorical, PackedMemory]:  # type: ignore[override]
         """See `LanguageModel.act`. The weights must not change before the last step of an episode."""
+        rest: Any = None
         if memory is None:
             packed = Packed(self.trunk, self.policy, rows=len(tokens.token), precision=self.trunk.precision)
         else:
-            packed = memory.packed
+            rest, packed = memory
         with packed:
-            rest: Any = None if memory is None else memory.memory
             policy, rest = super().act(tokens, rest)
         return policy, PackedMemory(rest, packed)
 
@@ -183,7 +185,7 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     base, chosen = trunk.base, trunk.base.config._attn_implementation
     device = next(base.parameters()).device
     use_faster_layers(base)
-    base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
+    base.warn_if_padding_and_no_attention_mask = lambda *_: None  # it would look at every token
     expected = _checked_states(trunk)
     use_fastest_attention(base)
     trunk.__class__ = FastTrunk
@@ -229,7 +231,3 @@ def _reads_by_records(trunk: FastTrunk) -> bool:
     reading = Recorded(whole, Memory(cache, attention[:, :2]))
     columns = [Tokens(token[:, t : t + 1], attention[:, t : t + 1], None) for t in (2, 3)]
     return all(equal_but_for_rounding(reading(x), expected[:, t]) for t, x in enumerate(columns, 2))
-
-
-def _trust(*_: object) -> None:
-    """Instead of Hugging Face's check that tokens without a mask are no padding."""
