@@ -172,3 +172,9 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
             kept = longer
         kept[:, :, start:end] = added
         return kept
+
+
+def new_cache(model: Any) -> Cache:
+    """An empty key-value cache for the attention of `use_fastest_attention`, or Hugging Face's own for others."""
+    ours = model.config._attn_implementation in NAMES.values()
+    return Cache(layer_class_to_replicate=CachedLayer if ours else DynamicLayer)

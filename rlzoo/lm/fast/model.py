@@ -14,7 +14,7 @@ from transformers import Cache
 from transformers.pytorch_utils import Conv1D
 
 from rlzoo.core.distributions import Categorical
-from rlzoo.lm.fast.attention import NAMES, CachedLayer, use_fastest_attention
+from rlzoo.lm.fast.attention import new_cache, use_fastest_attention
 from rlzoo.lm.fast.packed import Packed
 from rlzoo.lm.fast.recorded import Recorded
 from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
@@ -84,9 +84,7 @@ class FastTrunk(Trunk):
         return torch.func.functional_call(self.base, casts, kwargs=inputs) if casts else super().call(**inputs)
 
     def new_cache(self) -> Cache:
-        """With room for more tokens, for the attention of `use_fastest_attention`."""
-        ours = self.base.config._attn_implementation in NAMES.values()
-        return Cache(layer_class_to_replicate=CachedLayer) if ours else super().new_cache()
+        return new_cache(self.base)
 
 
 class FastTokenHead(TokenHead):
