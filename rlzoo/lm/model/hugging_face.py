@@ -61,9 +61,9 @@ def location(name: str, what: str) -> dict[str, Any]:
         _check_files(Path(name), what)
         return {"local_files_only": True}
     require(not Path(name).exists(), f"{name} is a file; a {what} is a directory")
+    hub: Any = huggingface_hub.utils
     try:
-        utilities: Any = huggingface_hub.utils
-        utilities.validate_repo_id(name)
+        hub.validate_repo_id(name)
     except ValueError:
         raise ConfigError(f"no such directory: {name}") from None
     try:
