@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,7 +50,6 @@ class Steps:
     hidden: Float[Tensor, "S H"]
     head: Head
     allowed: Bool[Tensor, "S V"] | None
-
     _kept: list[Float[Tensor, "S C"]] = field(default_factory=list, init=False)
     """The products of all blocks, once they are computed, if they are not too large."""
 
@@ -209,16 +208,12 @@ class BlockedTokenDistribution(TokenDistribution):
         return self.evaluate(action).log_prob
 
     def entropy(self) -> Float[Tensor, "R T"]:
-        entropy = self.evaluate(self.acts.long(), entropy=True).entropy
-        assert entropy is not None
-        return entropy
+        return cast(Tensor, self.evaluate(self.acts.long(), entropy=True).entropy)
 
     def kl(self, other: TokenDistribution) -> Float[Tensor, "R T"]:
         if self._differentiable or not isinstance(other, BlockedTokenDistribution):
             return super().kl(other)
-        kl = other.evaluate(self.acts.long(), old=self).kl
-        assert kl is not None
-        return kl
+        return cast(Tensor, other.evaluate(self.acts.long(), old=self).kl)
 
     @torch.no_grad()
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:
