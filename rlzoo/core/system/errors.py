@@ -64,6 +64,11 @@ def described(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, " ".join(message.split()))))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its kind if there is no message."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 

@@ -120,12 +120,12 @@ class FastLanguageModel(LanguageModel):
 
     def act(self, tokens: Tokens, memory: PackedMemory | None = None) -> tuple[Categorical, PackedMemory]:  # type: ignore[override]
         """See `LanguageModel.act`. The weights must not change before the last step of an episode."""
+        rest: Any = None
         if memory is None:
             packed = Packed(self.trunk, self.policy, rows=len(tokens.token), precision=self.trunk.precision)
         else:
-            packed = memory.packed
+            rest, packed = memory
         with packed:
-            rest: Any = None if memory is None else memory.memory
             policy, rest = super().act(tokens, rest)
         return policy, PackedMemory(rest, packed)
 
@@ -183,7 +183,7 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     base, chosen = trunk.base, trunk.base.config._attn_implementation
     device = next(base.parameters()).device
     use_faster_layers(base)
-    base.warn_if_padding_and_no_attention_mask = _trust  # it would look at every token
+    base.warn_if_padding_and_no_attention_mask = lambda *_: None  # it would look at every token
     expected = _checked_states(trunk)
     use_fastest_attention(base)
     trunk.__class__ = FastTrunk
@@ -229,7 +229,3 @@ def _reads_by_records(trunk: FastTrunk) -> bool:
     reading = Recorded(whole, Memory(cache, attention[:, :2]))
     columns = [Tokens(token[:, t : t + 1], attention[:, t : t + 1], None) for t in (2, 3)]
     return all(equal_but_for_rounding(reading(x), expected[:, t]) for t, x in enumerate(columns, 2))
-
-
-def _trust(*_: object) -> None:
-    """Instead of Hugging Face's check that tokens without a mask are no padding."""

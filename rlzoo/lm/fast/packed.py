@@ -31,15 +31,14 @@ class Packed:
 
     def __init__(self, *roots: nn.Module, rows: int, precision: torch.dtype | None = None) -> None:
         modules = dict.fromkeys(m for root in roots for m in root.modules())
-        pairs = ((module, _packed_forward(module, rows, precision)) for module in modules)
-        self._forwards = [(module, forward) for module, forward in pairs if forward is not None]
+        self._forwards = {m: forward for m in modules if (forward := _packed_forward(m, rows, precision)) is not None}
 
     def __enter__(self) -> None:
-        for module, forward in self._forwards:
+        for module, forward in self._forwards.items():
             module.forward = forward
 
     def __exit__(self, *_: object) -> None:
-        for module, _forward in self._forwards:
+        for module in self._forwards:
             del module.forward
 
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from rlzoo.lm.fast.attention import CachedLayer
@@ -87,8 +87,7 @@ class Recorded:
     def memory(self) -> Memory:
         """What was read so far, for other passes. This object must not be used any more."""
         self._free()
-        attention: Bool[Tensor, "N C"] = torch.cat(self._attention, 1)
-        return Memory(self._cache, attention)
+        return Memory(self._cache, torch.cat(self._attention, 1))
 
     def rows(self, rows: Int[Tensor, "R"]) -> Memory:
         """See `Memory.rows` and `memory`."""

@@ -7,10 +7,10 @@ a lower precision block by block.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -50,9 +50,8 @@ class Steps:
     hidden: Float[Tensor, "S H"]
     head: Head
     allowed: Bool[Tensor, "S V"] | None
-
-    def __post_init__(self) -> None:
-        self._kept: list[Float[Tensor, "S C"]] = []
+    _kept: list[Float[Tensor, "S C"]] = field(default_factory=list, init=False)
+    """The products of all blocks, once they are computed, if they are not too large."""
 
     @property
     def precision(self) -> torch.dtype:
@@ -67,16 +66,15 @@ class Steps:
         """hidden / temperature in the precision of the product."""
         return tempered(self.hidden, self.head.temperature).to(self.precision)
 
-    def products(self) -> Iterator[Float[Tensor, "S C"]]:
-        """inputs · weightᵀ of each block. What is not too large is kept for further calls."""
-        if self._kept:
-            return iter(self._kept)
-        inputs = self.inputs()
-        products = (inputs @ self.head.weight[block].to(self.precision).t() for block in self.blocks())
-        if len(inputs) * len(self.head.weight) <= _MOST_KEPT:
+    def products(self) -> Iterable[Float[Tensor, "S C"]]:
+        """inputs · weightᵀ of each block."""
+        if not self._kept:
+            inputs = self.inputs()
+            products = (inputs @ self.head.weight[block].to(self.precision).t() for block in self.blocks())
+            if len(inputs) * len(self.head.weight) > _MOST_KEPT:
+                return products
             self._kept = list(products)
-            return iter(self._kept)
-        return products
+        return self._kept
 
     def finish(self, product: Float[Tensor, "S C"], block: slice) -> Float[Tensor, "S C"]:
         """The logits that belong to a product, in single precision at least."""
@@ -139,8 +137,19 @@ class Evaluate(torch.autograd.Function):
         total = summed_gradient(head.weight) if wants_weight else None
         d_weight = torch.empty_like(head.weight) if wants_weight and total is None else None
         d_bias = torch.empty_like(head.bias) if wants_bias else None
+        zero = torch.zeros_like(ctx.log_z)
+        grad, of_kl = (zero if g is None else g for g in (grad, of_kl))
         for block, product, old_product in ctx.kept:
-            d_logits = Evaluate._of_logits(ctx, block, product, old_product, grad, of_kl, of_entropy)
+            logp = steps.finish(product, block) - ctx.log_z.unsqueeze(-1)
+            scale = (of_kl - grad).unsqueeze(-1)
+            if of_entropy is not None:
+                scale = scale - of_entropy.unsqueeze(-1) * (logp + ctx.entropy.unsqueeze(-1))
+            d_logits = logp.exp_().mul_(scale)
+            inside, index = _inside(ctx.action, block)
+            d_logits.scatter_add_(-1, index, (grad * inside).unsqueeze(-1))
+            if old_product is not None:
+                theirs = ctx.old.finish(old_product, block) - ctx.old_log_z.unsqueeze(-1)
+                d_logits -= theirs.exp_().mul_(of_kl.unsqueeze(-1))
             if d_bias is not None:
                 d_bias[block] = d_logits.sum(0) / head.temperature
             d_product = d_logits.to(precision)
@@ -153,31 +162,6 @@ class Evaluate(torch.autograd.Function):
         if d_hidden is not None and head.temperature != 1:
             d_hidden /= head.temperature
         return d_hidden, d_weight, d_bias, None, None, None, None, None
-
-    @staticmethod
-    def _of_logits(
-        ctx: Any,
-        block: slice,
-        product: Float[Tensor, "S C"],
-        old_product: Float[Tensor, "S C"] | None,
-        grad: Float[Tensor, "S"] | None,
-        of_kl: Float[Tensor, "S"] | None,
-        of_entropy: Float[Tensor, "S"] | None,
-    ) -> Float[Tensor, "S C"]:
-        """The gradient in the logits of a block of the vocabulary."""
-        logp = ctx.steps.finish(product, block) - ctx.log_z.unsqueeze(-1)
-        zero = logp.new_zeros(len(logp))
-        grad, of_kl = (zero if g is None else g for g in (grad, of_kl))
-        scale = (of_kl - grad).unsqueeze(-1)
-        if of_entropy is not None:
-            scale = scale - of_entropy.unsqueeze(-1) * (logp + ctx.entropy.unsqueeze(-1))
-        d_logits = logp.exp_().mul_(scale)
-        inside, index = _inside(ctx.action, block)
-        d_logits.scatter_add_(-1, index, (grad * inside).unsqueeze(-1))
-        if old_product is not None:
-            theirs = ctx.old.finish(old_product, block) - ctx.old_log_z.unsqueeze(-1)
-            d_logits -= theirs.exp_().mul_(of_kl.unsqueeze(-1))
-        return d_logits
 
 
 def _mean(means: list[Float[Tensor, "S"]], totals: list[Float[Tensor, "S"]]) -> Float[Tensor, "S"]:
@@ -224,16 +208,12 @@ class BlockedTokenDistribution(TokenDistribution):
         return self.evaluate(action).log_prob
 
     def entropy(self) -> Float[Tensor, "R T"]:
-        entropy = self.evaluate(self.acts.long(), entropy=True).entropy
-        assert entropy is not None
-        return entropy
+        return cast(Tensor, self.evaluate(self.acts.long(), entropy=True).entropy)
 
     def kl(self, other: TokenDistribution) -> Float[Tensor, "R T"]:
         if self._differentiable or not isinstance(other, BlockedTokenDistribution):
             return super().kl(other)
-        kl = other.evaluate(self.acts.long(), old=self).kl
-        assert kl is not None
-        return kl
+        return cast(Tensor, other.evaluate(self.acts.long(), old=self).kl)
 
     @torch.no_grad()
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "R T"]) -> list[Tensor]:

@@ -47,7 +47,7 @@ class TokenActor:
         self._device = next(model.parameters()).device
         self._unread: list[Tokens] = []
         self._memory: Any = None
-        self._rows: Array | None = None
+        self._rows: Array
         self._column = self._drawn = 0
 
     @torch.no_grad()
@@ -78,7 +78,6 @@ class TokenActor:
         if self._memory is None:
             self._rows = np.arange(len(tokens.token))
             return self._rows
-        assert self._rows is not None
         reads = tokens.attention[self._rows].any(1)
         if reads.sum() <= self._model.share_that_stays * len(reads):
             self._memory = self._memory.rows(torch.from_numpy(np.flatnonzero(reads)))

@@ -15,11 +15,10 @@ import huggingface_hub
 import torch
 from transformers.utils import logging as transformers_logging
 
-from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, first_line, require
 from rlzoo.core.system.files import LARGE, check_regular, most_in_memory, read_bytes
 from rlzoo.core.system.progress import operation
 
-_hub: Any = huggingface_hub.utils
 _PATIENCE = 1.5
 """Seconds to wait for the Hub's first answer."""
 
@@ -32,12 +31,9 @@ def quiet() -> Iterator[None]:
         for library in (transformers_logging, huggingface_hub.logging):
             restored.callback(library.set_verbosity, library.get_verbosity())
             library.set_verbosity(logging.CRITICAL)
-        if bars.is_progress_bar_enabled():
+        if bars.is_progress_bar_enabled():  # and with them those of the Hub
             restored.callback(bars.enable_progress_bar)
             bars.disable_progress_bar()
-        if not _hub.are_progress_bars_disabled():
-            restored.callback(_hub.enable_progress_bars)
-            _hub.disable_progress_bars()
         yield
 
 
@@ -53,7 +49,7 @@ def loading(name: str, what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(f"the {what} of {name} cannot be loaded: {_first_line(error)}") from error
+        raise ConfigError(f"the {what} of {name} cannot be loaded: {first_line(error)}") from error
 
 
 def location(name: str, what: str) -> dict[str, Any]:
@@ -65,8 +61,9 @@ def location(name: str, what: str) -> dict[str, Any]:
         _check_files(Path(name), what)
         return {"local_files_only": True}
     require(not Path(name).exists(), f"{name} is a file; a {what} is a directory")
+    hub: Any = huggingface_hub.utils
     try:
-        _hub.validate_repo_id(name)
+        hub.validate_repo_id(name)
     except ValueError:
         raise ConfigError(f"no such directory: {name}") from None
     try:
@@ -74,7 +71,7 @@ def location(name: str, what: str) -> dict[str, Any]:
     except Exception as error:
         if isinstance(huggingface_hub.try_to_load_from_cache(name, "config.json"), str):
             return {"local_files_only": True}
-        reason = _first_line(error)
+        reason = first_line(error)
         raise ConfigError(f"no such directory: {name}; nor is it on the Hugging Face Hub: {reason}") from None
     return {}
 
@@ -113,7 +110,3 @@ def _check_files(folder: Path, what: str) -> None:
     for path in folder.glob("*.index.json"):
         for name in json.loads(read_bytes(path))["weight_map"].values():
             require(Path(name).name == name, f"{path} names {name}, which is not in its directory")
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

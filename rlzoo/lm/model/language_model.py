@@ -184,9 +184,7 @@ class LanguageModel(ActorCritic):
 
     @torch.no_grad()
     def _check(self) -> None:
-        """Raises `ConfigError` unless hidden states, output embedding and cache reproduce the model's own logits, also
-        with padding before a text.
-        """
+        """Raises `ConfigError` unless hidden states, head and cache give the model's own logits, also after padding."""
         lm = causal_lm(self.actor)
         name, device = type(lm).__name__, next(self.parameters()).device
         token = torch.arange(2, device=device).unsqueeze(0)

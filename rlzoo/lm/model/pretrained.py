@@ -51,14 +51,14 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     """
     name = located(str(name))
     folder = Path(name)
-    holds = any((folder / "config.json").is_file() or any(folder.glob(x)) for x in ("tokenizer*", "*.model"))
+    holds = any(any(folder.glob(x)) for x in ("config.json", "tokenizer*", "*.model"))
     require(holds or not folder.is_dir(), f"{name} holds no model and no tokenizer: there is no config.json")
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
-    files = [*tokenizer.vocab_files_names.values()]
-    holds = any((Path(name) / file).is_file() for file in ["tokenizer.json", *files])
-    require(holds or not files or not Path(name).is_dir(), f"{name} holds no tokenizer: there is no tokenizer.json")
+    files = tokenizer.vocab_files_names.values()
+    holds = any((folder / file).is_file() for file in ("tokenizer.json", *files))
+    require(holds or not files or not folder.is_dir(), f"{name} holds no tokenizer: there is no tokenizer.json")
     longest = tokenizer.model_max_length
     number = isinstance(longest, int | float) and not isinstance(longest, bool)
     require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")
@@ -94,9 +94,6 @@ def load_reward_model(name: Path | str, attention: Attention = "auto", head_seed
     Args:
         head_seed: seed of a new head for a model without one, such as a causal language model. Weights are normal with
             standard deviation 1/√(H + 1) (Stiennon et al. 2020), the bias is 0. With None a missing head is an error.
-
-    Raises:
-        ConfigError: there is none, it is damaged, or it is of another kind.
     """
     return _load(AutoModelForSequenceClassification, str(name), attention, head_seed)
 

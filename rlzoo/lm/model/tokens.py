@@ -140,6 +140,5 @@ class TokenDistribution(Distribution):
 
     def detach(self) -> TokenDistribution:
         """Also copies the head, whose weights training changes in place."""
-        bias = None if self.head.bias is None else self.head.bias.detach().clone()
-        head = self.head._replace(weight=self.head.weight.detach().clone(), bias=bias)
-        return replace(self, hidden=self.hidden.detach(), head=head)
+        hidden, *head = (x.detach() for x in self.tensors())
+        return self.with_tensors([hidden, *(x.clone() for x in head)])

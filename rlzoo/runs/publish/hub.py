@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlzoo.core.system.errors import RunError
+from rlzoo.core.system.errors import RunError, first_line
 
 PREFIX = "hf:"
 """Start of the name of a policy on the hub, `hf:user/name`."""
@@ -85,16 +85,12 @@ def _hub_errors() -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise RunError(f"not a name on the Hugging Face hub, such as user/name: {_first_line(error)}") from error
+        raise RunError(f"not a name on the Hugging Face hub, such as user/name: {first_line(error)}") from error
     except LocalTokenNotFoundError as error:
         raise RunError("the Hugging Face hub needs a token: log in with: hf auth login") from error
     except HfHubHTTPError as error:
         denied = error.response is not None and error.response.status_code in (401, 403)
         remedy = "; log in with: hf auth login" if denied else ""
-        raise RunError(f"the Hugging Face hub refuses: {_first_line(error)}{remedy}") from error
+        raise RunError(f"the Hugging Face hub refuses: {first_line(error)}{remedy}") from error
     except Exception as error:
-        raise RunError(f"the Hugging Face hub cannot be reached: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RunError(f"the Hugging Face hub cannot be reached: {first_line(error)}") from error
