@@ -189,11 +189,12 @@ def check_language(settings: Language, setup: Setup) -> None:
     fault = 'must be a directory, a Hub name or a loaded one, such as {}="gpt2", got {}'
     for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
         x = getattr(settings, name)
-        loaded = isinstance(x, base) or (name == "model" and hasattr(x, "merge_and_unload"))
-        named = x is None or isinstance(x, (str, Mapping))
-        require(loaded or named, f"{name} {fault.format(name, type(x).__name__)}")
-        remedy = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
-        require(named or name != "model" or settings.tokenizer is not None, remedy)
+        adapted = name == "model" and hasattr(x, "merge_and_unload")
+        known = x is None or adapted or isinstance(x, (str, Mapping, base))
+        require(known, f"{name} {fault.format(name, type(x).__name__)}")
+    remedy = "tokenizer is missing: a loaded model needs one, such as tokenizer=tokenizer"
+    named = settings.model is None or isinstance(settings.model, (str, Mapping))
+    require(named or settings.tokenizer is not None, remedy)
 
 
 def _is_small(model: Any) -> bool:
