@@ -60,9 +60,9 @@ class Speaker:
         tokenizer, actor = pretrained.load_tokenizer(name), pretrained.load_causal_lm(name)
         pretrained.check_vocabulary(actor, len(tokenizer), str(name))
         stop = frozenset(x for x in (tokenizer.eos_token_id, *end_ids(actor)) if x is not None)
-        model = LanguageModel(actor, temperature=temperature)
-        limit = None if allowed is None else AllowedTokens.named(allowed, model)
-        return cls(model, tokenizer, stop, *args, allowed=limit)
+        speaker = cls(LanguageModel(actor, temperature=temperature), tokenizer, stop, *args)
+        speaker.allowed = None if allowed is None else AllowedTokens.named(allowed, speaker.model)
+        return speaker
 
     @classmethod
     def of(cls, task: Task, temperature: float, *args: Any) -> Speaker:
@@ -70,7 +70,9 @@ class Speaker:
         if not isinstance(task, LanguageTask):
             raise ConfigError(f"chat is for language models; {env_name(task.setup.env)} has none")
         task.model.policy.temperature = temperature
-        return cls(task.model, task.tokenizer, task.env.stop, *args, allowed=task.env.generation.allowed)
+        speaker = cls(task.model, task.tokenizer, task.env.stop, *args)
+        speaker.allowed = task.env.generation.allowed
+        return speaker
 
     def new(self) -> None:
         """Begins a new conversation."""
