@@ -97,12 +97,12 @@ class Responses:
             self._spoken[i].append((bool(acted[i]), int(token[i])))
         self._lengths += alive
         tokens, left = int(self._lengths.sum()), self.generation.max_new_tokens - self._steps
-        reached(tokens, tokens + int(alive.sum()) * left, "tokens")
+        reached(tokens, tokens + int(np.count_nonzero(alive)) * left, "tokens")
         stopped = acted & np.isin(token, self._stops)
         ended = acted & (stopped | (self._lengths == self.generation.max_new_tokens))
         if self.generation.turns is not None and stopped.any():
-            reward, replied = self._converse(self.generation.turns, np.flatnonzero(stopped))
-            ended &= ~replied
+            reward = self._converse(self.generation.turns, np.flatnonzero(stopped))
+            ended &= ~self._listens
         self.alive = alive & ~ended
         column, forced = self._column_of(token, alive)
         return column, reward, ended, forced
@@ -122,9 +122,9 @@ class Responses:
         rows = [[*prompt, *(token for _, token in spoken)] if act else None for prompt, spoken, act in parts]
         return Tokens(token, attention, acts, allowed(rows, self._steps)), ~acts
 
-    def _converse(self, turns: Turns, rows: Array) -> tuple[Array, Bools]:
-        """The rewards (N,) of the turns that these rows have ended, and which rows (N,) got a reply."""
-        reward, replied = np.zeros(len(self.prompts), np.float32), np.zeros(len(self.prompts), np.bool_)
+    def _converse(self, turns: Turns, rows: Array) -> Array:
+        """Replies to the turns that these rows have ended, and returns the rewards (N,) of these turns."""
+        reward = np.zeros(len(self.prompts), np.float32)
         spoken = [decode(self.tokenizer, turns_of(self._spoken[i]), self.stop) for i in rows]
         conversations = [Conversation(self.prompts[i], said) for i, said in zip(rows, spoken, strict=True)]
         answers = turns.answers(conversations, (self._first + rows).tolist())
@@ -135,8 +135,8 @@ class Responses:
             reply = encode_reply(self.tokenizer, answer, f"reply {turns.name}, row {self._first + i}")
             if self._lengths[i] + len(reply) < self.generation.max_new_tokens:
                 self._replies[i].extend(reply)
-                self._listens[i] = replied[i] = True
-        return reward, replied
+                self._listens[i] = True
+        return reward
 
 
 def end_ids(model: Any) -> list[int]:
