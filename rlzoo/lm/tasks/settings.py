@@ -27,8 +27,7 @@ class Language(TaskSettings):
     """Settings of a language task: model, prompts, score, per-token rewards, memory."""
 
     of_model: ClassVar[frozenset[str]] = frozenset({
-        *("temperature", "critic", "lora_rank", "precision", "attention", "micro_batch_tokens"),
-        "gradient_checkpointing",
+        "temperature", "critic", "lora_rank", "precision", "attention", "micro_batch_tokens", "gradient_checkpointing",
     })  # fmt: skip
     kept: ClassVar[frozenset[str]] = frozenset({"model", "tokenizer", "prompts", "eval_prompts"})
     defaults: ClassVar[Mapping[str, Any]] = {"gamma": 1.0, "minibatch_responses": 16, "vf_minibatch_responses": 16}
@@ -47,12 +46,12 @@ class Language(TaskSettings):
     title: ClassVar[str] = "Language task"
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Reward": (
-            *("reward", "beta", "beta_target", "beta_horizon", "kl_estimator"),
-            *("score_clip", "score_normalization", "missing_eos_penalty"),
+            "reward", "beta", "beta_target", "beta_horizon", "kl_estimator",
+            "score_clip", "score_normalization", "missing_eos_penalty",
         ),
         "Evaluation and files": ("eval_prompts", "log_samples"),
         "Memory and speed": ("lora_rank", "precision", "attention", "micro_batch_tokens", "gradient_checkpointing"),
-    }
+    }  # fmt: skip
 
     responses_per_batch: Count = 64
     """Responses in a buffer."""
