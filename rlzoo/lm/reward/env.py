@@ -19,7 +19,7 @@ from rlzoo.lm.model.language_model import LanguageModel, Reference
 from rlzoo.lm.model.pretrained import encode, max_positions, with_padding
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.generation import Generation, Responses, stop_ids
-from rlzoo.lm.reward.prompt import Prompt, Prompts, columns_of
+from rlzoo.lm.reward.prompt import Prompt, Prompts, check_columns, columns_of
 from rlzoo.lm.reward.scores import Score, call_scores, clashing_columns, missing_columns
 from rlzoo.lm.reward.scoring import Scoring
 from rlzoo.lm.reward.turns import decode, spoken, turns_of
@@ -86,10 +86,11 @@ class LMEnv(VectorEnv):
         """Token ids of each prompt.
 
         Raises:
-            ConfigError: there are no prompts; one is empty or too long; they lack a column that the score takes, or one
-                has a name that is taken.
+            ConfigError: there are no prompts; one is empty or too long, or lacks a column that others have; they lack a
+                column that the score takes, or one has a name that is taken.
         """
         require(len(prompts) > 0, f"{name}: there are none")
+        check_columns(prompts, name)
         taken = self.generation.turns is not None and "turns" in columns_of(prompts)
         require(not taken, f"{name}: the column 'turns' has the name of that of conversations; give it another one")
         sample = self.with_turns(prompts[:1], [[]])
@@ -193,7 +194,6 @@ def _room_for_prompts(model: LanguageModel, generation: Generation) -> int | Non
     positions, new = min(filter(None, contexts), default=None), generation.max_new_tokens
     if positions is None:
         return generation.max_prompt_tokens
-    require(
-        positions > new, f"max_new_tokens must leave room for a prompt in the model's context of {positions}, got {new}"
-    )
+    fault = f"max_new_tokens must leave room for a prompt in the model's context of {positions}, got {new}"
+    require(positions > new, fault)
     return min(positions - new, generation.max_prompt_tokens or positions)

@@ -12,21 +12,15 @@ _LONGEST = 200
 """Characters of the longest expression that is read, so that every one is evaluated quickly."""
 
 
-def tokens_of(expression: str) -> list[str] | None:
-    """Numbers, operators and brackets of an expression; None if it has anything else, or is too long."""
-    if len(expression) > _LONGEST:
-        return None
-    tokens = re.findall(r"[0-9]+|\S", expression)
-    return tokens if all(re.fullmatch(r"[0-9]+|[-+*/()]", x) for x in tokens) else None
-
-
 def value_of(expression: str) -> Fraction | None:
     """The value of whole numbers with +, -, *, / and brackets; None if it is no such expression or has no value.
 
     A number has no sign. An expression of more than 200 characters has no value.
     """
-    tokens = tokens_of(expression) or []
-    python = " ".join(str(int(x)) if x.isdecimal() else x for x in tokens)  # Python refuses 08
+    if len(expression) > _LONGEST or re.search(r"[^-+*/()0-9\s]", expression):
+        return None
+    tokens = re.findall(r"[0-9]+|\S", expression)
+    python = " ".join(str(int(x)) if x.isdecimal() else x for x in tokens)  # no 08, no ** and no //
     try:
         return _value(ast.parse(python, mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError):

@@ -66,8 +66,9 @@ class Responses:
         self._spoken: list[Spoken] = [[] for _ in self.prompts]  # if anything asks for it
         self._keeps_spoken = generation.turns is not None or generation.allowed is not None
         self._replies: list[deque[int]] = [deque() for _ in self.prompts]
-        self._lengths, self._left = (np.zeros(len(self.prompts), np.int64) for _ in range(2))
-        self._column = self._tokens = 0
+        self._listens = np.zeros(len(self.prompts), np.bool_)  # the next token is that of a reply
+        self._lengths = np.zeros(len(self.prompts), np.int64)
+        self._column = 0
         self.alive = np.ones(len(self.prompts), np.bool_)
 
     def observe(self) -> tuple[Tokens, Bools]:
@@ -86,50 +87,44 @@ class Responses:
         if self._column < self._ids.shape[1]:
             column, forced = self._column_of(self._ids[:, self._column], self._attention[:, self._column])
             return column, reward, ended, forced
-        alive, listens = self.alive, self._listens
-        acted = alive & ~listens
+        alive = self.alive
+        acted = alive & ~self._listens
         token = np.where(acted, action, self._pad)
-        for i in np.flatnonzero(listens):
+        for i in np.flatnonzero(self._listens):
             token[i] = self._replies[i].popleft()
+            self._listens[i] = bool(self._replies[i])
         for i in np.flatnonzero(alive) if self._keeps_spoken else ():
             self._spoken[i].append((bool(acted[i]), int(token[i])))
         self._lengths += alive
-        self._left -= listens
-        self._report(int(np.count_nonzero(alive)))
+        tokens, left = int(self._lengths.sum()), self.generation.max_new_tokens - self._steps
+        reached(tokens, tokens + int(np.count_nonzero(alive)) * left, "tokens")
         stopped = acted & np.isin(token, self._stops)
         ended = acted & (stopped | (self._lengths == self.generation.max_new_tokens))
         if self.generation.turns is not None and stopped.any():
-            reward, replied = self._converse(self.generation.turns, np.flatnonzero(stopped))
-            ended &= ~replied
+            reward = self._converse(self.generation.turns, np.flatnonzero(stopped))
+            ended &= ~self._listens
         self.alive = alive & ~ended
         column, forced = self._column_of(token, alive)
         return column, reward, ended, forced
 
     @property
-    def _listens(self) -> Bools:
-        """The rows (N,) whose next token is that of a reply."""
-        return self._left > 0
-
-    def _report(self, alive: int) -> None:
-        """Says how many tokens there are, and how many there may be at the end."""
-        self._tokens += alive
-        left = self.generation.max_new_tokens - (self._column - self._ids.shape[1] + 1)
-        reached(self._tokens, self._tokens + alive * left, "tokens")
+    def _steps(self) -> int:
+        """Number of steps since the end of the prompts; negative before it."""
+        return self._column - self._ids.shape[1] + 1
 
     def _column_of(self, token: Array, attention: Bools) -> tuple[Tokens, Bools]:
         """The last column as observed, and which rows do not act next."""
-        step = self._column - self._ids.shape[1] + 1
-        acts = self.alive & ~self._listens & (step >= 0)
+        acts = self.alive & ~self._listens & (self._steps >= 0)
         allowed = self.generation.allowed
         if allowed is None:
             return Tokens(token, attention, acts), ~acts
         parts = zip(self._prompt_ids, self._spoken, acts, strict=True)
         rows = [[*prompt, *(token for _, token in spoken)] if act else None for prompt, spoken, act in parts]
-        return Tokens(token, attention, acts, allowed(rows, step)), ~acts
+        return Tokens(token, attention, acts, allowed(rows, self._steps)), ~acts
 
-    def _converse(self, turns: Turns, rows: Array) -> tuple[Array, Bools]:
-        """The rewards (N,) of the turns that these rows have ended, and which rows (N,) got a reply."""
-        reward, replied = np.zeros(len(self.prompts), np.float32), np.zeros(len(self.prompts), np.bool_)
+    def _converse(self, turns: Turns, rows: Array) -> Array:
+        """Replies to the turns that these rows have ended, and returns the rewards (N,) of these turns."""
+        reward = np.zeros(len(self.prompts), np.float32)
         spoken = [decode(self.tokenizer, turns_of(self._spoken[i]), self.stop) for i in rows]
         conversations = [Conversation(self.prompts[i], said) for i, said in zip(rows, spoken, strict=True)]
         answers = turns.answers(conversations, (self._first + rows).tolist())
@@ -140,9 +135,8 @@ class Responses:
             reply = encode_reply(self.tokenizer, answer, f"reply {turns.name}, row {self._first + i}")
             if self._lengths[i] + len(reply) < self.generation.max_new_tokens:
                 self._replies[i].extend(reply)
-                self._left[i] += len(reply)
-                replied[i] = True
-        return reward, replied
+                self._listens[i] = True
+        return reward
 
 
 def end_ids(model: Any) -> list[int]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlzoo.core.system.errors import require
 from rlzoo.lm.model.shuffled import Shuffled
 
 
@@ -25,6 +26,16 @@ def columns_of(prompts: Sequence[str]) -> dict[str, list[Any]]:
     """Each column in the order of the prompts. Plain texts have none."""
     rows = [getattr(prompt, "columns", {}) for prompt in prompts]
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else {})}
+
+
+def check_columns(prompts: Sequence[str], name: str) -> None:
+    """Raises `ConfigError` if a prompt lacks a column that another one has. `name` is that of the prompts."""
+    rows = [getattr(prompt, "columns", {}) for prompt in prompts]
+    every = dict.fromkeys(column for row in rows for column in row)
+    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True), 1):
+        fault = f"{name}: prompt {number} ({prompt[:40]!r}) lacks a column that others have"
+        for column in every:
+            require(column in row, f"{fault}: {column!r}")
 
 
 class Group(NamedTuple):

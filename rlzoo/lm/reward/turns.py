@@ -143,8 +143,7 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) 
     if len(text) > _LONGEST:
         raise EnvError(f"{name}: {brief(text)} has {len(text):,} characters; at most {_LONGEST:,} are tokenised")
     try:
-        plain = not answer.special_tokens
-        tokens = encode_further(tokenizer, text, split_special_tokens=plain)
+        tokens = encode_further(tokenizer, text, split_special_tokens=not answer.special_tokens)
     except Exception as error:  # tokenizers raise Exception itself
         raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {described(error)}") from error
     if not tokens:

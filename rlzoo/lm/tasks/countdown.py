@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from random import Random
 from rlzoo.core.system.fields import Count
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint, character_tokenizer, completed, small_gpt2
-from rlzoo.lm.reward.expressions import tokens_of, value_of
+from rlzoo.lm.reward.expressions import value_of
 from rlzoo.lm.reward.prompt import Prompt
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
@@ -88,5 +89,4 @@ def _expression(numbers: Sequence[int], rng: Random) -> str:
 
 
 def _uses_only(expression: str, numbers: Sequence[int]) -> bool:
-    used = Counter(token for token in tokens_of(expression) or () if token.isdecimal())
-    return used <= Counter(map(str, numbers))
+    return Counter(re.findall(r"[0-9]+", expression)) <= Counter(map(str, numbers))

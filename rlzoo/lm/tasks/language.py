@@ -173,10 +173,6 @@ class LanguageTask(Task):
         own = self.own_reply()
         return None if own is None else Turns(own, env_name(self.setup.env), most)
 
-    def _find_allowed(self) -> AllowedTokens | None:
-        spec = self.settings.allowed_tokens
-        return None if spec is None else AllowedTokens.named(spec, self.model)
-
     def _build(self) -> LanguageModel:
         settings = self.settings
         eager = settings.attention == "auto" and self.setup.second_order
@@ -223,7 +219,8 @@ class LanguageTask(Task):
         if not settings.stop_tokens and stop != {self.tokenizer.eos_token_id}:
             ends = ", ".join(repr(self.tokenizer.decode([x])) for x in sorted(stop))
             self.setup.progress.say(f"responses end with {ends}, as the model's generation configuration has it")
-        turns, allowed = self._find_turns(), self._find_allowed()
+        turns, spec = self._find_turns(), settings.allowed_tokens
+        allowed = None if spec is None else AllowedTokens.named(spec, self.model)
         generation = Generation(settings.max_new_tokens, settings.max_prompt_tokens, stop, turns, allowed)
         texts = self._read_prompts("prompts") or self.own_prompts()
         own = processes.own_rows(settings.responses_per_batch, "responses_per_batch")
@@ -252,12 +249,12 @@ class LanguageTask(Task):
         setting, folder = getattr(self.settings, name), self.setup.folder
         if setting is None:
             return []
-        own = None if folder is None or isinstance(setting, str) else folder / f"{name}.jsonl"
-        if own is not None and own.is_file():
-            return read_prompts(own)
+        if isinstance(setting, str):
+            return read_prompts(setting, self.tokenizer, name)
+        if folder is not None and (folder / f"{name}.jsonl").is_file():
+            return read_prompts(folder / f"{name}.jsonl")
         prompts = read_prompts(self._setting(name), self.tokenizer, name)
-        if not isinstance(setting, str):
-            as_lines(prompts, name)  # what cannot be saved is an error before there is a run
+        as_lines(prompts, name)  # what cannot be saved is an error before there is a run
         return prompts
 
     def _pretraining_loss(self, path: str) -> PretrainingLoss:

@@ -31,15 +31,8 @@ from rlzoo.lm.tasks.settings import Language
 Drawn = TypeVar("Drawn")
 
 OPENINGS = (
-    "",
-    "After a week,",
-    "After two months,",
-    "At home,",
-    "In daily use,",
-    "Over time,",
-    "So far,",
-    "In practice,",
-)
+    "", "After a week,", "After two months,", "At home,", "In daily use,", "Over time,", "So far,", "In practice,",
+)  # fmt: skip
 OWNERS = ("my", "our", "our new", "the new", "this")
 PRODUCTS = {
     "backpack": ("design", "lining", "strap", "zip"),

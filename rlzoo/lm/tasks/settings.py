@@ -29,8 +29,7 @@ class Language(TaskSettings):
     """Settings of a language task: model, prompts, score, per-token rewards, memory."""
 
     of_model: ClassVar[frozenset[str]] = frozenset({
-        *("temperature", "critic", "lora_rank", "precision", "attention", "micro_batch_tokens"),
-        "gradient_checkpointing",
+        "temperature", "critic", "lora_rank", "precision", "attention", "micro_batch_tokens", "gradient_checkpointing",
     })  # fmt: skip
     kept: ClassVar[frozenset[str]] = frozenset({"model", "tokenizer", "prompts", "eval_prompts"})
     defaults: ClassVar[Mapping[str, Any]] = {"gamma": 1.0, "minibatch_responses": 16, "vf_minibatch_responses": 16}
@@ -49,12 +48,12 @@ class Language(TaskSettings):
     title: ClassVar[str] = "Language task"
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Reward": (
-            *("reward", "beta", "beta_target", "beta_horizon", "kl_estimator"),
-            *("score_clip", "score_normalization", "missing_eos_penalty"),
+            "reward", "beta", "beta_target", "beta_horizon", "kl_estimator",
+            "score_clip", "score_normalization", "missing_eos_penalty",
         ),
         "Evaluation and files": ("eval_prompts", "log_samples"),
         "Memory and speed": ("lora_rank", "precision", "attention", "micro_batch_tokens", "gradient_checkpointing"),
-    }
+    }  # fmt: skip
 
     responses_per_batch: Count = 64
     """Responses in a buffer."""
@@ -190,10 +189,10 @@ def check_language(settings: Language, setup: Setup) -> None:
     )
     for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
         x = getattr(settings, name)
-        loaded = isinstance(x, base) or (name == "model" and hasattr(x, "merge_and_unload"))
-        named = x is None or isinstance(x, (str, Mapping))
-        require(loaded or named, misfit(name, x))
-        require(named or name != "model" or settings.tokenizer is not None, NO_TOKENIZER)
+        adapted = name == "model" and hasattr(x, "merge_and_unload")
+        require(x is None or adapted or isinstance(x, (str, Mapping, base)), misfit(name, x))
+    named = settings.model is None or isinstance(settings.model, (str, Mapping))
+    require(named or settings.tokenizer is not None, NO_TOKENIZER)
 
 
 def misfit(name: str, x: Any, noun: str = "one") -> str:

@@ -134,6 +134,15 @@ def test_column_with_the_name_of_an_argument(score, column, clashes):
         assert call_score(score, "score", prompts, ["c"]).tolist() == [0]
 
 
+@pytest.mark.parametrize(("answers", "number"), [("cc-", 3), ("-cc", 1)])
+def test_a_prompt_that_lacks_a_column_is_named(answers, number):
+    prompts = [Prompt(x, {} if answer == "-" else {"answer": answer}) for x, answer in zip("abd", answers, strict=True)]
+    fault = f"^prompts: prompt {number} \\('{prompts[number - 1]}'\\) lacks a column that others have: 'answer'$"
+    for score in (right, lambda prompts, responses, **columns: [0.0] * len(responses)):
+        with pytest.raises(ConfigError, match=fault):
+            make_env(make_model(), prompts, score)
+
+
 def test_scores_of_trl_are_called_by_the_names_of_their_arguments():
     """In any order, with or without the prompts; by position, the first would get the prompts as completions."""
 
