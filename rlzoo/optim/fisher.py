@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.distributions import Distribution
 from rlzoo.core.system import processes
 from rlzoo.core.system.progress import track
 from rlzoo.optim.natural_gradient import FlatPolicy, T, add_gradients, leaves_of
@@ -71,24 +73,18 @@ def jacobian(policy: FlatPolicy, theta: Vector, part: Buffer) -> Jacobian:
     return (policy.model.jacobian or Jacobian)(policy, theta, part)
 
 
+@dataclass(frozen=True)
 class FisherProduct:
-    """v ↦ (F + damping·I)·v (see `fisher_vector_product`)."""
+    """v ↦ (F + damping·I)·v, and what it was made of (see `fisher_vector_product`)."""
 
-    def __init__(self, policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float) -> None:
-        self.policy, self.theta, self.batch, self.damping = policy, theta, batch, damping
-        self._parts = list(micro_batches(policy.model, batch))
-        self._kept: Jacobian | None = None
+    product: Callable[[Vector], Vector]
+    policy: FlatPolicy
+    theta: Vector
+    batch: Buffer
+    damping: float
 
     def __call__(self, v: Vector) -> Vector:
-        if self._kept is None and len(self._parts) == 1:
-            self._kept = jacobian(self.policy, self.theta, self._parts[0])
-        total = torch.zeros_like(v)
-        for part in track("micro-batch", self._parts):
-            _, forces = _pushed(self.policy, self.theta, v, part, self._kept)
-            at_theta = self._kept or Jacobian(self.policy, self.theta, part)
-            at_theta.pull(forces, total, keep=self._kept is not None)
-        processes.all_reduce_(total)
-        return total.add_(v, alpha=self.damping) if self.damping else total
+        return self.product(v)
 
 
 def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float = 0.0) -> FisherProduct:
@@ -99,7 +95,26 @@ def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damp
     Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. If the batch is one micro-batch, the
     graph of the backward passes is built once and kept; and if the policy sees single steps, so is that of J·v.
     """
-    return FisherProduct(policy, theta, batch, damping)
+    parts = list(micro_batches(policy.model, batch))
+    kept: Jacobian | None = None
+    single_steps = policy.model.context == 1
+
+    def product(v: Vector) -> Vector:
+        nonlocal kept
+        if kept is None and len(parts) == 1:
+            kept = jacobian(policy, theta, parts[0])
+        total = torch.zeros_like(v)
+        for part in track("micro-batch", parts):
+            if kept is not None and single_steps:
+                distribution, tangents = kept.distribution, kept.push(v)
+            else:
+                distribution, tangents = _moving(policy, theta, v, part)
+            forces = distribution.fisher(tangents, part.weight)
+            (kept or Jacobian(policy, theta, part)).pull(forces, total, keep=kept is not None)
+        processes.all_reduce_(total)
+        return total.add_(v, alpha=damping) if damping else total
+
+    return FisherProduct(product, policy, theta, batch, damping)
 
 
 @torch.no_grad()
@@ -110,33 +125,27 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
     few rows makes the step too long.
     """
     parts = list(micro_batches(policy.model, batch))
-    kept: Jacobian | None = None
-    if len(parts) == 1 and policy.model.context == 1:
-        # Not for the time of one product: forward mode imports PyTorch's compiler for an operation with a constant.
-        with torch.enable_grad():
-            kept = jacobian(policy, theta, parts[0])
+    single_steps = len(parts) == 1 and policy.model.context == 1
     total = 0.0
     for part in track("micro-batch", parts):
-        tangents, forces = _pushed(policy, theta, x, part, kept)
+        if single_steps:
+            # Not for the time of one product: forward mode imports PyTorch's compiler for an operation with a constant.
+            with torch.enable_grad():
+                at_theta = jacobian(policy, theta, part)
+            distribution, tangents = at_theta.distribution, at_theta.push(x)
+        else:
+            distribution, tangents = _moving(policy, theta, x, part)
+        forces = distribution.fisher(tangents, part.weight)
         total += sum(float((u * force).sum()) for u, force in zip(tangents, forces, strict=True))
     return processes.all_reduce(total)
 
 
 @torch.no_grad()
-def _pushed(
-    policy: FlatPolicy, theta: Vector, v: Vector, part: Buffer, kept: Jacobian | None
-) -> tuple[list[Tensor], list[Tensor]]:
-    """J·v and weight·M·J·v in the states of a micro-batch.
-
-    Of a policy that sees single steps, by the Jacobian if it is kept; else J·v takes a forward-mode pass.
-    """
-    if kept is not None and policy.model.context == 1:
-        distribution, tangents = kept.distribution, kept.push(v)
-    else:
-        with forward_ad.dual_level():
-            moving = forward_ad.make_dual(theta.detach(), v)  # type: ignore[no-untyped-call]
-            dual = policy(moving, lambda model: model.distribution(part.obs))
-            pairs = [forward_ad.unpack_dual(x) for x in dual.tensors()]  # type: ignore[no-untyped-call]
-            distribution = dual.with_tensors([x for x, _ in pairs])
-            tangents = [torch.zeros_like(x) if u is None else u for x, u in pairs]
-    return tangents, distribution.fisher(tangents, part.weight)
+def _moving(policy: FlatPolicy, theta: Vector, v: Vector, part: Buffer) -> tuple[Distribution, list[Tensor]]:
+    """π_θ in the states of a micro-batch, and J·v (see `Jacobian`), by a forward-mode pass."""
+    with forward_ad.dual_level():
+        moving = forward_ad.make_dual(theta.detach(), v)  # type: ignore[no-untyped-call]
+        dual = policy(moving, lambda model: model.distribution(part.obs))
+        pairs = [forward_ad.unpack_dual(x) for x in dual.tensors()]  # type: ignore[no-untyped-call]
+        tangents = [torch.zeros_like(x) if u is None else u for x, u in pairs]
+        return dual.with_tensors([x for x, _ in pairs]), tangents
