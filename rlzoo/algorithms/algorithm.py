@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.fields import check_fields
 from rlzoo.core.system.schedules import Schedule, at
-from rlzoo.optim.adam import Adam
+from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import Solution, conjugate_gradient
 from rlzoo.optim.objective import PolicyStatistics, evaluate_policy
 
@@ -50,6 +50,12 @@ class State:
             rate, of_value = 0.0, rate if of_value is None else of_value
         return {"learning_rate": rate, "vf_learning_rate": of_value}
 
+    def fit_value(
+        self, model: ActorCritic, batch: Buffer, epochs: int, size: int | Literal["all"], learning_rate: Schedule
+    ) -> None:
+        """Fits the value by its own optimizer (see `rlzoo.optim.adam.fit_value`)."""
+        fit_value(model, self.optimizers["value"], batch, epochs, size, self.at(learning_rate), self.rng)
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "rng": self.rng.bit_generator.state,
@@ -67,10 +73,12 @@ class State:
         self.scalars = {name: state["scalars"][name] for name in self.scalars | state["scalars"]}
 
 
-def joint_state(model: ActorCritic, rng: np.random.Generator, warmup: int, two_rates: bool, **scalars: float) -> State:
-    """The state of an algorithm that trains policy and value by one Adam; `two_rates`: the value has its own rate."""
+def joint_state(
+    model: ActorCritic, rng: np.random.Generator, warmup: int, vf_learning_rate: Schedule | None, **scalars: float
+) -> State:
+    """The state of an algorithm that trains policy and value by one Adam."""
     scalars |= {"vf_warmup": warmup} if warmup else {}
-    value = model.value_parameters() if warmup or two_rates else []
+    value = model.value_parameters() if warmup or vf_learning_rate is not None else []
     return State(rng, {"all": Adam(list(model.parameters()), value=value)}, scalars)
 
 

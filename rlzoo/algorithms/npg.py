@@ -21,7 +21,7 @@ from rlzoo.core.system.fields import (
     NonNegativeInt,
     PositiveSchedule,
 )
-from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.adam import Adam
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
@@ -78,10 +78,7 @@ class NPG(Algorithm):
         policy.assign(theta + step)
 
         if self.estimator.needs_value:
-            fit_value(
-                model, state.optimizers["value"], batch,
-                self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
-            )  # fmt: skip
+            state.fit_value(model, batch, self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate)
         return {
             **measure(model, batch),
             "grad_norm": norm(g),

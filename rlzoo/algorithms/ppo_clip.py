@@ -62,7 +62,7 @@ class PPOClip(Algorithm):
     """Stop the update before a step where the minibatch's KL (k3) exceeds 1.5 times this."""
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
-        return joint_state(model, rng, self.vf_warmup, self.vf_learning_rate is not None)
+        return joint_state(model, rng, self.vf_warmup, self.vf_learning_rate)
 
     def loss(
         self, model: ActorCritic, batch: Buffer, clip_coef: float, ent_coef: float, stop: KLStop | None = None
@@ -86,11 +86,10 @@ class PPOClip(Algorithm):
         clip_coef, ent_coef = state.at(self.clip_coef), state.at(self.ent_coef)
         rates = state.rates(self.learning_rate, self.vf_learning_rate)
 
-        whiten = self.normalize_advantage
-        minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten)
+        minibatches = Epochs(batch, self.epochs, self.minibatch_size, state.rng, whiten=self.normalize_advantage)
         stop = None if self.stop_kl is None else KLStop(1.5 * self.stop_kl)
         steps, grad_norm = state.optimizers["all"].minimize_each(
             self.loss, model, minibatches, clip_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm, stop=stop
         )
-        metrics = measure(model, batch.whitened if whiten else batch, clip_coef)
+        metrics = measure(model, batch.whitened if self.normalize_advantage else batch, clip_coef)
         return {**metrics, "learning_rate": rates["learning_rate"], "gradient_steps": steps, "grad_norm": grad_norm}

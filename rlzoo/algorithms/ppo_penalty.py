@@ -72,8 +72,7 @@ class PPOPenalty(Algorithm):
         require(ordered, f"kl_coef must be in [kl_coef_min, kl_coef_max], got {self.kl_coef}")
 
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:
-        two_rates = self.vf_learning_rate is not None
-        return joint_state(model, rng, self.vf_warmup, two_rates, kl_coef=self.kl_coef)
+        return joint_state(model, rng, self.vf_warmup, self.vf_learning_rate, kl_coef=self.kl_coef)
 
     def loss(self, model: ActorCritic, batch: Buffer, kl_coef: float, ent_coef: float) -> Tensor:
         """−E[r·Â − β·KL] + vf_coef·E[½(V − G)²] − ent_coef·E[H]."""

@@ -22,7 +22,7 @@ from rlzoo.core.system.fields import (
     Positive,
     PositiveSchedule,
 )
-from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.adam import Adam
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,5 @@ class Reinforce(Algorithm):
             self.loss, model, batch, ent_coef, learning_rate=rate, max_grad_norm=self.max_grad_norm
         )
         if self.baseline and self.estimator.needs_value:
-            fit_value(
-                model, state.optimizers["value"], batch,
-                self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
-            )  # fmt: skip
+            state.fit_value(model, batch, self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate)
         return {**measure(model, batch), "learning_rate": rate, "grad_norm": grad_norm}

@@ -22,7 +22,7 @@ from rlzoo.core.system.fields import (
     OpenUnitInterval,
     PositiveSchedule,
 )
-from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, line_search, trust_region_step
@@ -111,10 +111,7 @@ class TRPO(Algorithm):
         policy.assign(new)
 
         if self.estimator.needs_value:
-            fit_value(
-                model, state.optimizers["value"], batch,
-                self.vf_epochs, self.vf_minibatch_size, state.at(self.vf_learning_rate), state.rng,
-            )  # fmt: skip
+            state.fit_value(model, batch, self.vf_epochs, self.vf_minibatch_size, self.vf_learning_rate)
         return {
             **measure(model, batch),
             "step_norm": norm(new - theta),

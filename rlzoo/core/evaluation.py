@@ -80,14 +80,12 @@ class Played:
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> Played:
         """Creates it from episodes, with one line of text for each."""
-        lines = [f"episode {i}: {_described(x)}" for i, x in enumerate(episodes, 1)]
+        lines = []
+        for i, episode in enumerate(episodes, 1):
+            cut = ", cut there: it had not ended" if episode.cut else ""
+            lines.append(f"episode {i}: return {episode.return_:,.1f}, {episode.length} steps{cut}")
         summary = {"episodes": [{"return": x.return_, "length": x.length} for x in episodes]}
         return cls(episodes, "\n".join(lines), summary)
-
-
-def _described(episode: Episode) -> str:
-    cut = ", cut there: it had not ended" if episode.cut else ""
-    return f"return {episode.return_:,.1f}, {episode.length} steps{cut}"
 
 
 def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep = unwatched) -> list[Episode]:

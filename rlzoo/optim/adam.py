@@ -153,17 +153,12 @@ def fit_value(
 ) -> None:
     """Fits the value to the returns: `epochs` passes of Adam over minibatches of `value_loss`.
 
-    The value's features do not depend on its own parameters and are computed once.
+    The value's features do not depend on its own parameters and are computed once, by each process for its own rows.
     """
     with torch.no_grad():
-        batch = batch.replace(obs=_value_features(model, batch), old=None)
+        own = model.value_features(batch.part(processes.own_rows(batch.num_rows)).obs)
+        batch = batch.replace(obs=map_leaves(lambda x: processes.all_gather(x)[0], own), old=None)
     tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
     with operation("value"), processes.apart() if tiny else contextlib.nullcontext():
         minibatches = Epochs(batch, epochs, minibatch_size, rng)
         optimizer.minimize_each(value_loss, model, minibatches, learning_rate=learning_rate, auxiliary=False)
-
-
-def _value_features(model: ActorCritic, batch: Buffer) -> Any:
-    """The value's features of all rows. Each process computes its own."""
-    own = model.value_features(batch.part(processes.own_rows(batch.num_rows)).obs)
-    return map_leaves(lambda x: processes.all_gather(x)[0], own)

@@ -4,7 +4,7 @@
 are over its own rows. Their results are gathered or summed, so that all processes hold the same numbers, in the same
 bits, and take the same decisions. The first process has the run directory and says what comes next; the others follow.
 
-With one process, every function here returns its argument.
+With one process, every function here returns its argument. Collectives have the names of torch.distributed.
 """
 
 from __future__ import annotations
@@ -55,9 +55,6 @@ def size() -> int:
 def rank() -> int:
     """Number of this process, from 0. The first one has the run directory."""
     return 0 if _group is None else _group.rank
-
-
-# The life of a group --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -139,9 +136,6 @@ def check_same(settings: Mapping[str, Any]) -> None:
             require(one == two, f"{name} is {two!r} in process {number}, {one!r} in process 0: start all alike")
 
 
-# What comes next ------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def together(name: str) -> Iterator[None]:
     """Context of something in which all processes take part. The first one tells the others its name."""
@@ -178,9 +172,6 @@ def apart() -> Iterator[None]:
         _group = group
 
 
-# Rows -----------------------------------------------------------------------------------------------------------------
-
-
 def share(n: int) -> slice:
     """This process's share of n things. The shares of the processes differ by at most one."""
     return _shares(n)[rank()]
@@ -206,9 +197,6 @@ def rowwise(fn: Callable[[Buffer], tuple[Tensor, ...]], buffer: Buffer) -> tuple
         return fn(buffer)
     rows = own_rows(buffer.num_rows)
     return all_gather(*fn(buffer.map(lambda x: x[rows])))
-
-
-# Collectives, with the names of torch.distributed ---------------------------------------------------------------------
 
 
 def broadcast(x: Any) -> Any:

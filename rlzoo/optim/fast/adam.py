@@ -17,9 +17,8 @@ from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.compilation import Compilation
-from rlzoo.optim.fast.native import identity, laid_out, other_tensors, padded
+from rlzoo.optim.fast.native import identity, other_tensors, padded, pure
 from rlzoo.optim.fast.tape import Tape
-from rlzoo.optim.natural_gradient import TermView
 from rlzoo.optim.objective import Loss
 from rlzoo.optim.vectors import Vector, clip_norm
 
@@ -134,25 +133,20 @@ def _pure_step(
     (i, θ, m, v, gradient norm, row indices, which of them count, both step sizes and ε, scalars, the model's other
     tensors, the buffer's tensors) -> (θ, m, v, gradient norm).
     """
-    by_id = {id(p): name for name, p in model.named_parameters()}
-    parameters, names = adam.parameters, [by_id[id(p)] for p in adam.parameters]
-    view, betas, split = TermView(model), adam.betas, adam.value_start
-    like, whiten = minibatches.buffer, minibatches.whiten
+    evaluated, betas, split = pure(model, adam.parameters, rest), adam.betas, adam.value_start
+    like, whiten, others = minibatches.buffer, minibatches.whiten, len(rest)
 
     def step(
         i: Tensor, theta: Tensor, m: Tensor, v: Tensor, _: Tensor,
         order: Tensor, counts: Tensor, knobs: Tensor, scalars: Tensor, *tensors: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         rows, counts, (step_size, of_value, eps) = (x.index_select(0, i.reshape(1))[0] for x in (order, counts, knobs))
-        batch = like.with_tensors(x.index_select(0, rows) for x in tensors[len(rest) :])
+        batch = like.with_tensors(x.index_select(0, rows) for x in tensors[others:])
         batch = batch.replace(mask=batch.mask & counts[:, None])
         batch = batch.whitened if whiten else batch
         with torch.enable_grad():
             theta = theta.detach().requires_grad_()
-            own = zip(names, map(laid_out, unflatten(theta, parameters)), strict=True)
-            values = [*own, *zip(rest, tensors, strict=False)]
-            inputs = {f"model.{name}": x for name, x in values}
-            total = torch.func.functional_call(view, inputs, (lambda model: loss(model, batch, *scalars.unbind()),))
+            total = evaluated(theta, tensors[:others], lambda model: loss(model, batch, *scalars.unbind()))
             (g,) = torch.autograd.grad(total, theta)
         norm = torch.linalg.vector_norm(g)
         if max_grad_norm is not None:

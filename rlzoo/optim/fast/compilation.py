@@ -36,11 +36,9 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from rlzoo.core.system.cache import cache_directory
 
-__all__ = ["Compilation", "compilers"]
-
 Tensors = Sequence[Tensor]
 TensorFunction = Callable[..., tuple[Tensor, ...]]
-Signature = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+Signature = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 _log = logging.getLogger("rlzoo")
 _said: set[str] = set()
@@ -62,9 +60,8 @@ _OPTIONS: dict[str, object] = {
 class Compilation:
     """A loop `for i in range(count): carry = step(i, *carry, *inputs)` as one call of native code.
 
-    It is taken from the cache, or compiled by another process while this one goes on, and then kept in the cache:
-    `$RLZOO_CACHE`, or else `$XDG_CACHE_HOME/rlzoo`, or else `~/.cache/rlzoo`. Of several processes that need the same
-    loop, one compiles it and the others wait.
+    It is taken from the cache (see `cache_directory`), or compiled by another process while this one goes on, and then
+    kept in the cache. Of several processes that need the same loop, one compiles it and the others wait.
 
     Args:
         step: a pure function of tensors, free of branches on their values. `i` is a scalar tensor. Everything that it
@@ -157,21 +154,14 @@ def _is_ours(status: os.stat_result) -> bool:
 
 def _digest(example: Sequence[Tensor], key: str) -> str:
     """File name of a package. It depends on everything that affects the native code or where it can run."""
-    parts = [
-        key,
-        [_signature(tensor) for tensor in example],
-        torch.__version__,
-        torch.get_num_threads(),
-        sys.version,
-        sys.platform,
-        _processor(),
-        Path(__file__).read_text(),
-    ]
+    tensors, source = [_signature(tensor) for tensor in example], Path(__file__).read_text()
+    machine = torch.get_num_threads(), sys.platform, _processor()
+    parts = [key, tensors, source, torch.__version__, sys.version, machine]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
 def _signature(tensor: Tensor) -> Signature:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 @functools.cache
@@ -337,36 +327,26 @@ def _without_aliases(fn: TensorFunction) -> TensorFunction:
     """`fn`, with each output that shares memory with an input replaced by a copy."""
 
     def copied(*inputs: Tensor) -> tuple[Tensor, ...]:
-        memory = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        return tuple(
-            output.clone() if output.untyped_storage().data_ptr() in memory else output for output in fn(*inputs)
-        )
+        memory = {x.untyped_storage().data_ptr() for x in inputs}
+        outputs = fn(*inputs)
+        return tuple(x.clone() if x.untyped_storage().data_ptr() in memory else x for x in outputs)
 
     return copied
 
 
 def _checked(run: Callable[[list[Tensor]], Sequence[Tensor]], example: tuple[Tensor, ...]) -> TensorFunction:
     """`run` with a check of its arguments: native code would read past the end of a smaller tensor."""
-    expected = [_signature(tensor) for tensor in example]
+    signatures, text = [_signature(x) for x in example], "shape {}, stride {}, {} on {}"
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
-        actual = list(map(_signature, inputs))
-        if actual != expected:
-            raise ValueError(_difference(actual, expected))
+        if len(inputs) != len(signatures):
+            raise ValueError(f"compiled for {len(signatures)} tensors, called with {len(inputs)}")
+        for i, (own, x) in enumerate(zip(signatures, map(_signature, inputs), strict=True)):
+            if x != own:
+                raise ValueError(f"tensor {i} was compiled for {text.format(*own)}; called with {text.format(*x)}")
         return tuple(run(list(inputs)))
 
     return call
-
-
-def _difference(actual: Sequence[Signature], expected: Sequence[Signature]) -> str:
-    if len(actual) != len(expected):
-        return f"compiled for {len(expected)} tensors, called with {len(actual)}"
-    index = next(i for i, pair in enumerate(zip(actual, expected, strict=True)) if pair[0] != pair[1])
-    described = [
-        f"shape {tuple(shape)}, stride {stride}, {dtype} on {device}"
-        for shape, stride, dtype, device in (expected[index], actual[index])
-    ]
-    return f"tensor {index} was compiled for {described[0]}; called with {described[1]}"
 
 
 def _main(threads: str) -> None:

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.models import ActorCritic
+from rlzoo.core.models import ActorCritic, unflatten
+from rlzoo.optim.natural_gradient import TermView
 
 
 def padded(buffer: Buffer) -> list[Tensor]:
@@ -36,12 +37,22 @@ def other_tensors(model: ActorCritic, trained: Iterable[Tensor]) -> dict[str, Te
     return {name: x.detach() for name, x in [*model.named_parameters(), *model.named_buffers()] if id(x) not in mine}
 
 
-def laid_out(x: Tensor) -> Tensor:
-    """The same numbers; a matrix of few columns lies by columns, so that autograd's gradient for it has long rows.
+def pure(model: ActorCritic, trained: Sequence[nn.Parameter], rest: Iterable[str]) -> Callable[..., Any]:
+    """`(θ, tensors, term) -> term(model)`, a function of the trained parameters θ and of the tensors named in `rest`.
 
-    See `rlzoo.optim.fast.tape.add_affine`.
+    A matrix of few columns lies by columns, so that autograd's gradient for it has long rows (see
+    `rlzoo.optim.fast.tape.add_affine`).
     """
-    return x.t().contiguous().t() if x.dim() == 2 and x.shape[1] < x.shape[0] else x
+    view = TermView(model)
+    by_id = {id(p): name for name, p in view.named_parameters()}
+    names = [*(by_id[id(p)] for p in trained), *(f"model.{name}" for name in rest)]
+
+    def evaluated(theta: Tensor, tensors: Sequence[Tensor], term: Callable[[ActorCritic], Any]) -> Any:
+        own = unflatten(theta, trained)
+        own = (x.t().contiguous().t() if x.dim() == 2 and x.shape[1] < x.shape[0] else x for x in own)
+        return torch.func.functional_call(view, dict(zip(names, [*own, *tensors], strict=True)), (term,))
+
+    return evaluated
 
 
 def identity(function: Callable[..., Any], model: ActorCritic, settings: Any) -> str:

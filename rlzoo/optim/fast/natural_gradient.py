@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.models import unflatten
 from rlzoo.optim.fast.compilation import Compilation
-from rlzoo.optim.fast.native import identity, laid_out, other_tensors, padded
+from rlzoo.optim.fast.native import identity, other_tensors, padded, pure
 from rlzoo.optim.fisher import FisherProduct
-from rlzoo.optim.natural_gradient import FlatPolicy, Solution, TermView, conjugate_gradient
+from rlzoo.optim.natural_gradient import FlatPolicy, Solution, conjugate_gradient
 from rlzoo.optim.vectors import Vector
 
 _MOST = 2**16
@@ -68,18 +67,16 @@ def _pure_step(policy: FlatPolicy, like: Buffer, rest: list[str]) -> Callable[..
 
     (i, x, r, p, rᵀr, θ, damping and tolerance, bᵀb, the model's other tensors, the buffer's tensors) -> (x, r, p, rᵀr).
     """
-    names, parameters, view = list(policy.named), list(policy.named.values()), TermView(policy.model)
+    evaluated, others = pure(policy.model, list(policy.named.values()), rest), len(rest)
 
     def step(
         _: Tensor, x: Tensor, r: Tensor, p: Tensor, rr: Tensor,
         theta: Tensor, knobs: Tensor, start: Tensor, *tensors: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        batch, (damping, tolerance) = like.with_tensors(tensors[len(rest) :]), knobs.unbind()
+        batch, (damping, tolerance) = like.with_tensors(tensors[others:]), knobs.unbind()
         with torch.enable_grad():
             theta = theta.detach().requires_grad_()
-            own = zip(names, map(laid_out, unflatten(theta, parameters)), strict=True)
-            values = {**dict(own), **{f"model.{name}": value for name, value in zip(rest, tensors, strict=False)}}
-            policy = torch.func.functional_call(view, values, (lambda model: model.distribution(batch.obs),))
+            policy = evaluated(theta, tensors[:others], lambda model: model.distribution(batch.obs))
             ys = policy.tensors()
             moving = [y for y in ys if y.requires_grad]
             us = [torch.zeros_like(y, requires_grad=True) for y in moving]

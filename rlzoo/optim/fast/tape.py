@@ -5,8 +5,8 @@ For small networks, autograd's overhead costs more than the arithmetic.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -33,11 +33,8 @@ class Record(NamedTuple):
     push_forward: PushForward | None
 
 
-class _Thread(threading.local):
-    tape: Tape | None = None
-
-
-_thread = _Thread()
+_current: ContextVar[Tape | None] = ContextVar("tape", default=None)
+"""The tape that this thread's operations are recorded on."""
 
 
 class Tape:
@@ -56,16 +53,16 @@ class Tape:
         self.records: list[Record] = []
 
     def __enter__(self) -> Tape:
-        _thread.tape = self
+        _current.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _thread.tape = None
+        _current.set(None)
 
     @staticmethod
     def current() -> Tape | None:
         """The tape that this thread's operations are recorded on."""
-        return _thread.tape if torch.is_grad_enabled() else None
+        return _current.get() if torch.is_grad_enabled() else None
 
     def record(self, output: Tensor, pull_back: PullBack, push_forward: PushForward | None = None) -> Tensor:
         """Makes the output of a module a leaf, and returns it."""
