@@ -153,13 +153,21 @@ def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config
 
 def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
     """`make_config` without the final `check`."""
-    config, settings, _ = merge(algorithm, env, settings, {})
-    return fill(config, settings)
+    settings = present_names(_class_of(algorithm, "algorithm", Algorithm, _ALGORITHMS), settings)
+    config = _with_parts(algorithm, env, settings)
+    parts = {"task", "estimator", *config.task.named_parts}
+    settings = {name: x for name, x in settings.items() if name not in parts}
+    for name in sorted(settings.keys() - config.names):
+        raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
+    for name, setting in config.table.items():
+        if isinstance(settings.get(name), str) and settings[name] == "none" and NoneType in get_args(setting.hint):
+            settings[name] = None
+    return _replace(config, settings, config.task.units)
 
 
 def merge(
     algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]
-) -> tuple[Config, dict[str, Any], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """`settings` on top of those of `sources`, of which later ones win.
 
     If a later source or `settings` name an estimator or a network, a source may have settings that these lack. One that
@@ -169,8 +177,7 @@ def merge(
         sources: settings from elsewhere than the user, a preset, a recipe or a file, by title.
 
     Returns:
-        A configuration with the parts that the settings name and default values, for `fill`; all settings by their
-        present names; and what each source contributes to them.
+        All settings by their present names, and what each source contributes to them.
 
     Raises:
         ConfigError: a source sets something that the algorithm or task does not have.
@@ -191,7 +198,7 @@ def merge(
             raise ConfigError(f"{title} sets {name}, which {cls.name} on {env_name(env)} does not have")
         present[title] = {name: x for name, x in defaults.items() if name not in {*settings, *inside}}
         settings = present[title] | settings
-    return config, settings, present
+    return settings, present
 
 
 def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool = True) -> dict[str, Any]:
@@ -247,22 +254,6 @@ def _with_parts(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any
         if name in settings:
             task = dataclasses.replace(task, **{name: instance(settings[name], name, kind.base, kind.known)})
     return Config(env, whole, task)
-
-
-def fill(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The configuration with these settings, of which those that name parts are in it already.
-
-    Raises:
-        ConfigError: as for `make_config`.
-    """
-    parts = {"task", "estimator", *config.task.named_parts}
-    settings = {name: x for name, x in settings.items() if name not in parts}
-    for name in sorted(settings.keys() - config.names):
-        raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
-    optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
-    none = {name for name in optional & settings.keys() if isinstance(settings[name], str) and settings[name] == "none"}
-    settings = {name: None if name in none else x for name, x in settings.items()}
-    return _replace(config, settings, config.task.units)
 
 
 def _replace(part: Any, settings: Mapping[str, Any], units: Mapping[str, tuple[str, str]]) -> Any:
