@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 import os
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,7 +168,7 @@ def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) 
 def merge(
     algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """`settings` on top of those of `sources`, of which later ones win.
+    """`settings` on top of those of `sources`, of which later ones win; and what each source contributes to them.
 
     If a later source or `settings` name an estimator or a network, a source may have settings that these lack. One that
     is an instance keeps the values of its fields, except for those that `settings` name.
@@ -176,17 +176,13 @@ def merge(
     Args:
         sources: settings from elsewhere than the user, a preset, a recipe or a file, by title.
 
-    Returns:
-        All settings by their present names, and what each source contributes to them.
-
     Raises:
         ConfigError: a source sets something that the algorithm or task does not have.
     """
     cls = _class_of(algorithm, "algorithm", Algorithm, _ALGORITHMS)
     settings = present_names(cls, settings)
     present = {title: present_names(cls, defaults) for title, defaults in sources.items()}
-    everything = functools.reduce(operator.or_, present.values(), {}) | settings
-    config = _with_parts(algorithm, env, everything)
+    config = _with_parts(algorithm, env, ChainMap(settings, *reversed(present.values())))
     names, parts = config.names, {"estimator", "task", *config.task.named_parts}
     whole = [settings[part] for part in parts & settings.keys() if is_part(settings[part])]
     inside = {name for part in whole for name in settings_of(part, units=config.task.units)}
@@ -283,10 +279,8 @@ def check(config: Config) -> None:
     """
     for setting in config.table.values():
         _check_magnitude(setting)
-    require(
-        config.fast or not config.compile,
-        "compile is one of the faster implementations that fast=False switches off: leave out one of the two",
-    )
+    fault = "compile is one of the faster implementations that fast=False switches off: leave out one of the two"
+    require(config.fast or not config.compile, fault)
     setup, normalizes = config.setup(), getattr(config.algorithm, "normalize_advantage", False)
     for name, size in setup.minibatch_sizes.items() if normalizes else ():
         alike = name == "minibatch_size" or (name == "minibatch_responses" and setup.grouped)
@@ -339,9 +333,8 @@ def _check_magnitude(setting: Setting) -> None:
         if isinstance(x, int) and name not in ANY_INTEGER:
             require(x <= LARGEST_INT, f"{name} must be at most {LARGEST_INT}, got {value}")
         if isinstance(x, float) and math.isfinite(x):
-            require(
-                abs(x) <= _LARGEST_FLOAT, f"{name} must be at most {_LARGEST_FLOAT:g} in absolute value, got {value}"
-            )
+            bound = f"at most {_LARGEST_FLOAT:g} in absolute value"
+            require(abs(x) <= _LARGEST_FLOAT, f"{name} must be {bound}, got {value}")
 
 
 def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:
