@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,24 +39,18 @@ def configured(
         require(isinstance(preset, bool), "give either config or preset, not both")
         file = os.fspath(config)
         algorithm, env, base = from_config(file, algorithm, env, settings)
-        result = assemble(algorithm, env, merge(algorithm, env, settings, {file: base})[0])
-        return result, [f"settings of {file}", *_without_effect(result, settings)]
-    if algorithm is None:
+        filled, lines = merge(algorithm, env, settings, {file: base})[0], [f"settings of {file}"]
+    elif algorithm is None:
         raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
-    if env is None:
-        raise ConfigError("env is missing")
-    filled, lines = starting_from(algorithm, env, settings, preset)
+    else:
+        require(env is not None, "env is missing")
+        filled, lines = starting_from(algorithm, env, settings, preset)
     result = assemble(algorithm, env, filled)
-    lines += _without_effect(result, settings)
-    if "compile" not in filled and gains_by_compiling(result):
+    lines += [f"{name} does nothing {why}" for name, why in unused(result.to_dict()).items() if name in settings]
+    if config is None and "compile" not in filled and gains_by_compiling(result):
         result = replace(result, compile=True)
         lines.append("compile=True: a long run gains by native code")
     return result, lines
-
-
-def _without_effect(config: Config, given: Collection[str]) -> list[str]:
-    """A line for each of the `given` settings that has no effect."""
-    return [f"{name} does nothing {why}" for name, why in unused(config.to_dict()).items() if name in given]
 
 
 def starting_from(
