@@ -35,8 +35,7 @@ def find_recipe(name: str) -> dict[str, Any]:
         ConfigError: there is no such recipe; the nearest name is suggested.
     """
     names = recipes()
-    if name not in names:
-        raise ConfigError(f"{no_such('preset', name, names)} (a file ends in .toml)")
+    require(name in names, f"{no_such('preset', name, names)} (a file ends in .toml)")
     return names[name]
 
 
