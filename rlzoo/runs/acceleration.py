@@ -14,7 +14,6 @@ from rlzoo.optim.fast.natural_gradient import NativeConjugateGradient
 from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class, task_class
 
-_ROOMS = ("control", "lm")
 _WARM_UP = 0.02
 """Share of a run that trains without native code. It is fixed, so that the same settings give the same results."""
 _LONG = 500_000
@@ -46,7 +45,7 @@ def accelerate(task: Task, state: State | None = None, compile: bool = False) ->
             the run goes on.
     """
     origins = [cls.__module__ for cls in (*type(task).__mro__, *map(type, task.model.modules()))]
-    for room in _ROOMS:
+    for room in ("control", "lm"):
         if any(origin.startswith(f"rlzoo.{room}.") for origin in origins):
             importlib.import_module(f"rlzoo.{room}.fast").accelerate(task)
     if state is not None:

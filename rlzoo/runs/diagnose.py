@@ -52,12 +52,8 @@ class Record:
         metrics = _columns(run.metrics())
         if "kl_k3" in metrics:
             metrics["kl"] = metrics.pop("kl_k3")
-        return cls(
-            metrics=metrics,
-            evaluations=_columns([x for x in run.evaluations() if not x["deterministic"]]),
-            settings=settings,
-            threshold=reward_threshold(str(settings.get("env"))),
-        )
+        evaluations = _columns([x for x in run.evaluations() if not x["deterministic"]])
+        return cls(metrics, evaluations, settings, reward_threshold(str(settings.get("env"))))
 
     def numbers(self, name: str) -> Array:
         """The values of a metric that are numbers."""

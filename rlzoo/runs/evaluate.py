@@ -157,7 +157,7 @@ def load_task(
         changed = {**config.task.env_kwargs, **env_kwargs}  # type: ignore[attr-defined]
         config = replace(config, task=replace(config.task, env_kwargs=changed))  # type: ignore[call-arg]
         task_class(config.env).check(config.task, config.setup(run.path))
-    weights = run.load(run.step_of(checkpoint)).model
+    weights = run.load(checkpoint).model
     task = task_class(config.env)(config.task, config.setup(run.path), model)
     try:
         run.check_spaces(task.described_spaces())

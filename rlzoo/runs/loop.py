@@ -92,11 +92,10 @@ class Trainer:
         # The scale of rewards belongs to a run's own environments.
         weights = {name: x for name, x in Run.open(source).load().model.items() if not name.startswith("reward_scale.")}
         weights |= {name: x for name, x in own.items() if name.startswith("reward_scale.")}
-        there, here = ({name: tuple(x.shape) for name, x in part.items()} for part in (weights, own))
-        for name in {**here, **there}:
-            shapes = there.get(name, "missing"), here.get(name, "missing")
-            fault = f"{name} is {shapes[0]} there and {shapes[1]} here"
-            require(shapes[0] == shapes[1], f"model: give the network and environment of {source}: {fault}")
+        for name in {**own, **weights}:
+            there, here = (tuple(part[name].shape) if name in part else "missing" for part in (weights, own))
+            fault = f"{name} is {there} there and {here} here"
+            require(there == here, f"model: give the network and environment of {source}: {fault}")
         self.model.load_state_dict(weights)
 
     def follow(self) -> None:

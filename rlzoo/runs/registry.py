@@ -6,7 +6,7 @@ import importlib
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlzoo.core.system.errors import ConfigError, UnknownEnv, no_such, require
+from rlzoo.core.system.errors import UnknownEnv, no_such, require
 from rlzoo.core.system.functions import import_source
 
 if TYPE_CHECKING:
@@ -112,13 +112,10 @@ def task_class(name: Any) -> type[Task]:
     """
     from rlzoo.core.task import Task
 
-    if isinstance(name, type) and issubclass(name, Task):
-        return name
-    if not isinstance(name, str):
-        return resolve_name(CONTROL)
-    if name in TASKS:
+    if isinstance(name, str) and name in TASKS:
         return resolve_name(TASKS[name].path)
-    return _user_task(name) or resolve_name(CONTROL)
+    cls = _in_module(name) if isinstance(name, str) else name
+    return cls if isinstance(cls, type) and issubclass(cls, Task) else resolve_name(CONTROL)
 
 
 def reward_threshold(env: str) -> float | None:
@@ -129,8 +126,8 @@ def reward_threshold(env: str) -> float | None:
     return None if spec is None or spec.reward_threshold is None else float(spec.reward_threshold)
 
 
-def _user_task(name: str) -> type[Task] | None:
-    """The task that `module:Class` names; None if `name` is a Gymnasium environment."""
+def _in_module(name: str) -> Any:
+    """The task or environment that `module:name` names; None if Gymnasium makes it from its id."""
     import gymnasium
 
     from rlzoo.core.task import Task
@@ -145,11 +142,7 @@ def _user_task(name: str) -> type[Task] | None:
         target = getattr(import_source(module), attribute, None)
     except (Exception, SystemExit) as error:
         raise UnknownEnv(f"environment {name!r}: cannot import module {module!r}: {error}") from error
-    if isinstance(target, type) and issubclass(target, Task):
-        return target
-    makes = issubclass(target, gymnasium.Env) if isinstance(target, type) else callable(target)
-    if attribute not in gymnasium.registry and not makes:
-        raise ConfigError(
-            f"{name!r}: module {module!r} has no Task or function of this name and registers no such environment"
-        )
-    return None
+    makes = issubclass(target, gymnasium.Env | Task) if isinstance(target, type) else callable(target)
+    fault = f"module {module!r} has no Task or function of this name and registers no such environment"
+    require(makes or attribute in gymnasium.registry, f"{name!r}: {fault}")
+    return target

@@ -148,8 +148,7 @@ class Run:
         """The directory of the checkpoints."""
         return self.path / "checkpoints"
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> contextlib.AbstractContextManager[None]:
         """Locks the run against other processes.
 
         Raises:
@@ -158,8 +157,7 @@ class Run:
         for folder in map(self.path.joinpath, _FOLDERS):
             if folder.is_symlink():
                 raise RunError(f"{folder} is a link, and a run writes in its own directory only: put the files there")
-        with lock(self.path):
-            yield
+        return lock(self.path)
 
     def check_free(self, overwrite: bool) -> None:
         """Raises `RunError` if the directory holds a run and `overwrite` is False, or it holds other files."""
@@ -244,10 +242,7 @@ class Run:
         return read_record(self._config)
 
     def identity(self) -> dict[str, Any]:
-        """What identifies this run, and does not change while it trains.
-
-        Its settings, but for those of `_FREE`, and checksums of the files that it reads back.
-        """
+        """What a run keeps while it trains: settings except `_FREE`, and checksums of the files that it reads back."""
         settings = read_settings(self._config).items()
         files = {name: self.path / name for name in _READ_BACK if (self.path / name.partition("/")[0]).exists()}
         checksums = {name: checksum(path) if path.is_file() else None for name, path in files.items()}

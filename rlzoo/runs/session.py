@@ -112,8 +112,11 @@ class Session:
         if trainer.step == 0 and trainer.task.evaluates_start and not self.run.evaluations():
             self._evaluate(self.config.eval_episodes)
         ended = (enough or self.stopped) and self.run.extended_at != trainer.step
-        before = self._interrupted_after()
-        return ended if before is None else self._evaluate_and_save(before, ended)
+        if trainer.done or any(evaluation["step"] == trainer.step for evaluation in self.run.evaluations()):
+            return ended
+        # A signal may have stopped the evaluation that was due after the last iteration.
+        before = max((record["step"] for record in self.run.metrics() if record["step"] < trainer.step), default=0)
+        return self._evaluate_and_save(before, ended) if self._due(self.eval_interval, before) else ended
 
     def _train(self) -> None:
         before = self.trainer.step
@@ -151,29 +154,21 @@ class Session:
 
     def _evaluate_and_save(self, before: int, stop: bool) -> bool:
         """What is due after an iteration that began at the step `before`. Returns whether the run ends here."""
-        trainer = self.trainer
-
-        def due(interval: int) -> bool:
-            return trainer.step // interval > before // interval
-
-        new_best = None
-        if due(self.eval_interval) and not trainer.done:
+        trainer, new_best = self.trainer, None
+        if self._due(self.eval_interval, before) and not trainer.done:
             mean_return = self._evaluate(self.config.eval_episodes)["mean_return"]
             stop = stop or self._is_enough(mean_return)
             if mean_return > self.best_return:
                 self.best_return = new_best = mean_return
-        if due(self.checkpoint_interval) or new_best is not None or stop or trainer.done or self.signals.received:
+        save = self._due(self.checkpoint_interval, before) or new_best is not None
+        if save or stop or trainer.done or self.signals.received:
             self._save(new_best)
         self._heed_signals(stop or trainer.done)
         return stop
 
-    def _interrupted_after(self) -> int | None:
-        """The step before the last iteration, if a signal stopped the evaluation that was due after it; else None."""
-        step = self.trainer.step
-        if step == 0 or self.trainer.done or any(evaluation["step"] == step for evaluation in self.run.evaluations()):
-            return None
-        before = max((record["step"] for record in self.run.metrics() if record["step"] < step), default=0)
-        return before if step // self.eval_interval > before // self.eval_interval else None
+    def _due(self, interval: int, before: int) -> bool:
+        """Whether a multiple of `interval` was reached since the step `before`."""
+        return self.trainer.step // interval > before // interval
 
     def _finish(self) -> None:
         """Makes the final evaluations, stochastic and deterministic, that an earlier session has not made."""

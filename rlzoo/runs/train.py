@@ -82,7 +82,7 @@ def train(
     hooks = Hooks.of(hooks, on_iteration)
     if track is not None:
         check_tracker(track)
-    display = _display(progress)
+    display = display_for(progress if processes.rank() == 0 else False)
     trainer = new_trainer(config, model, display)
     spaces = trainer.task.described_spaces()
     path = processes.ready(Path(out or default_directory(config)))
@@ -136,7 +136,7 @@ def resume(
     if hub.is_name(run):
         raise RunError(f"{run} is on the Hugging Face hub: it can be evaluated and played, but not resumed")
     run, hooks = Run.open(run), Hooks.of(hooks, on_iteration)
-    display = _display(progress)
+    display = display_for(progress if processes.rank() == 0 else False)
     with run.lock() if processes.rank() == 0 else contextlib.nullcontext():
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
@@ -145,8 +145,9 @@ def resume(
         if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
-        trainer = _trainer(config, model, run.path, display)
-        run.check_spaces(trainer.task.described_spaces())
+        trainer = new_trainer(config, model, display, run.path)
+        spaces = trainer.task.described_spaces()
+        run.check_spaces(spaces)
         if saved is None:
             trainer.warm_start()
         else:
@@ -168,7 +169,6 @@ def resume(
         display.say(f"resuming {run.path} at step {trainer.step:,}")
         extended = (finished or config != before) and not trainer.done
         if extended or config != before or saved is None:
-            spaces = trainer.task.described_spaces()
             run.write_config(config, model, spaces, trainer.step if extended else run.extended_at)
         run.forget_final_model()
         trainer.task.begin(run.path)
@@ -177,19 +177,15 @@ def resume(
     return run
 
 
-def _display(progress: bool | Display) -> Display:
-    """A display, which shows nothing in processes that are not the first."""
-    return display_for(progress) if processes.rank() == 0 else Display()
+def new_trainer(
+    config: Config, model: ActorCritic | None = None, display: Display | None = None, folder: Path | None = None
+) -> Trainer:
+    """The trainer of a run. If there is not enough memory for it, the error names the largest setting.
 
-
-def new_trainer(config: Config, model: ActorCritic | None = None, display: Display | None = None) -> Trainer:
-    """The trainer of a new run, which is all that can fail before the run has a directory."""
-    return _trainer(config, model, None, display or Display())
-
-
-def _trainer(config: Config, model: ActorCritic | None, folder: Path | None, display: Display) -> Trainer:
-    """The trainer of a run. If there is not enough memory for it, the error names the largest setting."""
+    It is all that can fail before a new run has a directory.
+    """
     check_device(config.device)
+    display = display or Display()
     try:
         with display:
             return Trainer(config, model, folder, display)

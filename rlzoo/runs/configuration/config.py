@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 import os
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,14 +153,22 @@ def make_config(algorithm: str | Algorithm, env: Any, **settings: Any) -> Config
 
 def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) -> Config:
     """`make_config` without the final `check`."""
-    config, settings, _ = merge(algorithm, env, settings, {})
-    return fill(config, settings)
+    settings = present_names(_class_of(algorithm, "algorithm", Algorithm, _ALGORITHMS), settings)
+    config = _with_parts(algorithm, env, settings)
+    parts = {"task", "estimator", *config.task.named_parts}
+    settings = {name: x for name, x in settings.items() if name not in parts}
+    for name in sorted(settings.keys() - config.names):
+        raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
+    for name, setting in config.table.items():
+        if isinstance(settings.get(name), str) and settings[name] == "none" and NoneType in get_args(setting.hint):
+            settings[name] = None
+    return _replace(config, settings, config.task.units)
 
 
 def merge(
     algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]
-) -> tuple[Config, dict[str, Any], dict[str, dict[str, Any]]]:
-    """`settings` on top of those of `sources`, of which later ones win.
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """`settings` on top of those of `sources`, of which later ones win; and what each source contributes to them.
 
     If a later source or `settings` name an estimator or a network, a source may have settings that these lack. One that
     is an instance keeps the values of its fields, except for those that `settings` name.
@@ -168,18 +176,13 @@ def merge(
     Args:
         sources: settings from elsewhere than the user, a preset, a recipe or a file, by title.
 
-    Returns:
-        A configuration with the parts that the settings name and default values, for `fill`; all settings by their
-        present names; and what each source contributes to them.
-
     Raises:
         ConfigError: a source sets something that the algorithm or task does not have.
     """
     cls = _class_of(algorithm, "algorithm", Algorithm, _ALGORITHMS)
     settings = present_names(cls, settings)
     present = {title: present_names(cls, defaults) for title, defaults in sources.items()}
-    everything = functools.reduce(operator.or_, present.values(), {}) | settings
-    config = _with_parts(algorithm, env, everything)
+    config = _with_parts(algorithm, env, ChainMap(settings, *reversed(present.values())))
     names, parts = config.names, {"estimator", "task", *config.task.named_parts}
     whole = [settings[part] for part in parts & settings.keys() if is_part(settings[part])]
     inside = {name for part in whole for name in settings_of(part, units=config.task.units)}
@@ -191,7 +194,7 @@ def merge(
             raise ConfigError(f"{title} sets {name}, which {cls.name} on {env_name(env)} does not have")
         present[title] = {name: x for name, x in defaults.items() if name not in {*settings, *inside}}
         settings = present[title] | settings
-    return config, settings, present
+    return settings, present
 
 
 def present_names(cls: type[Algorithm], settings: Mapping[str, Any], say: bool = True) -> dict[str, Any]:
@@ -249,22 +252,6 @@ def _with_parts(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any
     return Config(env, whole, task)
 
 
-def fill(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The configuration with these settings, of which those that name parts are in it already.
-
-    Raises:
-        ConfigError: as for `make_config`.
-    """
-    parts = {"task", "estimator", *config.task.named_parts}
-    settings = {name: x for name, x in settings.items() if name not in parts}
-    for name in sorted(settings.keys() - config.names):
-        raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
-    optional = {name for name, x in config.table.items() if NoneType in get_args(x.hint)}
-    none = {name for name in optional & settings.keys() if isinstance(settings[name], str) and settings[name] == "none"}
-    settings = {name: None if name in none else x for name, x in settings.items()}
-    return _replace(config, settings, config.task.units)
-
-
 def _replace(part: Any, settings: Mapping[str, Any], units: Mapping[str, tuple[str, str]]) -> Any:
     """`part` with those settings that are fields of it, or of the dataclasses in it."""
     changes: dict[str, Any] = {}
@@ -292,10 +279,8 @@ def check(config: Config) -> None:
     """
     for setting in config.table.values():
         _check_magnitude(setting)
-    require(
-        config.fast or not config.compile,
-        "compile is one of the faster implementations that fast=False switches off: leave out one of the two",
-    )
+    fault = "compile is one of the faster implementations that fast=False switches off: leave out one of the two"
+    require(config.fast or not config.compile, fault)
     setup, normalizes = config.setup(), getattr(config.algorithm, "normalize_advantage", False)
     for name, size in setup.minibatch_sizes.items() if normalizes else ():
         alike = name == "minibatch_size" or (name == "minibatch_responses" and setup.grouped)
@@ -348,9 +333,8 @@ def _check_magnitude(setting: Setting) -> None:
         if isinstance(x, int) and name not in ANY_INTEGER:
             require(x <= LARGEST_INT, f"{name} must be at most {LARGEST_INT}, got {value}")
         if isinstance(x, float) and math.isfinite(x):
-            require(
-                abs(x) <= _LARGEST_FLOAT, f"{name} must be at most {_LARGEST_FLOAT:g} in absolute value, got {value}"
-            )
+            bound = f"at most {_LARGEST_FLOAT:g} in absolute value"
+            require(abs(x) <= _LARGEST_FLOAT, f"{name} must be {bound}, got {value}")
 
 
 def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:

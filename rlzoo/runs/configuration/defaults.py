@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.runs.acceleration import gains_by_compiling
-from rlzoo.runs.configuration.config import Config, fill, merge, present_names
+from rlzoo.runs.configuration.config import Config, assemble, merge, present_names
 from rlzoo.runs.configuration.objects import first_description
 from rlzoo.runs.configuration.presets import find_preset, find_recipe, is_file, preset_of_kind, read_preset
 from rlzoo.runs.configuration.record import read_settings
@@ -39,24 +39,18 @@ def configured(
         require(isinstance(preset, bool), "give either config or preset, not both")
         file = os.fspath(config)
         algorithm, env, base = from_config(file, algorithm, env, settings)
-        blank, filled, _ = merge(algorithm, env, settings, {file: base})
-        result = fill(blank, filled)
-        return result, [f"settings of {file}", *_without_effect(result, settings)]
-    if algorithm is None:
+        filled, lines = merge(algorithm, env, settings, {file: base})[0], [f"settings of {file}"]
+    elif algorithm is None:
         raise ConfigError('algorithm is missing: train("ppo-clip", "CartPole-v1")')
-    if env is None:
-        raise ConfigError("env is missing")
-    blank, filled, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings))
-    result = fill(blank, filled)
-    lines = [*_lines(algorithm, env, preset, sources), *_without_effect(result, settings)]
-    if "compile" not in filled and gains_by_compiling(result):
-        result, lines = replace(result, compile=True), [*lines, "compile=True: a long run gains by native code"]
+    else:
+        require(env is not None, "env is missing")
+        filled, lines = starting_from(algorithm, env, settings, preset)
+    result = assemble(algorithm, env, filled)
+    lines += [f"{name} does nothing {why}" for name, why in unused(result.to_dict()).items() if name in settings]
+    if config is None and "compile" not in filled and gains_by_compiling(result):
+        result = replace(result, compile=True)
+        lines.append("compile=True: a long run gains by native code")
     return result, lines
-
-
-def _without_effect(config: Config, given: Collection[str]) -> list[str]:
-    """A line for each of the `given` settings that has no effect."""
-    return [f"{name} does nothing {why}" for name, why in unused(config.to_dict()).items() if name in given]
 
 
 def starting_from(
@@ -67,8 +61,12 @@ def starting_from(
     Args:
         of: use the preset of this algorithm instead.
     """
-    _, settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings, of))
-    return settings, _lines(algorithm, env, preset, sources)
+    settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings, of))
+    if not sources and preset and isinstance(algorithm, str):
+        pair = f"{ALIASES.get(algorithm, algorithm)} on {env_name(env)}"
+        return settings, [f"no preset for {pair}: starting from the defaults"]
+    texts = {title: (f"{name}={x}" for name, x in source.items()) for title, source in sources.items()}
+    return settings, [f"{title}: {', '.join(text)}" for title, text in texts.items()]
 
 
 def _sources(
@@ -90,15 +88,6 @@ def _sources(
     if isinstance(preset, str):
         sources[f"preset {preset}"] = read_preset(Path(preset), name, env) if is_file(preset) else find_recipe(preset)
     return sources
-
-
-def _lines(
-    algorithm: str | Algorithm, env: Any, preset: bool | str, sources: Mapping[str, dict[str, Any]]
-) -> list[str]:
-    if not sources and preset and isinstance(algorithm, str):
-        return [f"no preset for {ALIASES.get(algorithm, algorithm)} on {env_name(env)}: starting from the defaults"]
-    texts = {title: (f"{name}={x}" for name, x in settings.items()) for title, settings in sources.items()}
-    return [f"{title}: {', '.join(text)}" for title, text in texts.items()]
 
 
 def from_config(

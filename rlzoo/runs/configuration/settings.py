@@ -147,8 +147,6 @@ def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting
 
 def _split(hint: Any) -> tuple[Any, *tuple[Any, ...]]:
     """A type without the mark `Advanced`, and all its marks."""
-    if get_origin(hint) is not Annotated:
-        return (hint,)
-    kind, *marks = get_args(hint)
+    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     kept = [mark for mark in marks if mark is not ADVANCED]
     return (Annotated[(kind, *kept)] if kept else kind, *marks)

@@ -7,7 +7,6 @@ from typing import Any
 
 from rlzoo.core.estimators import ESTIMATORS
 
-_MINIBATCH = "minibatch_size minibatch_responses"
 _FIT = "vf_learning_rate vf_epochs vf_minibatch_size vf_minibatch_responses"
 
 
@@ -23,7 +22,7 @@ def unused(settings: Mapping[str, Any]) -> dict[str, str]:
     no_value = estimator is not None and not estimator.needs_value
     trpo = given("algorithm") == "trpo"
     rules = (
-        (trpo and not given("epochs"), f"learning_rate clip_coef {_MINIBATCH}", "without epochs"),
+        (trpo and not given("epochs"), "learning_rate clip_coef minibatch_size minibatch_responses", "without epochs"),
         (trpo and given("epochs"), "cg_iters cg_damping fisher_fraction", "with epochs"),
         (given("baseline") is False, _FIT, "without baseline"),
         (given("vf_epochs") and no_value, f"baseline {_FIT}", f"with estimator {name}, which needs no value"),

@@ -59,6 +59,8 @@ class _Watching(Display):
     """Seconds without anything new after which it shows what runs."""
     interval: ClassVar[float]
     """Seconds between two looks."""
+    tenths: ClassVar[bool] = False
+    """Whether every tenth of the run has a line, however short its iterations were."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -85,7 +87,7 @@ class _Watching(Display):
             self._watcher = None
 
     def start(self, step: int, total_steps: int) -> None:
-        self._first, self._total = step, total_steps
+        self._first, self._total, self._tenth = step, total_steps, 10 * step // total_steps
         self._start = self._iterated = self._new = time.monotonic()
 
     def look(self) -> None:
@@ -102,8 +104,9 @@ class _Watching(Display):
     def update(self, record: Mapping[str, Any]) -> None:
         with self._lock:
             self._new = time.monotonic()
-            if self.deserves_line(record["step"]) or self._new - self._iterated >= _SILENCE:
-                step, total = record["step"], f"{self._total:,}"
+            step, total = record["step"], f"{self._total:,}"
+            before, self._tenth = self._tenth, 10 * step // self._total
+            if (self.tenths and self._tenth > before) or self._new - self._iterated >= _SILENCE:
                 self.say(f"{step:{len(total)},}/{total} steps  {_summary(record)}  {self.pace(step)}")
                 self._iterated = self._new
 
@@ -113,10 +116,6 @@ class _Watching(Display):
         text = f"{max(done, 1) / max(seconds, 1e-9):>7,.0f} steps/s"
         return f"{text}  {duration(seconds / done * left)} left" if done > 0 and left > 0 else text
 
-    def deserves_line(self, step: int) -> bool:
-        """Whether the iteration that ends at `step` has a line however short it was."""
-        return False
-
 
 class LineDisplay(_Watching):
     """A line for every tenth of the run, for iterations after a silence, and for what takes long.
@@ -124,15 +123,7 @@ class LineDisplay(_Watching):
     A broken pipe stops nothing.
     """
 
-    patience, interval = 10.0, 1.0
-
-    def start(self, step: int, total_steps: int) -> None:
-        super().start(step, total_steps)
-        self._tenths = 10 * step // total_steps
-
-    def deserves_line(self, step: int) -> bool:
-        before, self._tenths = self._tenths, 10 * step // self._total
-        return self._tenths > before
+    patience, interval, tenths = 10.0, 1.0, True
 
     def show(self, operations: Sequence[Operation]) -> None:
         self.say(_described(operations))
@@ -226,18 +217,13 @@ def _described(operations: Sequence[Operation]) -> str:
 
 def _summary(record: Mapping[str, Any]) -> str:
     """The mean return, the share of successes, and the KL: to the reference, or of the update if there is none."""
-    success, kl_ref = record.get("success_rate"), record.get("kl_reference")
+    x, success, kl_ref = record["mean_return"], record.get("success_rate"), record.get("kl_reference")
     kl = record.get("kl", record.get("kl_k3"))
-    text = f"return {_short(record['mean_return']):>8}" + ("" if success is None else f"  success {success:.0%}")
+    short = "-" if x is None else f"{x:,.1f}" if abs(x) >= 10 else f"{x:.3g}"
+    text = f"return {short:>8}" + ("" if success is None else f"  success {success:.0%}")
     if kl_ref is not None:
         return f"{text}  kl_ref {kl_ref:.4g}"
     return text if kl is None else f"{text}  kl {kl:.4f}"
-
-
-def _short(x: float | None) -> str:
-    if x is None:
-        return "-"
-    return f"{x:,.1f}" if abs(x) >= 10 else f"{x:.3g}"
 
 
 def duration(seconds: float) -> str:

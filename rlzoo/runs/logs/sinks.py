@@ -149,19 +149,18 @@ class MLflow(Sink):
         try:
             self._client = mlflow.MlflowClient()
             self._metric = mlflow.entities.Metric
-            self.id = id or self._create(folder.name)
+            if not id:
+                title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+                experiment = self._client.get_experiment_by_name(title)
+                number = self._client.create_experiment(title) if experiment is None else experiment.experiment_id
+                id = self._client.create_run(number, run_name=folder.name).info.run_id
+            self.id = str(id)
             for setting, x in settings.items():
                 with contextlib.suppress(mlflow.MlflowException):  # a changed parameter, such as total_steps
                     self._client.log_param(self.id, setting, x)
             self._client.update_run(self.id, status="RUNNING")
         except Exception as error:
             raise ConfigError(f"track: MLflow: {' '.join(str(error).split())}") from error
-
-    def _create(self, name: str) -> str:
-        title = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        experiment = self._client.get_experiment_by_name(title)
-        number = self._client.create_experiment(title) if experiment is None else experiment.experiment_id
-        return str(self._client.create_run(number, run_name=name).info.run_id)
 
     @staticmethod
     def check() -> None:

@@ -23,10 +23,22 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
         spaces: texts about the environment's spaces, by name.
         has_curve: whether `curve.png` is beside it.
     """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    record = run.record
+    env, algorithm, task = _text(record["env"]), _text(record["algorithm"]), "reinforcement-learning"
+    metadata = ModelCardData(
+        library_name="rlzoo", pipeline_tag=task, tags=[env, algorithm, task, "deep-reinforcement-learning", "rlzoo"]
+    )
     kinds = {_kind(e): e for e in run.evaluations() if e["step"] == step}  # the last of each kind
+    evaluation = kinds.get("deterministic", kinds.get("stochastic"))
+    if evaluation is not None:  # for the hub's leaderboards
+        value = f"{evaluation['mean_return']:.2f} +/- {evaluation['std_return']:.2f}"
+        result = EvalResult(task, env, env, "mean_reward", value, task_name=task, metric_name="mean_reward")
+        metadata.model_name, metadata.eval_results = algorithm, [result]
     figures = {kind: _figures(evaluation) for kind, evaluation in kinds.items()}
     about = {"kinds": figures, "objects": run.objects, "has_curve": has_curve}
-    return _rendered("card.md.jinja", run.record, _metadata(run.record, kinds), step, name, spaces, **about)
+    return _rendered("card.md.jinja", record, metadata, step, name, spaces, **about)
 
 
 def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has_curve: bool) -> str:
@@ -46,7 +58,7 @@ def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has
         tags=[_text(record["env"]), _text(record["algorithm"]), "reinforcement-learning", "rlzoo"],
         base_model=origin["base"] or None,
         license=origin["license"] or None,
-    ).to_yaml()
+    )
     evaluations = [e for e in run.evaluations() if e["step"] in (0, step)]
     kinds = {("start, " if e["step"] < step else "") + _kind(e): e for e in evaluations}
     sampled = [e["samples"] for e in evaluations if e["step"] == step and e.get("samples")]
@@ -63,11 +75,11 @@ def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has
 
 
 def _rendered(
-    file: str, record: Mapping[str, Any], metadata: str, step: int, name: str, facts: Mapping[str, str], **about: Any
+    file: str, record: Mapping[str, Any], metadata: Any, step: int, name: str, facts: Mapping[str, str], **about: Any
 ) -> str:
     """A card from its template, with what all cards have: settings and versions from `config.json`."""
     return template("rlzoo.runs.publish", file).render(
-        metadata=Markup(f"{metadata}\n"),
+        metadata=Markup(f"{metadata.to_yaml()}\n"),
         algorithm=record["algorithm"],
         env=_text(record["env"]),
         step=f"{step:,}",
@@ -100,22 +112,6 @@ def curve(run: Run, step: int) -> bytes | None:
 
     metrics, evaluations = ([r for r in records if r["step"] <= step] for records in (run.metrics(), run.evaluations()))
     return plot(metrics, evaluations).png(dpi=120) if len(points(metrics, "mean_return")) > 1 else None
-
-
-def _metadata(record: Mapping[str, Any], kinds: Mapping[str, Mapping[str, Any]]) -> str:
-    """The YAML that the hub reads: tags, and the mean return for its leaderboards."""
-    from huggingface_hub import EvalResult, ModelCardData
-
-    env, algorithm, task = _text(record["env"]), _text(record["algorithm"]), "reinforcement-learning"
-    card = ModelCardData(
-        library_name="rlzoo", pipeline_tag=task, tags=[env, algorithm, task, "deep-reinforcement-learning", "rlzoo"]
-    )
-    evaluation = kinds.get("deterministic", kinds.get("stochastic"))
-    if evaluation is not None:
-        value = f"{evaluation['mean_return']:.2f} +/- {evaluation['std_return']:.2f}"
-        result = EvalResult(task, env, env, "mean_reward", value, task_name=task, metric_name="mean_reward")
-        card.model_name, card.eval_results = algorithm, [result]
-    return card.to_yaml()
 
 
 def _figures(evaluation: Mapping[str, Any]) -> list[str]:

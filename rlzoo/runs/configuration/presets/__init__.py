@@ -23,9 +23,9 @@ def preset_of_kind(algorithm: str, kind: str | None) -> dict[str, Any] | None:
     table = _tables("kinds").get(kind or "")
     if table is None or algorithm not in table:
         return None
-    base = preset_of_kind(algorithm, table["as"]) if "as" in table else {}
+    base = preset_of_kind(algorithm, table.get("as")) or {}
     own = {name: x for name, x in table.items() if name != "as" and not isinstance(x, dict)}
-    return {**(base or {}), **own, **table[algorithm]}
+    return {**base, **own, **table[algorithm]}
 
 
 def find_recipe(name: str) -> dict[str, Any]:
@@ -35,8 +35,7 @@ def find_recipe(name: str) -> dict[str, Any]:
         ConfigError: there is no such recipe; the nearest name is suggested.
     """
     names = recipes()
-    if name not in names:
-        raise ConfigError(f"{no_such('preset', name, names)} (a file ends in .toml)")
+    require(name in names, f"{no_such('preset', name, names)} (a file ends in .toml)")
     return names[name]
 
 
