@@ -104,7 +104,7 @@ def measure(size: Size, precision: str, iterations: int, device: str) -> dict[st
         generation.append(time.perf_counter() - start)
         lengths = [len(response) for response in responses]
         if lengths != [size.new_tokens] * size.prompts:
-            raise SystemExit(f"expected {size.prompts} responses of {size.new_tokens} tokens, got lengths {set(lengths)}")
+            raise SystemExit(f"expected {size.prompts} responses of {size.new_tokens} tokens, got lengths {lengths}")
         start = time.perf_counter()
         trainer.step(queries, responses, scores)
         update.append(time.perf_counter() - start)

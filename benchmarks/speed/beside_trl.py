@@ -101,8 +101,7 @@ def main() -> None:
                 if any(key.items() <= run.items() for run in runs):
                     continue
                 ours = apart(train, env, precision, seed, **common, device=arguments.device)
-                pair = [{**key, "system": "rlzoo", **ours}]
-                pair += [{**key, "system": "TRL", **output_of([*theirs, *options])}]
+                pair = [{**key, "system": "rlzoo", **ours}, {**key, "system": "TRL", **output_of([*theirs, *options])}]
                 runs += pair
                 append_jsonl(record, pair)
     record.with_suffix(".md").write_text(report(runs))
