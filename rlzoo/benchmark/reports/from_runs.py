@@ -76,7 +76,7 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]
     for x in trained:
         versions = {library: by.get(str(x.run.path), "unknown") for library, by in unequal.items()}
         groups.setdefault(one_line(", ".join(map(" ".join, versions.items()))), []).append(x)
-    home = _home([run.path for run in runs])
+    home = runs[0].path if len(runs) == 1 else Path(os.path.commonpath([run.path.resolve().parent for run in runs]))
     return [_results(home / versions, group, warn) for versions, group in groups.items()]
 
 
@@ -144,14 +144,12 @@ def _is_run(path: Path, complain: Callable[[str], None]) -> bool:
 def _read(run: Run) -> _Trained:
     """A run with its algorithm as the label."""
     file = run.path / "config.json"
-    settings = read_settings(file)
-    seed = settings.pop("seed", 0)
-    integers = {"seed": seed, **{name: settings.get(name) for name in ("total_steps", "eval_episodes")}}
-    if settings.get("eval_interval") is not None:
-        integers["eval_interval"] = settings["eval_interval"]
-    for name, x in integers.items():
-        if type(x) is not int:
+    settings = {"seed": 0} | read_settings(file)
+    for name in ("seed", "total_steps", "eval_episodes", "eval_interval"):
+        x = settings.get(name)
+        if type(x) is not int and not (name == "eval_interval" and x is None):
             raise RunError(f"{file} cannot be used: {name} must be an integer, got {repr(x)[:80]}")
+    seed = settings.pop("seed")
     return _Trained(str(settings["algorithm"]), str(settings["env"]), seed, run, read_record(file), settings)
 
 
@@ -195,10 +193,3 @@ def _environment(trained: Sequence[_Trained]) -> Environment:
     totals = [x.settings["total_steps"] for x in trained]
     intervals = [x.settings.get("eval_interval") or max(1, n // 10) for x, n in zip(trained, totals, strict=True)]
     return Environment(trained[0].env, max(totals), min(intervals), reward_threshold(trained[0].env))
-
-
-def _home(paths: Sequence[Path]) -> Path:
-    """The directory that all runs are in; a single run's own."""
-    if len(paths) == 1:
-        return paths[0]
-    return Path(os.path.commonpath([path.resolve().parent for path in paths]))
