@@ -86,7 +86,7 @@ def _collect(
 ) -> None:
     """Writes outcomes as they arrive, with a line of progress for each."""
     start, total = time.monotonic(), len(suite.jobs)
-    width = max(len(f"{job.label} {job.env}") for job in suite.jobs)
+    width = max((len(f"{job.label} {job.env}") for job in suite.jobs), default=0)
     with operation("jobs", remaining) as running:
         for number, outcome in enumerate(outcomes, 1):
             writer.add(outcome)
