@@ -65,11 +65,6 @@ SIZES = {
 }  # fmt: skip
 
 
-def make_model(size: Size) -> GPT2LMHeadModel:
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(**size.model, **dropout))
-
-
 def make_tokenizer(config: GPT2Config) -> PreTrainedTokenizerFast:
     """One word per id; the trainer uses it for padding only. The end of sequence pads, as is usual for GPT-2."""
     vocabulary = {str(i): i for i in range(config.vocab_size)}
@@ -88,16 +83,12 @@ def sampling(size: Size, config: GPT2Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def random_prompts(size: Size, config: GPT2Config, generator: torch.Generator) -> torch.Tensor:
-    """(prompts, prompt_tokens) ids; the end of sequence, which is the last id, is not among them."""
-    return torch.randint(config.vocab_size - 1, (size.prompts, size.prompt_tokens), generator=generator)
-
-
 def measure(size: Size, precision: str, iterations: int, device: str) -> dict[str, float]:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(make_model(size))
-    model_config = model.pretrained_model.config
+    model_config = GPT2Config(**size.model, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(GPT2LMHeadModel(model_config))
+    words, shape = model_config.vocab_size - 1, (size.prompts, size.prompt_tokens)  # the last id is the end of sequence
     config = PPOConfig(
         seed=0, learning_rate=1e-5, ppo_epochs=4, batch_size=size.prompts, mini_batch_size=size.prompts,
         accelerator_kwargs={"cpu": device == "cpu", "mixed_precision": "bf16" if precision == "bf16" else "no"},
@@ -106,12 +97,14 @@ def measure(size: Size, precision: str, iterations: int, device: str) -> dict[st
     options = sampling(size, model_config)
     generation, update = [], []
     for _ in range(1 + iterations):
-        queries = list(random_prompts(size, model_config, generator).to(trainer.current_device))
+        queries = list(torch.randint(words, shape, generator=generator).to(trainer.current_device))
         scores = list(torch.randn(size.prompts, generator=generator).to(trainer.current_device))
         start = time.perf_counter()
         responses = trainer.generate(queries, batch_size=size.prompts, return_prompt=False, **options)
         generation.append(time.perf_counter() - start)
-        check_lengths(responses, size)
+        lengths = [len(response) for response in responses]
+        if lengths != [size.new_tokens] * size.prompts:
+            raise SystemExit(f"expected {size.prompts} responses of {size.new_tokens} tokens, got lengths {lengths}")
         start = time.perf_counter()
         trainer.step(queries, responses, scores)
         update.append(time.perf_counter() - start)
@@ -121,19 +114,6 @@ def measure(size: Size, precision: str, iterations: int, device: str) -> dict[st
         "update_seconds": seconds[1],
         "tokens_per_second": size.prompts * size.new_tokens / sum(seconds),
     }
-
-
-def check_lengths(responses: list[torch.Tensor], size: Size) -> None:
-    lengths = {len(response) for response in responses}
-    if len(responses) != size.prompts or lengths != {size.new_tokens}:
-        raise SystemExit(f"expected {size.prompts} responses of {size.new_tokens} tokens, got lengths {lengths}")
-
-
-def peak_memory_gb(device: str) -> float:
-    """Of the process, or of what it has had on the GPU."""
-    if device != "cpu":
-        return torch.cuda.max_memory_allocated() / 1e9
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def main() -> None:
@@ -148,7 +128,10 @@ def main() -> None:
     size = SIZES[arguments.size]
     arguments.iterations = arguments.iterations or size.iterations
     result = measure(size, arguments.precision, arguments.iterations, arguments.device)
-    result["peak_memory_gb"] = peak_memory_gb(arguments.device)
+    if arguments.device == "cpu":
+        result["peak_memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    else:
+        result["peak_memory_gb"] = torch.cuda.max_memory_allocated() / 1e9
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
     print(json.dumps({**vars(arguments), **{name: round(x, 4) for name, x in result.items()}, **versions}))
 

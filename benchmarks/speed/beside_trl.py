@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import tempfile
 import time
@@ -23,6 +22,8 @@ from typing import Any
 
 import torch
 from language_throughput import apart, clock, output_of, peak_memory_gb
+
+from rlzoo.runs.files import append_jsonl, read_jsonl
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
@@ -83,7 +84,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = {name: x for name in SIZES if (x := getattr(arguments, name)) is not None}
     record = RESULTS / ("beside-trl.jsonl" if arguments.device == "cpu" else "beside-trl-cuda.jsonl")
-    runs = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    runs = [run for _, run in read_jsonl(record)]
     common = {"steps": arguments.steps, "threads": arguments.threads, **sizes}
     device = {} if arguments.device == "cpu" else {"device": torch.cuda.get_device_name()}
     options = [f"--{name.replace('_', '-')}={x}" for name, x in {**common, "device": arguments.device}.items()]
@@ -100,11 +101,9 @@ def main() -> None:
                 if any(key.items() <= run.items() for run in runs):
                     continue
                 ours = apart(train, env, precision, seed, **common, device=arguments.device)
-                pair = [{**key, "system": "rlzoo", **ours}]
-                pair += [{**key, "system": "TRL", **output_of([*theirs, *options])}]
+                pair = [{**key, "system": "rlzoo", **ours}, {**key, "system": "TRL", **output_of([*theirs, *options])}]
                 runs += pair
-                with record.open("a") as file:
-                    file.writelines(json.dumps(run) + "\n" for run in pair)
+                append_jsonl(record, pair)
     record.with_suffix(".md").write_text(report(runs))
 
 

@@ -303,9 +303,8 @@ def main() -> None:
     options = parser.parse_args()
     compare = {"ppo": compare_ppo, "generate": compare_generation, "trpo": compare_natural}[options.what]
     table = compare(options)
-    shown = " ".join(["python benchmarks/speed/language_throughput.py", *sys.argv[1:]]).replace(
-        options.peer, "trl/bin/python"
-    )
+    words = ["python benchmarks/speed/language_throughput.py", *sys.argv[1:]]
+    shown = " ".join(words).replace(options.peer, "trl/bin/python")
     RESULTS.mkdir(exist_ok=True)
     text = "\n".join([f"`{shown}`, {options.threads} PyTorch threads.", "", *table, ""])
     name = options.what if options.device == "cpu" else f"{options.what}-{options.device.replace(':', '-')}"

@@ -13,7 +13,6 @@ Contestants take turns, each in its own process.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from language_throughput import apart, clock, peak_memory_gb
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -140,28 +140,26 @@ def contestant(what: str, precision: str, prompts: int, device: str, threads: in
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--precisions", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--contestants", nargs="+", default=["rlzoo", "plain", "generate"])
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    common = arguments.prompts, arguments.device, arguments.threads
+def main(
+    precisions: tuple[str, ...] = ("bfloat16", "float32"),
+    contestants: tuple[str, ...] = ("rlzoo", "plain", "generate"),
+    prompts: int = 16,
+    device: str = "cpu",
+    rounds: int = 3,
+    threads: int = 2,
+) -> None:
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for _, precision, what in itertools.product(range(arguments.rounds), arguments.precisions, arguments.contestants):
+    for _, precision, what in itertools.product(range(rounds), precisions, contestants):
         try:
-            result = apart(contestant, what, precision, *common)
+            result = apart(contestant, what, precision, prompts, device, threads)
         except Exception as error:
             print(precision, what, f"failed: {error!r}", flush=True)
         else:
             print(precision, what, result, flush=True)
             runs.setdefault((precision, what), []).append(result)
     command_line = f"`python benchmarks/speed/real_iteration.py {' '.join(sys.argv[1:])}`"
-    name = "real-iteration" if arguments.device == "cpu" else f"real-iteration-{arguments.device}"
-    where = f"{arguments.threads} thread(s)" if arguments.device == "cpu" else torch.cuda.get_device_name()
+    name = "real-iteration" if device == "cpu" else f"real-iteration-{device}"
+    where = f"{threads} thread(s)" if device == "cpu" else torch.cuda.get_device_name()
     (RESULTS / f"{name}.md").write_text(f"{command_line}, {where}.\n\n{table(runs)}")
 
 
@@ -198,4 +196,4 @@ def table(runs: dict[tuple[str, str], list[dict[str, float]]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -28,6 +28,7 @@ import rlzoo
 from rlzoo.benchmark.reports import figures
 from rlzoo.lm.tasks import reviews
 from rlzoo.lm.tasks.random_walks import WalkGraph
+from rlzoo.runs.files import read_jsonl
 
 HERE = Path(__file__).parents[1]
 PICTURES = HERE.parent / "docs" / "assets" / "failures"
@@ -151,8 +152,7 @@ def main(names: tuple[str, ...] = (), /) -> None:
 
 def read() -> dict[str, dict[str, dict[str, list[Curve]]]]:
     """Curves by picture, label and metric."""
-    lines = DATA.read_text(encoding="utf-8").splitlines() if DATA.exists() else []
-    return {x["picture"]: x["curves"] for x in map(json.loads, lines)}
+    return {x["picture"]: x["curves"] for _, x in read_jsonl(DATA)}
 
 
 def measured(failure: Failure) -> dict[str, dict[str, list[Curve]]]:

@@ -10,7 +10,6 @@ initial model, in nats. Runs that are in `benchmarks/results/language-defaults.j
 from __future__ import annotations
 
 import itertools
-import json
 import tempfile
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import tyro
 
 import rlzoo
 from rlzoo.runs.configuration.presets import preset_of_kind
+from rlzoo.runs.files import append_jsonl, read_jsonl
 from rlzoo.runs.registry import ALGORITHMS, task_class
 
 TASKS, SEEDS, EPISODES = ("RandomWalks", "Reviews", "Arithmetic"), (10, 11), 200
@@ -38,13 +38,12 @@ def run(algorithm: str, task: str, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.is_file() else []
+    rows = [row for _, row in read_jsonl(RESULTS)]
     done = {(row["algorithm"], row["task"], row["seed"]) for row in rows}
     for key in itertools.product(ALGORITHMS, TASKS, SEEDS):
         if key not in done:
             row = dict(zip(("algorithm", "task", "seed"), key, strict=True)) | run(*key)
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append_jsonl(RESULTS, [row])
             rows.append(row)
     lines = ["| algorithm | task | score before | score after | KL, nats |", "|---|---|--:|--:|--:|"]
     for algorithm, task in itertools.product(ALGORITHMS, TASKS):

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
 from rlzoo.benchmark.reports import figures
-from rlzoo.benchmark.reports.statistics import iqm_interval
 from rlzoo.benchmark.reports.study import Study
 from rlzoo.benchmark.results import Results
 
@@ -39,8 +38,7 @@ def draw(axes: Axes, study: Study, env: str, algorithm: str, colour: str) -> Non
     """The algorithm's curve and interval over those of the others."""
     groups = study.within(env)
     for name in [x for x in groups if x != algorithm] + [algorithm]:
-        grid = groups[name].grid
-        estimate, low, high = iqm_interval([groups[name].curves(grid)])
+        grid, (estimate, low, high) = groups[name].curve
         if name == algorithm:
             axes.fill_between(grid, low, high, color=colour, alpha=0.2, linewidth=0)
             axes.plot(grid, estimate, color=colour, linewidth=1.8)

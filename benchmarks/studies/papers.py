@@ -128,12 +128,9 @@ def scores(comparison: Comparison) -> list[list[str]]:
 def claims(comparison: Comparison) -> list[list[str]]:
     """A row for each of the paper's claims whose algorithms have runs."""
     rivals = [name for name in comparison.names if name in PUBLISHED and name != BEST]
+    named = {name: f"{name} ({fixed(score, 2)})" for name, score in PUBLISHED.items()}
     pairs = {
-        f"{claim}: {ours} ({fixed(PUBLISHED[ours], 2)}) above {theirs} ({fixed(PUBLISHED[theirs], 2)})": (
-            ours,
-            [theirs],
-        )
-        for claim, (ours, theirs) in ORDER.items()
+        f"{claim}: {named[ours]} above {named[theirs]}": (ours, [theirs]) for claim, (ours, theirs) in ORDER.items()
     }
     pairs[f"{BEST} is the best of the {len(rivals) + 1} variants with runs"] = BEST, rivals
     return [

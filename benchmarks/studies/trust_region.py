@@ -13,7 +13,6 @@ momentum; the clipped surrogate. Seconds are processor time without evaluations.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
 from rlzoo.optim.objective import with_old
 from rlzoo.runs.configuration.defaults import starting_from
+from rlzoo.runs.files import append_jsonl, read_jsonl
 
 RESULTS = Path(__file__).parents[1] / "results" / "trust-region.jsonl"
 TASK, TOKENS, SEED, FURTHER_SEEDS = "Arithmetic", 30_000, 1, (2, 3, 4)
@@ -334,20 +334,18 @@ def train(label: str, seed: int) -> dict[str, Any]:
     seconds = time.process_time() - start
     final = trainer.task.evaluate(500, seed=7, deterministic=False)
     trainer.task.close()
-    reference = round(float(final.further["kl_reference"]), 3)
     return {
         "label": label,
         "seed": seed,
         "score": round(final.mean_return, 4),
-        "kl_reference": reference,
+        "kl_reference": round(float(final.further["kl_reference"]), 3),
         "kl": round(float(np.mean(kl)), 4),
         "seconds": round(seconds, 1),
     }
 
 
 def read() -> dict[tuple[str, int], dict[str, Any]]:
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {(x["label"], x["seed"]): x for x in map(json.loads, lines)}
+    return {(x["label"], x["seed"]): x for _, x in read_jsonl(RESULTS)}
 
 
 def run() -> None:
@@ -356,8 +354,7 @@ def run() -> None:
         if (label, seed) not in read():
             result = train(label, seed)
             print(result, flush=True)
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(result) + "\n")
+            append_jsonl(RESULTS, [result])
 
 
 def report() -> None:

@@ -20,7 +20,6 @@ time of the update alone, on one thread. Finished updates are not repeated.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +39,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.collector import evaluate, score
 from rlzoo.core.estimators import GAE
 from rlzoo.runs.configuration.defaults import starting_from
+from rlzoo.runs.files import append_jsonl, read_jsonl
 
 RESULTS = Path(__file__).parents[1] / "results" / "update-kl.jsonl"
 SEEDS = range(10, 13)
@@ -197,8 +197,8 @@ class Start:
         return {**key, setting: value, **result, **self.gains(label)}
 
 
-def read() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+def read() -> list[Any]:
+    return [x for _, x in read_jsonl(RESULTS)]
 
 
 def run() -> None:
@@ -219,8 +219,7 @@ def run() -> None:
                 value[label] = result[setting]
                 done[label, mean_kl] = result
                 print(result, flush=True)
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+                append_jsonl(RESULTS, [result])
 
 
 def report() -> None:

@@ -11,8 +11,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from rlzoo.benchmark.job import Failure, Job, Key, Outcome, run_job
 from rlzoo.core.system.cache import cache_directory
@@ -20,24 +21,16 @@ from rlzoo.core.system.errors import ConfigError, described
 
 SLURM = "slurm"
 """The executor of submitit."""
-
-
-class Handle(Protocol):
-    """A submitted job."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> Outcome | Failure: ...
-
-
-Cluster = AbstractContextManager[tuple[Callable[[Job], Handle], int]]
+Submitted = Future[Outcome | Failure]
+"""A submitted job: what has `done` and `result`."""
+Cluster = AbstractContextManager[tuple[Callable[[Job], Submitted], int]]
 """Gives a function that submits a job, and how many jobs are submitted at a time."""
 
 
 def on_cluster(connect: Callable[[int], Cluster], jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:
     """Outcomes of the jobs in the order in which they finish. A job whose process is killed runs a second time."""
     waiting, killed = [*reversed(jobs)], set[Key]()
-    running: dict[Key, tuple[Job, Handle]] = {}
+    running: dict[Key, tuple[Job, Submitted]] = {}
     with connect(workers) as (submit, room):
         while waiting or running:
             while waiting and len(running) < room:
@@ -57,7 +50,7 @@ def on_cluster(connect: Callable[[int], Cluster], jobs: Sequence[Job], workers: 
 
 
 @contextlib.contextmanager
-def ray(workers: int) -> Iterator[tuple[Callable[[Job], Handle], int]]:
+def ray(workers: int) -> Iterator[tuple[Callable[[Job], Submitted], int]]:
     """The Ray cluster that RAY_ADDRESS names, or one on this machine."""
     ray = _package("ray", "ray")
     here = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": workers, "include_dashboard": False}
@@ -70,7 +63,7 @@ def ray(workers: int) -> Iterator[tuple[Callable[[Job], Handle], int]]:
 
 
 @contextlib.contextmanager
-def dask(workers: int) -> Iterator[tuple[Callable[[Job], Handle], int]]:
+def dask(workers: int) -> Iterator[tuple[Callable[[Job], Submitted], int]]:
     """The Dask cluster that DASK_SCHEDULER_ADDRESS names, or one on this machine."""
     distributed, config = _package("distributed", "dask"), _package("dask", "dask").config
     here: dict[str, Any] = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None}
@@ -82,7 +75,7 @@ def dask(workers: int) -> Iterator[tuple[Callable[[Job], Handle], int]]:
 
 
 @contextlib.contextmanager
-def slurm(workers: int) -> Iterator[tuple[Callable[[Job], Handle], int]]:
+def slurm(workers: int) -> Iterator[tuple[Callable[[Job], Submitted], int]]:
     """Slurm, by submitit: jobs of one core and a day at most. `workers` of them are in the queue at a time."""
     submitit = _package("submitit", "slurm")
     cache_directory().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,7 +87,7 @@ def slurm(workers: int) -> Iterator[tuple[Callable[[Job], Handle], int]]:
         executor.update_parameters(name="rlzoo", timeout_min=24 * 60, cpus_per_task=1)
         submitted = []
 
-        def submit(job: Job) -> Handle:
+        def submit(job: Job) -> Submitted:
             submitted.append(executor.submit(run_job, job))
             return submitted[-1]
 

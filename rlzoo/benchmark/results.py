@@ -137,19 +137,17 @@ def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key,
     with _reading(path / _SUITE):
         before = read_record(path / _SUITE, FORMAT)["suite"]
         name, episodes = before["name"], (before["eval_episodes"], before["final_episodes"])
-        intervals = {env: environment["eval_interval"] for env, environment in before["environments"].items()}
+        evaluations = {env: (x["eval_interval"], *episodes) for env, x in before["environments"].items()}
     if name != suite.name:
         raise RunError(f"{path} holds results of the suite {name}: give another --out, or --overwrite")
     if others := len(outcomes.keys() - {job.key for job in suite.jobs}):
         raise RunError(f"{path} holds {others} results that the suite lacks: give another --out, or --overwrite")
-    same_episodes = episodes == (suite.eval_episodes, suite.final_episodes)
     kept = {
         job.key: outcome
         for job in suite.jobs
         if (outcome := outcomes.get(job.key)) is not None
         and {**outcome.settings, "device": job.settings.get("device")} == {"device": None, **job.settings}
-        and same_episodes
-        and intervals.get(job.env) == job.eval_interval
+        and evaluations.get(job.env) == (job.eval_interval, job.eval_episodes, job.final_episodes)
         and (outcome.updates or not job.measure_updates)
     }
     if len(kept) < len(outcomes):
@@ -167,7 +165,7 @@ class Writer:
         self.path = path
         self.outcomes = dict(outcomes)
         self.failures: list[Failure] = []
-        self._order = {job.key: number for number, job in enumerate(suite.jobs)}
+        self._order = [job.key for job in suite.jobs]
         self._record: dict[str, Any] = {
             "format": FORMAT,
             "suite": _suite_record(suite),
@@ -181,25 +179,21 @@ class Writer:
         """Appends a job."""
         if isinstance(outcome, Failure):
             self.failures.append(outcome)
-            self._append(_FAILURES, dataclasses.asdict(outcome))
-            return
-        self.outcomes[outcome.key] = outcome
-        timing, result = _split(outcome)
-        self._append(_TIMINGS, timing)
-        self._append(_RESULTS, result)
+            lines = {_FAILURES: dataclasses.asdict(outcome)}
+        else:
+            self.outcomes[outcome.key] = outcome
+            lines = _split(outcome)
+        for name, line in lines.items():
+            append_jsonl(self.path / name, [line])
+            sync(self.path / name)
 
     def rewrite(self) -> None:
         """Rewrites the folder in the order of the suite, without damaged lines and results that are not kept."""
-        ordered = sorted(self.outcomes.values(), key=lambda outcome: self._order[outcome.key])
-        lines = list(map(_split, ordered))
+        lines = [_split(self.outcomes[key]) for key in self._order if key in self.outcomes]
         write_atomically(self.path / _SUITE, (json.dumps(self._record, indent=2) + "\n").encode())
-        write_atomically(self.path / _TIMINGS, _lines(timing for timing, _ in lines))
-        write_atomically(self.path / _RESULTS, _lines(result for _, result in lines))
+        for name in (_TIMINGS, _RESULTS):
+            write_atomically(self.path / name, _lines(of_job[name] for of_job in lines))
         write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
-
-    def _append(self, name: str, record: dict[str, Any]) -> None:
-        append_jsonl(self.path / name, [record])
-        sync(self.path / name)
 
 
 def check_folder(path: Path, overwrite: bool = False) -> None:
@@ -207,14 +201,12 @@ def check_folder(path: Path, overwrite: bool = False) -> None:
     if not (path / _SUITE).exists():
         if path.is_file() or (path.is_dir() and any(not p.name.startswith(".") for p in path.iterdir())):
             raise RunError(f"{path} holds something other than results of a suite")
-        return
-    if overwrite:
-        return
-    records = {"then": read_record(path / _SUITE, FORMAT), "now": {"versions": versions()}}
-    changed = [f"{name} {x['then']} then, {x['now']} now" for name, x in unequal_versions(records).items()]
-    if changed:
-        reason = "; ".join(changed)
-        raise RunError(f"{path} holds results of other versions ({reason}): give another --out, or --overwrite")
+    elif not overwrite:
+        records = {"then": read_record(path / _SUITE, FORMAT), "now": {"versions": versions()}}
+        unequal = unequal_versions(records).items()
+        changed = "; ".join(f"{name} {x['then']} then, {x['now']} now" for name, x in unequal)
+        if changed:
+            raise RunError(f"{path} holds results of other versions ({changed}): give another --out, or --overwrite")
 
 
 def holds_results(path: Path) -> bool:
@@ -246,14 +238,15 @@ def _machine() -> dict[str, Any]:
     return machine
 
 
-def _split(outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The lines of a job in `timings.jsonl` and `results.jsonl`."""
+def _split(outcome: Outcome) -> dict[str, dict[str, Any]]:
+    """The lines of a job, by their files."""
     result = dataclasses.asdict(outcome)
     seconds = result.pop("seconds")
     for name in ("course", "samples", "updates"):
         if not result[name]:
             del result[name]
-    return {"label": outcome.label, "env": outcome.env, "seed": outcome.seed, "seconds": seconds}, result
+    timing = {"label": outcome.label, "env": outcome.env, "seed": outcome.seed, "seconds": seconds}
+    return {_TIMINGS: timing, _RESULTS: result}
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> bytes:

@@ -86,23 +86,18 @@ def _collect(
 ) -> None:
     """Writes outcomes as they arrive, with a line of progress for each."""
     start, total = time.monotonic(), len(suite.jobs)
+    width = max((len(f"{job.label} {job.env}") for job in suite.jobs), default=0)
     with operation("jobs", remaining) as running:
         for number, outcome in enumerate(outcomes, 1):
             writer.add(outcome)
-            left = (time.monotonic() - start) / number * (remaining - number)
-            count = total - remaining + number
-            progress.say(f"{count:{len(str(total))}}/{total}  {_line(outcome, suite)}  {duration(left)} left")
+            if isinstance(outcome, Failure):
+                result = f"failed: {outcome.error}"
+            else:
+                result = f"return {outcome.final_stochastic:9,.2f}  in {outcome.seconds[-1]:5.1f} s"
+            job = f"{f'{outcome.label} {outcome.env}':{width}}  seed {outcome.seed:<3}  {result}"
+            count, left = total - remaining + number, (time.monotonic() - start) / number * (remaining - number)
+            progress.say(f"{count:{len(str(total))}}/{total}  {job}  {duration(left)} left")
             running.done, running.note = number, f"{len(writer.failures)} failed"
-
-
-def _line(outcome: Outcome | Failure, suite: Suite) -> str:
-    """A job and its result, aligned with those of the other jobs of its suite."""
-    width = max(len(f"{job.label} {job.env}") for job in suite.jobs)
-    if isinstance(outcome, Failure):
-        result = f"failed: {outcome.error}"
-    else:
-        result = f"return {outcome.final_stochastic:9,.2f}  in {outcome.seconds[-1]:5.1f} s"
-    return f"{f'{outcome.label} {outcome.env}':{width}}  seed {outcome.seed:<3}  {result}"
 
 
 def _on_loky(jobs: Sequence[Job], workers: int) -> Generator[Outcome | Failure]:

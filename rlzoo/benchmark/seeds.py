@@ -87,7 +87,6 @@ def train_seeds(
     A signal stops all of them after their iteration, with a checkpoint. So does the death of this process.
 
     Args:
-        runs: runs by seed.
         total_steps: a new number of steps for each run.
         jobs: processes at a time.
         threads: threads of PyTorch in each process.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,13 +58,7 @@ _PPO = {
     "minibatch_size": (64, 128, 256),
 }
 SPACES: dict[str, dict[str, Space]] = {
-    "reinforce": {
-        **_ROLLOUT,
-        **_CRITIC,
-        **_LANGUAGE,
-        "learning_rate": Between(1e-3, 3e-2),
-        "anneal_lr": (False, True),
-    },
+    "reinforce": {**_ROLLOUT, **_CRITIC, **_LANGUAGE, "learning_rate": Between(1e-3, 3e-2), "anneal_lr": (False, True)},
     "npg": {**_TRUST_REGION, "step_kl": Between(0.005, 0.1)},
     "trpo": {**_TRUST_REGION, "max_kl": Between(0.005, 0.1)},
     "ppo-penalty": {**_PPO, "target_kl": Between(0.003, 0.05)},
@@ -136,7 +129,7 @@ def as_parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
 def check_buffer(settings: Mapping[str, Any], space: Mapping[str, Space]) -> None:
     """Raises `ConfigError` if a search of the buffer's size has chosen one that is not worth a try, and has others."""
     if {"num_envs", "num_steps"} <= settings.keys():
-        factors: Any = (space.get(name, (settings[name],)) for name in ("num_envs", "num_steps"))
-        sizes = [n for n in itertools.starmap(operator.mul, itertools.product(*factors)) if BUFFER[0] <= n <= BUFFER[1]]
+        choices: Any = (space.get(name, (settings[name],)) for name in ("num_envs", "num_steps"))
+        sizes = [n * t for n, t in itertools.product(*choices) if BUFFER[0] <= n * t <= BUFFER[1]]
         steps = settings["num_envs"] * settings["num_steps"]
         require(not sizes or steps in sizes, f"a buffer of {steps} steps is not tried")

@@ -207,16 +207,13 @@ def _check(document: _Document, suite: Suite) -> None:
 def _jobs(document: _Document, suite: Suite) -> Iterator[Job]:
     """All runs of the suite, with complete settings."""
     settings: dict[tuple[str, str], dict[str, Any]] = {}
-    for label, entry in suite.algorithms.items():
-        for env, environment in suite.environments.items():
-            local = entry.within(env)
-            overrides = suite.overrides | environment.overrides | local.overrides
-            try:
-                settings[label, env] = _settings(document, label, local, env, overrides, environment.total_steps)
-            except ConfigError as error:
-                of_label = [("algorithms", label, *place) for place in (("overrides",), ("environments", env), ())]
-                places = [("environments", env), ("overrides",), ("environments", env, "overrides"), *of_label]
-                raise document.error(f"{label} on {env}: {error}", *places) from error
+    for label, env in itertools.product(suite.algorithms, suite.environments):
+        try:
+            settings[label, env] = _settings(document, suite, label, env)
+        except ConfigError as error:
+            of_label = [("algorithms", label, *place) for place in (("overrides",), ("environments", env), ())]
+            places = [("environments", env), ("overrides",), ("environments", env, "overrides"), *of_label]
+            raise document.error(f"{label} on {env}: {error}", *places) from error
     episodes = suite.eval_episodes, suite.final_episodes
     for seed, (env, environment), (label, entry) in itertools.product(
         suite.seeds, suite.environments.items(), suite.algorithms.items()
@@ -235,19 +232,19 @@ def _peer(document: _Document, peer: str) -> str:
     return f"{file}:{name}"
 
 
-def _settings(
-    document: _Document, label: str, entry: Entry, env: str, overrides: dict[str, Any], total_steps: int
-) -> dict[str, Any]:
+def _settings(document: _Document, suite: Suite, label: str, env: str) -> dict[str, Any]:
     """All settings of an algorithm or a peer in an environment, as they are read from `results.jsonl`."""
+    entry, environment = suite.algorithms[label].within(env), suite.environments[env]
     if entry.peer is not None:
         settings = load_peer(_peer(document, entry.peer)).settings(env)
         for name in entry.overrides:
             require(name in settings, no_such("setting", name, settings))
-        settings = {"peer": entry.peer, **settings, **entry.overrides, "total_steps": total_steps}
+        settings = {"peer": entry.peer, **settings, **entry.overrides, "total_steps": environment.total_steps}
     else:
+        overrides = suite.overrides | environment.overrides | entry.overrides
         for name in overrides:
             require(name not in _ELSEWHERE, f"{name} cannot be overridden: {_ELSEWHERE.get(name)}")
-        overrides["total_steps"] = total_steps
+        overrides["total_steps"] = environment.total_steps
         algorithm = entry.algorithm or label
         if entry.preset:
             of = entry.preset if isinstance(entry.preset, str) else None

@@ -21,12 +21,12 @@ RESPONSES = (None, GROUP * GROUPS * 3, 12, 5)
 """Responses for the Fisher matrix, out of those of the batch; None for the exact matrix."""
 
 
-def fisher_product(table: Table, visits: Float[Tensor, "S"]) -> Callable[[Tensor], Tensor]:
-    """v ↦ F·v, F = Σ_s visits(s)·Σ_a π(a|s)·∇log π(a|s)·∇log π(a|s)ᵀ."""
+def fisher_product(table: Table, visits: Float[Tensor, "S"], damping: float = 0.0) -> Callable[[Tensor], Tensor]:
+    """v ↦ (F + damping)·v, F = Σ_s visits(s)·Σ_a π(a|s)·∇log π(a|s)·∇log π(a|s)ᵀ."""
     visited = visits.nonzero().squeeze(1)
     jacobian = table.jacobian.view(*table.log_probs.shape, -1)[visited].flatten(0, 1)
     weight = (visits[visited].unsqueeze(1) * table.log_probs[visited].exp()).flatten()
-    return lambda v: jacobian.t() @ (weight * (jacobian @ v).t()).t()
+    return lambda v: jacobian.t() @ (weight * (jacobian @ v).t()).t() + damping * v
 
 
 def visits(task: Enumeration, rows: Int[Tensor, "N"], weight: Float[Tensor, "N"]) -> Float[Tensor, "S"]:
@@ -48,10 +48,6 @@ def expected_visits(judge: Judge) -> Float[Tensor, "S"]:
     return visits(judge.task, torch.arange(len(judge.probability)), judge.probability)
 
 
-def damped(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda v: product(v) + DAMPING * v
-
-
 def measure(judge: Judge, rows: Int[Tensor, "B N"], responses: int | None, rng: np.random.Generator) -> Estimate:
     """x ≈ (F + damping)⁻¹·g by conjugate gradient, as in NPG and TRPO, against the solution with exact F and g.
 
@@ -70,7 +66,7 @@ def measure(judge: Judge, rows: Int[Tensor, "B N"], responses: int | None, rng: 
                 subset = batch[torch.from_numpy(rng.permutation(len(batch))[:responses])]
                 weight = torch.full(subset.shape, 1 / len(subset), dtype=torch.float64)
                 visited = everywhere if responses is None else visits(judge.task, subset, weight)
-                directions.append(conjugate_gradient(damped(fisher_product(judge.new, visited)), g, CG_ITERS).x)
+                directions.append(conjugate_gradient(fisher_product(judge.new, visited, DAMPING), g, CG_ITERS).x)
             yield torch.stack(directions) @ metric
 
     return assess(samples(), truth)

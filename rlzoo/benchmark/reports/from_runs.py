@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlzoo.benchmark.job import Key, Outcome, finite_numbers
+from rlzoo.benchmark.job import Key, Labelled, Outcome, finite_numbers
 from rlzoo.benchmark.reports.study import unique_names
 from rlzoo.benchmark.results import Results, holds_results
 from rlzoo.benchmark.suite import Environment
@@ -27,15 +27,12 @@ _MOST_DIFFERENCES = 3
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _Trained(Labelled):
     """A run and its settings without the seed."""
 
     run: Run
     record: dict[str, Any]
     """The contents of its `config.json`."""
-    algorithm: str
-    env: str
-    seed: int
     settings: dict[str, Any]
 
 
@@ -73,33 +70,31 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]
         warn: called with a line for each run that is left out because it repeats another.
     """
     trained = [_read(run) for run in runs]
-    labels = [_label(x, [y for y in trained if (y.algorithm, y.env) == (x.algorithm, x.env)]) for x in trained]
+    trained = [replace(x, label=_label(x, [y for y in trained if y.key[:2] == x.key[:2]])) for x in trained]
     unequal = unequal_versions({str(x.run.path): x.record for x in trained})
-    groups: dict[str, list[tuple[str, _Trained]]] = {}
-    for label, x in zip(labels, trained, strict=True):
+    groups: dict[str, list[_Trained]] = {}
+    for x in trained:
         versions = {library: by.get(str(x.run.path), "unknown") for library, by in unequal.items()}
-        groups.setdefault(one_line(", ".join(map(" ".join, versions.items()))), []).append((label, x))
-    home = _home([run.path for run in runs])
+        groups.setdefault(one_line(", ".join(map(" ".join, versions.items()))), []).append(x)
+    home = runs[0].path if len(runs) == 1 else Path(os.path.commonpath([run.path.resolve().parent for run in runs]))
     return [_results(home / versions, group, warn) for versions, group in groups.items()]
 
 
-def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callable[[str], None]) -> Results:
+def _results(path: Path, trained: Sequence[_Trained], warn: Callable[[str], None]) -> Results:
     """Runs with the same versions as the results of one suite."""
-    labels, trained = zip(*labelled, strict=True)
     jobs: dict[Key, _Trained] = {}
-    for label, x in zip(labels, trained, strict=True):
-        first = jobs.setdefault((label, x.env, x.seed), x)
+    for x in trained:
+        first = jobs.setdefault(x.key, x)
         if first is not x:
             warn(f"{x.run.path} is left out: it has the settings and the seed of {first.run.path}")
-    names, envs = list(dict.fromkeys(labels)), list(dict.fromkeys(x.env for x in trained))
-    order = sorted(jobs, key=lambda key: (envs.index(key[1]), names.index(key[0]), key[2]))
-    outcomes = [outcome for key in order if (outcome := _outcome(key, jobs[key])) is not None]
-    evaluated = {outcome.key for outcome in outcomes}
-    unfinished = [key for key in order if key in evaluated and not jobs[key].run.finished]
+    names, envs = list(dict.fromkeys(x.label for x in trained)), list(dict.fromkeys(x.env for x in trained))
+    order = sorted(jobs.values(), key=lambda x: (envs.index(x.env), names.index(x.label), x.seed))
+    outcomes = {x.key: outcome for x in order if (outcome := _outcome(x)) is not None}
+    unfinished = [x for x in order if x.key in outcomes and not x.run.finished]
     commits = {x.record.get("git_commit") for x in trained}
     return Results(
         path=path,
-        title=f"{trained[0].algorithm} on {envs[0]}" if len(names) == len(envs) == 1 else "Runs",
+        title=f"{trained[0].settings['algorithm']} on {envs[0]}" if len(names) == len(envs) == 1 else "Runs",
         description="",
         labels=names,
         counterparts={},
@@ -111,10 +106,10 @@ def _results(path: Path, labelled: Sequence[tuple[str, _Trained]], warn: Callabl
             "versions": {name: v for x in trained for name, v in (x.record.get("versions") or {}).items()},
             "git_commit": commits.pop() if len(commits) == 1 else None,
         },
-        outcomes=outcomes,
+        outcomes=list(outcomes.values()),
         failures=[],
-        missing=[key for key in order if key not in evaluated],
-        unfinished={key: (jobs[key].run.last_metrics() or {"step": 0})["step"] for key in unfinished},
+        missing=[x.key for x in order if x.key not in outcomes],
+        unfinished={x.key: (x.run.last_metrics() or {"step": 0})["step"] for x in unfinished},
     )
 
 
@@ -147,16 +142,15 @@ def _is_run(path: Path, complain: Callable[[str], None]) -> bool:
 
 
 def _read(run: Run) -> _Trained:
+    """A run with its algorithm as the label."""
     file = run.path / "config.json"
-    settings = read_settings(file)
-    seed = settings.pop("seed", 0)
-    integers = {"seed": seed, **{name: settings.get(name) for name in ("total_steps", "eval_episodes")}}
-    if settings.get("eval_interval") is not None:
-        integers["eval_interval"] = settings["eval_interval"]
-    for name, x in integers.items():
-        if type(x) is not int:
+    settings = {"seed": 0} | read_settings(file)
+    for name in ("seed", "total_steps", "eval_episodes", "eval_interval"):
+        x = settings.get(name)
+        if type(x) is not int and not (name == "eval_interval" and x is None):
             raise RunError(f"{file} cannot be used: {name} must be an integer, got {repr(x)[:80]}")
-    return _Trained(run, read_record(file), str(settings["algorithm"]), str(settings["env"]), seed, settings)
+    seed = settings.pop("seed")
+    return _Trained(str(settings["algorithm"]), str(settings["env"]), seed, run, read_record(file), settings)
 
 
 def _label(x: _Trained, rivals: Sequence[_Trained]) -> str:
@@ -169,10 +163,10 @@ def _label(x: _Trained, rivals: Sequence[_Trained]) -> str:
         homes = [path.parent if path.name.startswith("seed-") else path for path in paths.values()]
         unique = unique_names(homes if len({*homes}) == len(homes) else list(paths.values()))
         suffix = dict(zip(paths, unique, strict=True))[repr(x.settings)]
-    return f"{x.algorithm}, {suffix}" if suffix else x.algorithm
+    return f"{x.label}, {suffix}" if suffix else x.label
 
 
-def _outcome(key: Key, trained: _Trained) -> Outcome | None:
+def _outcome(trained: _Trained) -> Outcome | None:
     """The evaluations of a run; None if there is none yet."""
     evaluations = trained.run.evaluations()
     stochastic = [e for e in evaluations if not e["deterministic"]]
@@ -182,7 +176,7 @@ def _outcome(key: Key, trained: _Trained) -> Outcome | None:
     seconds = {x["step"]: finite_numbers(x).get("seconds", 0.0) for x in trained.run.metrics()}
     last = evaluations[-1]  # before it there are those of the end before the run was extended
     return Outcome(
-        *key,
+        *trained.key,
         settings=trained.settings,
         steps=list(curve),
         stochastic=[e["mean_return"] for e in curve.values()],
@@ -199,10 +193,3 @@ def _environment(trained: Sequence[_Trained]) -> Environment:
     totals = [x.settings["total_steps"] for x in trained]
     intervals = [x.settings.get("eval_interval") or max(1, n // 10) for x, n in zip(trained, totals, strict=True)]
     return Environment(trained[0].env, max(totals), min(intervals), reward_threshold(trained[0].env))
-
-
-def _home(paths: Sequence[Path]) -> Path:
-    """The directory that all runs are in; a single run's own."""
-    if len(paths) == 1:
-        return paths[0]
-    return Path(os.path.commonpath([path.resolve().parent for path in paths]))

@@ -14,15 +14,8 @@ import numpy.typing as npt
 from numpy.typing import ArrayLike
 
 from rlzoo.benchmark.job import Key, Outcome
-from rlzoo.benchmark.reports.statistics import (
-    Array,
-    Interval,
-    are_comparable,
-    iqm,
-    iqm_interval,
-    normalise,
-    probability_of_improvement,
-)
+from rlzoo.benchmark.reports import statistics
+from rlzoo.benchmark.reports.statistics import Array, Interval, iqm, iqm_interval, normalise
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import require
@@ -169,10 +162,10 @@ class Study:
         groups = {}
         for env, algorithm in itertools.product(environments, algorithms.values()):
             folder = folders[algorithm.folder]
-            runs = [run for run in folder.outcomes if (run.label, run.env) == (algorithm.label, env)]
+            runs = [run for run in folder.outcomes if run.key[:2] == (algorithm.label, env)]
             if runs:
-                ordered = tuple(sorted(runs, key=lambda x: x.seed))
-                groups[algorithm.name, env] = Group(folder.environments[env], ordered, frozenset(folder.unfinished))
+                runs.sort(key=lambda run: run.seed)
+                groups[algorithm.name, env] = Group(folder.environments[env], tuple(runs), frozenset(folder.unfinished))
         return cls(folders, algorithms, environments, groups)
 
     @property
@@ -290,13 +283,13 @@ class Study:
         The bounds are those of the estimate where one of them has a single run, whose spread is unknown.
         """
         finals = self.finals(ours, environments), self.finals(theirs, environments)
-        p = probability_of_improvement(*finals)
+        p = statistics.probability_of_improvement(*finals)
         alone = any(len(scores) == 1 for of_each in finals for scores in of_each)
         return Interval(p.estimate, p.estimate, p.estimate) if alone else p
 
     def are_comparable(self, ours: str, theirs: str, environments: Sequence[str]) -> bool:
         """Whether both have enough runs for a significant difference."""
-        return are_comparable(self.finals(ours, environments), self.finals(theirs, environments))
+        return statistics.are_comparable(self.finals(ours, environments), self.finals(theirs, environments))
 
     def planned(self, name: str, env: str) -> int:
         """The number of runs of an algorithm in an environment, unfinished, failed and missing ones included."""
@@ -336,13 +329,12 @@ def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
         homes = [x for x in (folder, *folders) if label in set(folders[x].labels) - set(folders[x].counterparts)]
         return name(label, homes[0]) if label is not None and homes else None
 
-    return {
-        name(label, folder): Algorithm(
-            name(label, folder), label, folder, counterpart(results.counterparts.get(label), folder)
-        )
+    algorithms = [
+        Algorithm(name(label, folder), label, folder, counterpart(results.counterparts.get(label), folder))
         for folder, results in folders.items()
         for label in results.labels
-    }
+    ]
+    return {x.name: x for x in algorithms}
 
 
 def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

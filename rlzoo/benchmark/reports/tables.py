@@ -196,11 +196,10 @@ def updates_columns(groups: Iterable[Group]) -> dict[str, str]:
 def updates(study: Study) -> Table:
     """Medians over the runs of what their updates did, and of the seconds of training that 1,000 steps take."""
     rows, columns = [], updates_columns(study.groups.values())
-    for env in study.environments:
-        for name, group in study.within(env).items():
-            if values := group.updates:
-                cells = (significant(values[key]) if key in values else NOTHING for key in columns)
-                rows.append([env, name, *cells, significant(1000 * float(np.median(1 / group.pace)))])
+    for (name, env), group in study.groups.items():
+        if values := group.updates:
+            cells = (significant(values[key]) if key in values else NOTHING for key in columns)
+            rows.append([env, name, *cells, significant(1000 * float(np.median(1 / group.pace)))])
     return ["Environment", "Algorithm", *columns.values(), "Seconds per 1\u202f000 steps"], rows
 
 
