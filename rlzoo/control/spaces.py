@@ -17,7 +17,7 @@ from rlzoo.core.system.errors import ConfigError, UnsupportedSpace
 
 Space = gymnasium.Space[Any]
 
-_FLAT = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Dict | spaces.Tuple
+_FLAT: Any = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Dict | spaces.Tuple
 """Leaves of an observation with a fixed number of numbers; the last two are empty."""
 _MOST_CATEGORIES = 2**20
 """Largest number of categories in a space. The first or last layer of a network has a weight for each."""
