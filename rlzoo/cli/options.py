@@ -61,19 +61,19 @@ def parse(
         ConfigError: the arguments are wrong. The message is one line.
         SystemExit: the arguments ask for help, which was printed.
     """
-    texts: dict[str, Any] = {"prog": prog and one_line(prog), "description": description}
     box = io.StringIO()
     try:
         # A default of another kind than its field's, from a damaged file, is refused when the settings are checked.
         with contextlib.redirect_stderr(box), warnings.catch_warnings(action="ignore", category=UserWarning):
             options, left = tyro.cli(
                 cls,
+                prog=prog and one_line(prog),
+                description=description,
                 args=arguments,
                 return_unknown_args=True,
                 add_help=not partly,
                 config=_STYLE,
                 registry=_REGISTRY,
-                **texts,
             )
     except SystemExit as done:
         if not done.code:

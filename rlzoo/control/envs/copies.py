@@ -28,10 +28,6 @@ _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
 Box2D's world, and running statistics."""
 
 
-class _CopyError(Exception):
-    """An exception of one copy. Its only argument is a string, so it can be pickled."""
-
-
 class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One copy, with flat observations.
 
@@ -145,7 +141,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {}
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        report = _CopyError(f"copy {self._index} raised {described(error)}{place(error)}")
+        report = EnvError(f"copy {self._index} raised {described(error)}{place(error)}")
         report.add_note(traceback.format_exc())
         report.__cause__ = error
         return {REPORT: report}
