@@ -61,19 +61,19 @@ def parse(
         ConfigError: the arguments are wrong. The message is one line.
         SystemExit: the arguments ask for help, which was printed.
     """
-    texts: dict[str, Any] = {"prog": prog and one_line(prog), "description": description}
     box = io.StringIO()
     try:
         # A default of another kind than its field's, from a damaged file, is refused when the settings are checked.
         with contextlib.redirect_stderr(box), warnings.catch_warnings(action="ignore", category=UserWarning):
             options, left = tyro.cli(
                 cls,
+                prog=prog and one_line(prog),
+                description=description,
                 args=arguments,
                 return_unknown_args=True,
                 add_help=not partly,
                 config=_STYLE,
                 registry=_REGISTRY,
-                **texts,
             )
     except SystemExit as done:
         if not done.code:
@@ -175,34 +175,6 @@ _STYLE = (
 _REGISTRY = ConstructorRegistry()
 
 
-@_REGISTRY.primitive_rule
-def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """How to read and show values: texts, integers such as 1e6, schedules, `none`, KEY=VALUE pairs."""
-    if info.type is Seeds:
-        return PrimitiveConstructorSpec(
-            "*", "INT|FIRST-LAST", _seeds, _is(Seeds), lambda x: [str(n) for n in x] or ["0"]
-        )
-    if info.type == Schedule:
-        return PrimitiveConstructorSpec(1, "FLOAT|SCHEDULE", _schedule, lambda x: True, lambda x: [_shown(x)])
-    if info.type is str:
-        return PrimitiveConstructorSpec(1, "STR", lambda texts: texts[0], _is(str), lambda x: [one_line(x)])
-    if info.type is int:
-        return PrimitiveConstructorSpec(1, "INT", _integer, _is(int), lambda x: [str(x)])
-    if info.type is float:
-        return PrimitiveConstructorSpec(1, "FLOAT", _number, _is((int, float)), lambda x: [str(x)])
-    if info.type is NoneType:
-        return PrimitiveConstructorSpec(1, "none", _none, _is(NoneType), lambda _: ["none"])
-    if info.type_origin is dict:
-        return PrimitiveConstructorSpec(
-            "*", "KEY=VALUE", _pairs, _is(dict), lambda x: [one_line(f"{k}={x[k]}") for k in x] or ["{}"]
-        )
-    return None
-
-
-def _is(cls: type | tuple[type, ...]) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, cls)
-
-
 def _integer(texts: list[str]) -> int:
     with contextlib.suppress(ValueError):
         return int(texts[0])
@@ -262,3 +234,24 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             pairs[key] = json.loads(value)
     return pairs
+
+
+_PRIMITIVES: dict[Any, tuple[Any, Any, str, Callable[[list[str]], Any], Callable[[Any], list[str]]]] = {
+    Seeds: (Seeds, "*", "INT|FIRST-LAST", _seeds, lambda x: [str(n) for n in x] or ["0"]),
+    Schedule: (object, 1, "FLOAT|SCHEDULE", _schedule, lambda x: [_shown(x)]),
+    str: (str, 1, "STR", lambda texts: texts[0], lambda x: [one_line(x)]),
+    int: (int, 1, "INT", _integer, lambda x: [str(x)]),
+    float: ((int, float), 1, "FLOAT", _number, lambda x: [str(x)]),
+    NoneType: (NoneType, 1, "none", _none, lambda x: ["none"]),
+    dict: (dict, "*", "KEY=VALUE", _pairs, lambda x: [one_line(f"{k}={x[k]}") for k in x] or ["{}"]),
+}
+"""How to read and show values of a type: their class, number of texts, name in the help, reader and writer."""
+
+
+@_REGISTRY.primitive_rule
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    own = next((row for kind, row in _PRIMITIVES.items() if kind in (info.type, info.type_origin)), None)
+    if own is None:
+        return None
+    cls, nargs, metavar, read, shown = own
+    return PrimitiveConstructorSpec(nargs, metavar, read, lambda x: isinstance(x, cls), shown)

@@ -212,15 +212,13 @@ def diagnose_command(arguments: list[str]) -> None:
         records = [dataclasses.asdict(x) for x in findings]
         show(json.dumps({"run": str(run.path), "step": last.get("step"), "findings": records}))
         return
-    show(f"{run.path}, up to step {last.get('step', 0):,}: {_count(len(findings))}")
+    few = {0: "nothing looks wrong", 1: "1 thing looks wrong"}
+    count = few.get(len(findings), f"{len(findings)} things look wrong")
+    show(f"{run.path}, up to step {last.get('step', 0):,}: {count}")
     has_pages = (Path(__file__).parents[2] / PAGE).is_file()  # a clone has them, a wheel has not
     for x in findings:
         page = f"\n  page: {x.page}" if has_pages else ""
         show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  change: {x.turn}{page}")
-
-
-def _count(findings: int) -> str:
-    return {0: "nothing looks wrong", 1: "1 thing looks wrong"}.get(findings, f"{findings} things look wrong")
 
 
 def list_command(arguments: list[str]) -> None:

@@ -55,16 +55,12 @@ def export_model(
 
 def _own_parts(model: ActorCritic) -> list[str]:
     """Names of the parts of a policy that are not those of the built-in MLPs."""
-    head = model.policy, MLPPolicy
-    net = getattr(model.policy, "net", None), MLP
-    parts = ((model, ActorCritic), (model.normalizer, Normalizer), (model.trunk, MLP), head, net)
-    others: list[Any] = [part for part, kind in parts if part is not None and not _is_own(part, kind)]
-    return [type(part[0] if isinstance(part, nn.Sequential) else part).__name__ for part in others]
-
-
-def _is_own(part: Any, kind: type) -> bool:
-    """Whether a part is of a class of this package that computes what `kind` does."""
-    return isinstance(part, kind) and type(part).__module__.startswith("rlzoo.")
+    head, net = (model.policy, MLPPolicy), (getattr(model.policy, "net", None), MLP)
+    names = []
+    for part, kind in ((model, ActorCritic), (model.normalizer, Normalizer), (model.trunk, MLP), head, net):
+        if part is not None and not (isinstance(part, kind) and type(part).__module__.startswith("rlzoo.")):
+            names.append(type(part[0] if isinstance(part, nn.Sequential) else part).__name__)
+    return names
 
 
 def _same(expected: Tensor, actual: Tensor) -> bool:

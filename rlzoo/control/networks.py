@@ -144,20 +144,17 @@ def make_heads(
         state_dependent: the log standard deviation is an output of the network.
     """
     each = leaves(action_space)
-    parts = [_make_policy(net, space, log_std, state_dependent) for space in each]
+    parts = []
+    for space in each:
+        outputs = sum(categories(space)) or action_columns(space)
+        if state_dependent and isinstance(space, spaces.Box):
+            body = net(2 * outputs, 0.01)
+            list(body.parameters())[-1].data[outputs:] = log_std
+            parts.append(MLPPolicy(body, space, None))
+        else:
+            parts.append(MLPPolicy(net(outputs, 0.01), space, log_std))
     policy = ProductPolicy(parts, [*map(action_columns, each)]) if is_product(action_space) else parts[0]
     return policy, MLPValue(net(1, 1.0))
-
-
-def _make_policy(
-    net: Callable[[int, float], nn.Module], space: gymnasium.Space[Any], log_std: float, state_dependent: bool
-) -> MLPPolicy:
-    outputs = sum(categories(space)) or action_columns(space)
-    if state_dependent and isinstance(space, spaces.Box):
-        body = net(2 * outputs, 0.01)
-        list(body.parameters())[-1].data[outputs:] = log_std
-        return MLPPolicy(body, space, None)
-    return MLPPolicy(net(outputs, 0.01), space, log_std)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,15 @@ from rlzoo.core.system.errors import ConfigError, UnsupportedSpace
 
 Space = gymnasium.Space[Any]
 
+_FLAT: Any = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Dict | spaces.Tuple
+"""Leaves of an observation with a fixed number of numbers; the last two are empty."""
 _MOST_CATEGORIES = 2**20
 """Largest number of categories in a space. The first or last layer of a network has a weight for each."""
 
 
 def check_spaces(name: str, observation: Space, action: Space) -> None:
     """Raises `UnsupportedSpace` if no policy can be built for a space of the environment `name`."""
-    if not _is_flat(observation):
+    if not all(isinstance(leaf, _FLAT) for leaf in leaves(observation)):
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
     if not all(map(_is_action, leaves(action))):
         raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
@@ -116,22 +118,15 @@ def native_actions(space: Any, action: Array) -> Any:
     Actions of a `Dict` or `Tuple` are nested in the same way, a batch in each leaf.
     """
     if is_product(space):
-        sizes = [action_columns(leaf) for leaf in leaves(space)]
-        return _nested(space, iter(np.split(action, np.cumsum(sizes)[:-1], axis=1)))
+        sizes = [sum(map(action_columns, leaves(part))) for part in _parts(space)]
+        parts = map(native_actions, _parts(space), np.split(action, np.cumsum(sizes)[:-1], axis=1))
+        return dict(zip(space.spaces, parts, strict=True)) if isinstance(space, spaces.Dict) else tuple(parts)
     action = action.reshape(len(action), *space.shape)
     if isinstance(space, spaces.Box):
         action = action.clip(space.low, space.high)
     else:
         action = action + getattr(space, "start", 0)
     return action.astype(space.dtype, copy=False)
-
-
-def _nested(space: Any, columns: Iterator[Array]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {name: _nested(part, columns) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_nested(part, columns) for part in space.spaces)
-    return native_actions(space, next(columns))
 
 
 def flat_mask(space: Space, mask: Any) -> Array:
@@ -210,12 +205,6 @@ def illegal_part(space: Space, mask: Array) -> int | None:
     counts = categories(space)
     legal = [bool(part.any()) for part in np.split(mask, np.cumsum(counts)[:-1])]
     return None if all(legal) else legal.index(False)
-
-
-def _is_flat(space: Space) -> bool:
-    """Whether every observation of the space is a fixed number of numbers."""
-    kinds = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    return all(isinstance(leaf, kinds) or leaf in (spaces.Dict(), spaces.Tuple(())) for leaf in leaves(space))
 
 
 def _is_action(space: Space) -> bool:

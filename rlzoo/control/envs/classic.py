@@ -10,7 +10,7 @@ import abc
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import gymnasium
 import numpy as np
@@ -43,26 +43,20 @@ class ClassicControl(VectorEnv):
     the action space.
     """
 
-    def __init__(
-        self,
-        num_envs: int,
-        seed: int,
-        max_episode_steps: int,
-        state_size: int,
-        observation_space: Box,
-        action_space: gymnasium.Space[Any],
-    ) -> None:
+    STATE_SIZE: ClassVar[int]
+    observation_space: ClassVar[Box]
+    action_space: ClassVar[gymnasium.Space[Any]]
+
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int) -> None:
         if num_envs < 1 or max_episode_steps < 1:
             raise ValueError(f"num_envs={num_envs} and max_episode_steps={max_episode_steps} must be positive")
         self.num_envs = num_envs
-        self.observation_space = observation_space
-        self.action_space = action_space
         self._rng = np.random.default_rng(seed)
         self._limit = np.asarray(max_episode_steps)
-        self._state = np.zeros((state_size, num_envs))
+        self._state = np.zeros((self.STATE_SIZE, num_envs))
         self._elapsed = np.zeros(num_envs, np.int64)
         self._forced = np.ones(num_envs, np.bool_)
-        self._obs = np.zeros((num_envs, *observation_space.shape), np.float32)
+        self._obs = np.zeros((num_envs, *self.observation_space.shape), np.float32)
         self._reward = np.zeros(num_envs, np.float32)
 
     @abc.abstractmethod
@@ -148,6 +142,9 @@ class CartPole(ClassicControl):
     problems", 1983; without track friction, as in Gymnasium's CartPole.
     """
 
+    STATE_SIZE = 4
+    observation_space = _box(2 * 2.4, math.inf, 2 * math.radians(12), math.inf)
+    action_space = Discrete(2)
     GRAVITY = _constant(9.8)
     TOTAL_MASS = _constant(1.0 + 0.1)
     HALF_LENGTH = _constant(0.5)
@@ -161,8 +158,7 @@ class CartPole(ClassicControl):
     MAX_ANGLE = _constant(math.radians(12))
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, sutton_barto_reward: bool = False) -> None:
-        observed = _box(2 * float(self.MAX_POSITION), math.inf, 2 * float(self.MAX_ANGLE), math.inf)
-        super().__init__(num_envs, seed, max_episode_steps, 4, observed, Discrete(2))
+        super().__init__(num_envs, seed, max_episode_steps=max_episode_steps)
         self._sutton_barto_reward = sutton_barto_reward
 
     def _initial(self, count: int) -> Array:
@@ -207,6 +203,9 @@ class Acrobot(ClassicControl):
     the equations are those of Sutton and Barto's book, Gymnasium's default.
     """
 
+    STATE_SIZE = 4
+    observation_space = _box(1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi)
+    action_space = Discrete(3)
     TORQUES = np.array([[2.0, 0.0, -2.0], [-2.0, 0.0, 2.0]])  # of each action, in f₁ and in f₂
     TIMESTEP = _constant(0.2)
     HALF_TIMESTEP = _constant(0.2 / 2)
@@ -215,8 +214,7 @@ class Acrobot(ClassicControl):
     DETERMINANT = _constant(9 / 2 * 5 / 2)
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int) -> None:
-        observed = _box(1.0, 1.0, 1.0, 1.0, 4 * math.pi, 9 * math.pi)
-        super().__init__(num_envs, seed, max_episode_steps, 4, observed, Discrete(3))
+        super().__init__(num_envs, seed, max_episode_steps=max_episode_steps)
         # 5/2 and 9/2 of the inverse of the equations' matrix, 3 g and g. NumPy is twice as fast without broadcasting.
         self._inertias = np.array([[5 / 2], [9 / 2]]).repeat(num_envs, 1)
         self._weights = np.array([[3 * 9.8], [9.8]]).repeat(num_envs, 1)
@@ -275,24 +273,24 @@ class Acrobot(ClassicControl):
 class _Car(ClassicControl):
     """Base class of both mountain cars, in a valley of height sin 3x. State and observation (x, v)."""
 
+    STATE_SIZE = 2
+    observation_space = Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32))
+    GOAL: ClassVar[Array]
     MIN_POSITION = _constant(-1.2)
     MAX_POSITION = _constant(0.6)
     MAX_SPEED = _constant(0.07)
     GRAVITY = _constant(0.0025)
 
-    def __init__(
-        self, num_envs: int, seed: int, max_episode_steps: int, goal_velocity: float, action_space: gymnasium.Space[Any]
-    ) -> None:
-        observed = Box(np.array([-1.2, -0.07], np.float32), np.array([0.6, 0.07], np.float32))
-        super().__init__(num_envs, seed, max_episode_steps, 2, observed, action_space)
+    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
+        super().__init__(num_envs, seed, max_episode_steps=max_episode_steps)
         self._goal_velocity = _constant(goal_velocity)
 
     def _initial(self, count: int) -> Array:
         """At rest near the bottom of the valley: x uniform in [-0.6, -0.4]."""
         return np.stack([self._rng.uniform(-0.6, -0.4, count), np.zeros(count)])
 
-    def _drive(self, push: Array) -> tuple[Array, Array]:
-        """One step, which returns x and v.
+    def _drive(self, push: Array) -> Bools:
+        """One step, which returns where an episode terminates: x >= `GOAL` and v >= `goal_velocity`.
 
         v += push - 0.0025 cos 3x and x += v, with |v| <= 0.07 and -1.2 <= x <= 0.6. At the left end the car stops.
         """
@@ -302,7 +300,7 @@ class _Car(ClassicControl):
         x += v
         v[x <= self.MIN_POSITION] = 0.0
         x[...] = _clip(x, self.MIN_POSITION, self.MAX_POSITION)
-        return x, v
+        return (x >= self.GOAL) & (v >= self._goal_velocity)
 
 
 @final
@@ -315,15 +313,12 @@ class MountainCar(_Car):
     Moore, "Efficient memory-based learning for robot control", 1990; Sutton and Barto's book, Example 10.1.
     """
 
+    action_space = Discrete(3)
     PUSHES = np.array([-0.001, 0.0, 0.001])
     GOAL = _constant(0.5)
 
-    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
-        super().__init__(num_envs, seed, max_episode_steps, goal_velocity, Discrete(3))
-
     def _dynamics(self, action: Array) -> tuple[float, Bools]:
-        x, v = self._drive(self.PUSHES.take(action, mode="clip"))
-        return -1.0, (x >= self.GOAL) & (v >= self._goal_velocity)
+        return -1.0, self._drive(self.PUSHES.take(action, mode="clip"))
 
 
 @final
@@ -337,19 +332,16 @@ class MountainCarContinuous(_Car):
     Moore, 1990, as in Gymnasium's MountainCarContinuous.
     """
 
+    action_space = _box(1.0)
     POWER = _constant(0.0015)
     GOAL = _constant(0.45)
     GOAL_REWARD = _constant(100.0)
     COST = _constant(0.1)
     MAX_ACTION = _constant(1.0)
 
-    def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
-        super().__init__(num_envs, seed, max_episode_steps, goal_velocity, _box(1.0))
-
     def _dynamics(self, action: Array) -> tuple[Array, Bools]:
         u = _clip(action[:, 0], -self.MAX_ACTION, self.MAX_ACTION)
-        x, v = self._drive(self.POWER * u)
-        terminated = (x >= self.GOAL) & (v >= self._goal_velocity)
+        terminated = self._drive(self.POWER * u)
         return self.GOAL_REWARD * terminated - self.COST * u * u, terminated
 
 
@@ -368,6 +360,9 @@ class Pendulum(ClassicControl):
     Gymnasium's Pendulum; `g` [m/s²] as there.
     """
 
+    STATE_SIZE = 2
+    observation_space = _box(1.0, 1.0, 8.0)
+    action_space = _box(2.0)
     TIMESTEP = _constant(0.05)
     TORQUE_GAIN = _constant(3.0)
     MAX_TORQUE = _constant(2.0)
@@ -376,7 +371,7 @@ class Pendulum(ClassicControl):
     TORQUE_COST = _constant(0.001)
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, g: float = 10.0) -> None:
-        super().__init__(num_envs, seed, max_episode_steps, 2, _box(1.0, 1.0, 8.0), _box(2.0))
+        super().__init__(num_envs, seed, max_episode_steps=max_episode_steps)
         self._gravity_gain = _constant(3 * g / 2)
 
     def _initial(self, count: int) -> Array:

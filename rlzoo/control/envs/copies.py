@@ -28,10 +28,6 @@ _OUTLAST_RESET = ("BipedalWalker", "NormalizeObservation", "NormalizeReward")
 Box2D's world, and running statistics."""
 
 
-class _CopyError(Exception):
-    """An exception of one copy. Its only argument is a string, so it can be pickled."""
-
-
 class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
     """One copy, with flat observations.
 
@@ -42,16 +38,13 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         log_info: keys of `info` with numbers to keep. All others are left out, but those of masks and success.
     """
 
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], index: int, log_info: tuple[str, ...] = (), masks: bool = True
-    ) -> None:
+    def __init__(self, env: Env, index: int, log_info: tuple[str, ...], masks: bool) -> None:
         super().__init__(env)
         self._index, self._log_info = index, log_info
         self.raw_space = env.observation_space
         self._shape = env.observation_space.shape if isinstance(env.observation_space, spaces.Box) else None
-        flat = spaces.flatten_space(env.observation_space)
+        self.observation_space = flat = spaces.flatten_space(env.observation_space)
         self._no_obs = np.zeros(flat.shape or (), flat.dtype)
-        self.observation_space = flat
         layers = [env]
         while isinstance(layers[-1], gymnasium.Wrapper):
             layers.append(layers[-1].env)
@@ -148,7 +141,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {}
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        report = _CopyError(f"copy {self._index} raised {described(error)}{place(error)}")
+        report = EnvError(f"copy {self._index} raised {described(error)}{place(error)}")
         report.add_note(traceback.format_exc())
         report.__cause__ = error
         return {REPORT: report}
@@ -187,10 +180,10 @@ def make_copies(
     make: Callable[[], Env],
     name: str,
     num_envs: int,
-    wrappers: Sequence[Any] = (),
-    asynchronous: bool = False,
-    log_info: tuple[str, ...] = (),
-    masks: bool = True,
+    wrappers: tuple[Any, ...],
+    asynchronous: bool,
+    log_info: tuple[str, ...],
+    masks: bool,
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
     """A vector environment of copies with flat observations. The arguments after `num_envs` are fields of `Source`.
 
@@ -199,13 +192,12 @@ def make_copies(
         name: of the environment, for messages.
 
     Raises:
-        UnsupportedSpace: no policy can be built for its observations or actions.
-        EnvError: a copy cannot be made, is no environment, or has other spaces than the first.
+        EnvError, UnsupportedSpace: as for `Source.make`; also if a copy has other spaces than the first.
         ConfigError: a wrapper cannot be loaded.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs={num_envs} must be positive")
-    functions = [partial(_make_copy, make, name, tuple(wrappers), log_info, masks, index) for index in range(num_envs)]
+    functions = [partial(_make_copy, make, name, wrappers, log_info, masks, index) for index in range(num_envs)]
     try:
         if asynchronous:
             return _in_processes(functions)

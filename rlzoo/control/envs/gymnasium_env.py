@@ -70,7 +70,8 @@ class GymnasiumEnv(VectorEnv):
         flat = vector.single_observation_space
         self._vector = vector
         self._is_users = is_users
-        self._raw_space: gymnasium.Space[Any] | None = flat if is_users else None
+        self.raw_observation_space: gymnasium.Space[Any] = flat if is_users else vector.get_attr("raw_space")[0]
+        """Of the observations before they are flattened."""
         if is_users:
             check_spaces(name, flat, vector.single_action_space)
             flat = spaces.flatten_space(flat)
@@ -169,11 +170,6 @@ class GymnasiumEnv(VectorEnv):
         return [[(0, self.attributes)] for _ in range(self.num_envs)]
 
     @property
-    def raw_observation_space(self) -> gymnasium.Space[Any]:
-        """Of the observations before they are flattened."""
-        return self._raw_space or self._vector.get_attr("raw_space")[0]
-
-    @property
     def render_mode(self) -> str | None:
         """How the environment was made to be rendered."""
         return self._vector.render_mode
@@ -199,15 +195,18 @@ class GymnasiumEnv(VectorEnv):
             return None
         if self._first is not None or None in starts:
             return {"copies": [None] * self.num_envs}
-        of_all = {
-            "start": starts,
-            "actions": map(np.array, self._actions),
-            "attributes": map(list, self._attributes),
-            "ended": self._ended.tolist(),
-            "obs": map(np.copy, self._obs),
-            "rng": rngs,
-        }
-        return {"copies": [dict(zip(of_all, x, strict=True)) for x in zip(*of_all.values(), strict=True)]}
+        copies = [
+            {
+                "start": starts[i],
+                "actions": np.array(self._actions[i]),
+                "attributes": list(self._attributes[i]),
+                "ended": bool(self._ended[i]),
+                "obs": self._obs[i].copy(),
+                "rng": rngs[i],
+            }
+            for i in range(self.num_envs)
+        ]
+        return {"copies": copies}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Repeats the episodes of a new environment up to a state.
@@ -223,11 +222,10 @@ class GymnasiumEnv(VectorEnv):
         self._first = self._seed = None
         self._ended = np.array([x["ended"] for x in copies])
         self._actions = [list(x["actions"]) for x in copies]
-        attributes = [x.get("attributes", [[0, {}]]) for x in copies]
-        self._attributes = [[(t, values) for t, values in changes] for changes in attributes]
+        self._attributes = [[(t, values) for t, values in x["attributes"]] for x in copies]
         self.attributes = {name: x for _, values in self._attributes[0] for name, x in values.items()}
         self._call(self._vector.reset)  # no copy is about to reset itself
-        episodes = [(x["start"], self._native(x["actions"]), y) for x, y in zip(copies, attributes, strict=True)]
+        episodes = [(x["start"], self._native(x["actions"]), x["attributes"]) for x in copies]
         results = self._vector.call("replay", episodes)
         with np.errstate(over="ignore"):
             same = [

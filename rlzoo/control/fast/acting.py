@@ -28,7 +28,7 @@ def make_numpy_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
     """An actor through NumPy if the model consists of the built-in networks, else `make_actor`."""
     if not _is_plain(model):
         return make_actor(model, noise)
-    act = _numpy_policy(model, model.policy)
+    act = _numpy_policy(model)
     if model.memory_size:
         return RecurrentActor(model, act, noise)
     return lambda obs, forced, starts: act(obs, next(noise))
@@ -80,7 +80,7 @@ class RecurrentActor:
 
 def _gru(cell: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
     """`(x, memory) -> (output, memory)` of a `GRUCell`."""
-    (into, into_bias), (across, across_bias) = _maps(cell)
+    (into, into_bias), (across, across_bias) = _maps(cell.into, cell.across)
     size = cell.outputs
 
     def step(x: Array, h: Array) -> tuple[Array, Array]:
@@ -95,7 +95,7 @@ def _gru(cell: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
 
 def _lstm(cell: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
     """`(x, memory) -> (output, memory)` of an `LSTMCell`."""
-    (into, into_bias), (across, across_bias) = _maps(cell)
+    (into, into_bias), (across, across_bias) = _maps(cell.into, cell.across)
     size = cell.outputs
 
     def step(x: Array, memory: Array) -> tuple[Array, Array]:
@@ -108,9 +108,9 @@ def _lstm(cell: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
     return step
 
 
-def _maps(cell: Any) -> list[tuple[Array, Array]]:
-    """(weight (I, O), bias (O,)) of a cell's two linear maps, as views of the parameters."""
-    return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in (cell.into, cell.across)]
+def _maps(*layers: Any) -> list[tuple[Array, Array]]:
+    """(weight (I, O), bias (O,)) of linear layers, as views of the parameters."""
+    return [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
 
 
 def _sigmoid(x: Array) -> Array:
@@ -123,8 +123,9 @@ _CELLS: dict[type[Cell], Callable[[Any], Callable[[Array, Array], tuple[Array, A
 }
 
 
-def _numpy_policy(model: ActorCritic, policy: Any) -> Callable[[Any, Array], Array]:
+def _numpy_policy(model: ActorCritic) -> Callable[[Any, Array], Array]:
     """`(obs, noise) -> action`; of a recurrent policy, with the outputs of its memory instead of observations."""
+    policy: Any = model.policy
     normalize = None if model.memory_size else _normalizer(model.normalizer)
     layers = [*_layers(model.trunk), *_layers(policy.net)]
     nvec = policy.nvec
@@ -164,9 +165,8 @@ def _layers(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array],
         return []
     net = net.mlp if isinstance(net, RecurrentMLP) else net
     assert isinstance(net, MLP)
-    arrays = [p.detach().numpy() for p in net.parameters()]
     activations = [_ACTIVATIONS[net.activation] if activated else None for activated in net.activated]
-    return [(w.T, b, activation) for w, b, activation in zip(arrays[::2], arrays[1::2], activations, strict=True)]
+    return [(w, b, activation) for (w, b), activation in zip(_maps(*net.layers), activations, strict=True)]
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
