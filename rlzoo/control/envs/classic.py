@@ -7,6 +7,7 @@ The dynamics and constants are those of Gymnasium; a test compares both step by 
 from __future__ import annotations
 
 import abc
+import copy
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -44,13 +45,15 @@ class ClassicControl(VectorEnv):
     """
 
     STATE_SIZE: ClassVar[int]
-    observation_space: ClassVar[Box]
-    action_space: ClassVar[gymnasium.Space[Any]]
+    observation_space: Box
+    action_space: gymnasium.Space[Any]
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int) -> None:
         if num_envs < 1 or max_episode_steps < 1:
             raise ValueError(f"num_envs={num_envs} and max_episode_steps={max_episode_steps} must be positive")
         self.num_envs = num_envs
+        # Spaces have a random generator: each environment has its own.
+        self.observation_space, self.action_space = copy.deepcopy((self.observation_space, self.action_space))
         self._rng = np.random.default_rng(seed)
         self._limit = np.asarray(max_episode_steps)
         self._state = np.zeros((self.STATE_SIZE, num_envs))

@@ -222,10 +222,11 @@ class GymnasiumEnv(VectorEnv):
         self._first = self._seed = None
         self._ended = np.array([x["ended"] for x in copies])
         self._actions = [list(x["actions"]) for x in copies]
-        self._attributes = [[(t, values) for t, values in x["attributes"]] for x in copies]
+        attributes = [x.get("attributes", [[0, {}]]) for x in copies]  # version 0.1.0 had none
+        self._attributes = [[(t, values) for t, values in changes] for changes in attributes]
         self.attributes = {name: x for _, values in self._attributes[0] for name, x in values.items()}
         self._call(self._vector.reset)  # no copy is about to reset itself
-        episodes = [(x["start"], self._native(x["actions"]), x["attributes"]) for x in copies]
+        episodes = [(x["start"], self._native(x["actions"]), y) for x, y in zip(copies, attributes, strict=True)]
         results = self._vector.call("replay", episodes)
         with np.errstate(over="ignore"):
             same = [

@@ -134,6 +134,18 @@ def test_state_at_every_point_of_an_episode(steps, asynchronous):
     np.testing.assert_array_equal(fresh.reset()[0], make().reset()[0])
 
 
+def test_a_state_without_attributes_is_that_of_version_0_1_0():
+    env, other = (Source("CartPole-v1", vectorized=False).make(2, 3) for _ in range(2))
+    for used, before in ((env, 5), (other, 7)):
+        used.reset()
+        roll(used, before)
+    state = env.state_dict()
+    for of_copy in state["copies"]:
+        del of_copy["attributes"]
+    other.load_state_dict(state)
+    np.testing.assert_array_equal(roll(other, 30), roll(env, 30))
+
+
 def test_an_environment_that_does_not_repeat_itself_is_named(tmp_path, capsys):
     run = train(**settings_of(Foreign), out=tmp_path)
     resume(run, checkpoint=run.steps()[0], env=Foreign, progress=True)
