@@ -13,6 +13,7 @@ from rlzoo.control.envs.source import Source
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.evaluation import Evaluation, play_episodes
 from rlzoo.core.system.errors import require
+from rlzoo.core.system.streams import evaluation_seeds
 
 
 def evaluate_actor(
@@ -25,9 +26,8 @@ def evaluate_actor(
             if `deterministic`. `starts` tells in which copies an episode begins with this observation.
     """
     require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
-    require(seed >= 0, f"seed must be at least 0, got {seed}")
+    env_seed, actor_seed = evaluation_seeds(seed)
     source = Source(env_id)
-    env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
     with contextlib.closing(source.make(source.evaluation_copies(episodes), env_seed)) as env:
         noise = evaluation_noise(env, actor_seed, deterministic)
         played = play_episodes(env, lambda obs, forced, starts: act(obs, next(noise), starts), episodes)

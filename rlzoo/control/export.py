@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlzoo.control.networks import MLP, MLPPolicy
 from rlzoo.control.spaces import is_product
 from rlzoo.core.models import ActorCritic, Normalizer
-from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, first_line, require
 from rlzoo.core.system.screen import one_line
 
 
@@ -47,8 +47,7 @@ def export_model(
         except ConfigError:
             raise
         except Exception as error:  # of any kind, from tracing any code
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ConfigError(f"{named} cannot be exported to {format}: {reason}") from error
+            raise ConfigError(f"{named} cannot be exported to {format}: {first_line(error)}") from error
     require(same, f"{named} cannot be exported to {format}: its forward pass branches on its input")
     return data
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from rlzoo.core.actors import Actor, ModelActor
@@ -21,7 +20,7 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.fields import Count, check_fields
 from rlzoo.core.system.progress import SILENT, Progress
-from rlzoo.core.system.streams import number, stream, torch_generator
+from rlzoo.core.system.streams import evaluation_seeds, number, stream, torch_generator
 from rlzoo.core.system.threads import announce
 
 
@@ -342,8 +341,7 @@ class EnvTask(Task):
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
-        require(seed >= 0, f"seed must be at least 0, got {seed}")
-        env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
+        env_seed, actor_seed = evaluation_seeds(seed)
         env = self._evaluation_env(self.evaluation_copies(episodes), env_seed)
         actor = self.evaluation_actor(env, actor_seed, deterministic)
         return Evaluation.of(play_episodes(env, actor, episodes, self.on_step), deterministic, seed)

@@ -17,6 +17,7 @@ from rlzoo.control.envs.source import Source
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import ENDLESS, Episode, success_of
 from rlzoo.core.system.errors import ConfigError, EnvError, require
+from rlzoo.core.system.streams import evaluation_seeds
 
 
 def watch(
@@ -37,7 +38,7 @@ def watch(
         EnvError: the environment cannot be rendered.
     """
     _check_output(video)
-    env_seed, actor_seed = (int(x) for x in np.random.SeedSequence(seed).generate_state(2))
+    env_seed, actor_seed = evaluation_seeds(seed)
     mode = "human" if video is None else "rgb_array"
     with contextlib.ExitStack() as stack:
         stack.enter_context(_packages_named())

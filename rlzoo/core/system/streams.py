@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from rlzoo.core.system.errors import require
+
 STREAMS = {
     "env": 0,  # environments; order of prompts and texts
     "action": 1,  # sampled actions
@@ -22,6 +24,13 @@ STREAMS = {
 def stream(seed: int, name: str, *path: int) -> np.random.SeedSequence:
     """The stream `name` of a run; `path` selects an independent stream within it."""
     return np.random.SeedSequence(seed, spawn_key=(STREAMS[name], *path))
+
+
+def evaluation_seeds(seed: int) -> tuple[int, int]:
+    """Seeds of the environment and of the actor of an evaluation with this seed."""
+    require(seed >= 0, f"seed must be at least 0, got {seed}")
+    env_seed, actor_seed = np.random.SeedSequence(seed).generate_state(2).tolist()
+    return env_seed, actor_seed
 
 
 def number(sequence: np.random.SeedSequence) -> int:

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from rlzoo.core.system.cache import cache_directory
+from rlzoo.core.system.errors import first_line
 
 Tensors = Sequence[Tensor]
 TensorFunction = Callable[..., tuple[Tensor, ...]]
@@ -124,8 +125,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _failed(error: Exception) -> None:
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    reason = textwrap.shorten(first_line, 200, placeholder=" ...")
+    reason = textwrap.shorten(first_line(error), 200, placeholder=" ...")
     _say(logging.WARNING, f"compilation failed, so updates run in eager mode: {reason}")
     _log.debug("compilation failed", exc_info=True)
 
