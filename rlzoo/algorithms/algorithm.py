@@ -14,6 +14,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import Estimator
 from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import check_fields
 from rlzoo.core.system.schedules import Schedule, at
 from rlzoo.optim.adam import Adam, fit_value
@@ -37,6 +38,10 @@ class State:
     """Share of the training steps already taken, in [0, 1). The training loop sets it."""
     conjugate_gradient: Callable[..., Solution] = conjugate_gradient
     """Solves for natural gradients. Training may put a faster one of the same results here."""
+
+    def __post_init__(self) -> None:
+        trained = [id(p) for optimizer in self.optimizers.values() for p in getattr(optimizer, "parameters", ())]
+        require(len(trained) == len({*trained}), "a parameter is in two optimizers; an Adam must have it for itself")
 
     def at(self, schedule: Schedule) -> float:
         """The current value of a schedule."""

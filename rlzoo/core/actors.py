@@ -11,6 +11,7 @@ from torch import Tensor
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.models import ActorCritic
+from rlzoo.core.system.errors import require
 from rlzoo.core.tensors import map_leaves
 
 
@@ -45,6 +46,8 @@ class ModelActor:
             memory = memory.masked_fill(torch.from_numpy(starts).to(self._device).unsqueeze(1), 0)
         seen = map_leaves(lambda x: torch.as_tensor(x).to(self._device), obs)
         policy, self._memory = self._model.act(seen, memory)
+        fault = "the policy returns a memory, which training does not see: put its cell into a rlzoo.Recurrent"
+        require(self._memory is None or self._model.memory_size > 0 or self._model.context != 1, fault)
         return self._choose(policy).cpu().numpy()
 
     @property

@@ -103,6 +103,8 @@ class Collector:
         own = _Steps(seen, np.stack(actions), reward, terminated, truncated, ~forced[:-1], success)
         if (own.done & forced[:-1]).any():
             raise EnvError("an episode ended in a forced step; the step that ends it must be one of the policy's")
+        if (own.truncated & ~forced[1:]).any():
+            raise EnvError("the step after a truncation must be forced: it observes the final state (see VectorEnv)")
         return own.all_gather() if self.env.divided else own
 
     def _episodes(self, steps: _Steps) -> list[Episode]:

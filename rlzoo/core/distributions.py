@@ -41,7 +41,10 @@ class Distribution(Tensors, abc.ABC):
 
     @abc.abstractmethod
     def from_noise(self, noise: Float[Tensor, "*batch Z"]) -> Tensor:
-        """A sample computed from standard noise: a Gumbel for each category, a normal for each Gaussian component."""
+        """A sample computed from standard noise: a Gumbel for each category, a normal for each other component.
+
+        Control tasks draw this noise themselves. Another kind of distribution maps it through its quantile function.
+        """
 
     @abc.abstractmethod
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "*batch Z"]:

@@ -46,6 +46,10 @@ class AuxiliaryLoss(Protocol):
         ...
 
 
+_UNROLL = 32
+"""Steps of backpropagation through time if a recurrent model does not say."""
+
+
 class ActorCritic(nn.Module):
     """A policy and a value, on a shared trunk or (without a trunk) on separate networks.
 
@@ -53,7 +57,7 @@ class ActorCritic(nn.Module):
     """
 
     context = 1
-    """Steps that the policy must see together; 0 means the whole row."""
+    """Steps that the policy must see together; 0 means the whole row. With recurrent networks it is 32 by default."""
     micro_batch_steps: int | None = None
     """Maximum steps of a micro-batch; None for no limit (see `Buffer.micro_batches`)."""
     auxiliary: AuxiliaryLoss | None = None
@@ -73,6 +77,8 @@ class ActorCritic(nn.Module):
         self.policy = policy
         self.value = value
         self.memory_size = share_memory(self)
+        if self.memory_size and self.context == 1:
+            self.context = _UNROLL
 
     def inputs(self, obs: Any) -> Any:
         """What the networks see: the normalised observation; with recurrent networks a `Seen` of it."""
@@ -121,11 +127,12 @@ class ActorCritic(nn.Module):
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters that π depends on, including a shared trunk."""
         trunk = [] if self.trunk is None else list(self.trunk.parameters())
-        return trunk + list(self.policy.parameters())
+        return list(dict.fromkeys([*trunk, *self.policy.parameters()]))
 
     def value_parameters(self) -> list[nn.Parameter]:
         """The parameters that only V depends on; disjoint from `policy_parameters`."""
-        return list(self.value.parameters())
+        shared = {*self.policy_parameters()}
+        return [p for p in self.value.parameters() if p not in shared]
 
 
 def _restricted(policy: Distribution, obs: Any) -> Distribution:

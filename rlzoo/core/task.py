@@ -305,7 +305,11 @@ class EnvTask(Task):
         processes.own_rows(settings.num_envs, "num_envs")
         self.env = self.training_env(number(stream(setup.seed, "env")))
         with single_precision():
-            self.model = (model or self.make_model(torch_generator(stream(setup.seed, "init")))).to(setup.device).eval()
+            model = model or self.make_model(torch_generator(stream(setup.seed, "init")))
+            require(
+                isinstance(model, ActorCritic), f"make_model must return an ActorCritic, got {type(model).__name__}"
+            )
+            self.model = model.to(setup.device).eval()
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
         self._evaluation_envs: dict[int, VectorEnv] = {}

@@ -24,10 +24,10 @@ class FlatPolicy:
 
     def __init__(self, model: ActorCritic) -> None:
         self.model = model
-        self._view = TermView(model)
         wanted = {id(p) for p in model.policy_parameters() if p.requires_grad}
-        self.named = {name: p for name, p in self._view.named_parameters() if id(p) in wanted}
+        self.named = {f"model.{name}": p for name, p in model.named_parameters() if id(p) in wanted}
         """The policy parameters, in the order of θ."""
+        self._view = TermView(model, list(self.named.values()))
         require(bool(self.named), "there is no parameter of the policy to train: unfreeze it with requires_grad_(True)")
 
     @property
@@ -42,7 +42,7 @@ class FlatPolicy:
     def __call__(self, theta: Vector | Sequence[Tensor], term: Callable[[ActorCritic], T]) -> T:
         """`term(model)` with the policy parameters θ, given as one vector or as `unflatten` gives them."""
         values = self.unflatten(theta) if isinstance(theta, Tensor) else theta
-        return torch.func.functional_call(self._view, dict(zip(self.named, values, strict=True)), (term,))
+        return self._view.at(values, term)
 
     @torch.no_grad()
     def assign(self, theta: Vector) -> None:
@@ -56,14 +56,27 @@ class FlatPolicy:
 
 
 class TermView(nn.Module):
-    """A module that gives `term(model)`, for `torch.func.functional_call` with other tensors in the model."""
+    """Calls `term(model)` with other values in the place of `tensors`, parameters or buffers of the model."""
 
-    def __init__(self, model: ActorCritic) -> None:
+    def __init__(self, model: ActorCritic, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self.model = model
+        position = {id(x): i for i, x in enumerate(tensors)}
+        # A module is named once, because PyTorch does not restore it under a second name. A shared tensor is in each.
+        self._places = {
+            f"{prefix}.{name}": position[id(x)]
+            for prefix, module in self.named_modules()
+            for name, x in (*module._parameters.items(), *module._buffers.items())
+            if id(x) in position
+        }
 
     def forward(self, term: Callable[[ActorCritic], T]) -> T:
         return term(self.model)
+
+    def at(self, values: Sequence[Tensor], term: Callable[[ActorCritic], T]) -> T:
+        """`term(model)` with these values."""
+        tensors = {name: values[i] for name, i in self._places.items()}
+        return torch.func.functional_call(self, tensors, (term,), tie_weights=False)
 
 
 class Objective:

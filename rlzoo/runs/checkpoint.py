@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from rlzoo.core.system.errors import require
+from rlzoo.core.system.errors import ConfigError, require
 
 FORMAT = 3
 """Version of the files in a run directory."""
@@ -37,10 +37,11 @@ def pack(step: int, checkpoint: Checkpoint, run: Mapping[str, Any] | None = None
         run: what identifies the run (see `Run.identity`).
     """
     arrays, rest = _split(checkpoint.state)
+    record = {"format": FORMAT, "step": step, "run": run or {}, "state": rest}
     files = {
         "model.safetensors": save(_apart(checkpoint.model)),
         "state.safetensors": save(arrays),
-        "state.json": json.dumps({"format": FORMAT, "step": step, "run": run or {}, "state": rest}).encode(),
+        "state.json": json.dumps(record, default=_refuse).encode(),
     }
     manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     return files | {"manifest.json": json.dumps(manifest).encode()}
@@ -77,6 +78,10 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         apart[name] = own.clone() if own.data_ptr() in taken else own
         taken.add(own.data_ptr())
     return apart
+
+
+def _refuse(x: object) -> NoReturn:
+    raise ConfigError(f"a state_dict must hold arrays, numbers, texts, lists and dicts; it holds a {type(x).__name__}")
 
 
 def _split(state: Any) -> tuple[dict[str, Tensor], Any]:

@@ -147,7 +147,7 @@ class Trainer:
 
     @processes.together("checkpoint")
     def checkpoint(self) -> Checkpoint:
-        """Everything that the rest of the run depends on."""
+        """Everything that the rest of the run depends on. Its tensors are those in use: copy what is to be kept."""
         state = {"step": self.step, "algorithm": self.state.state_dict(), "task": self.task.state_dict()}
         return Checkpoint(self.model.state_dict(), state)
 

@@ -133,7 +133,7 @@ class Session:
             self.hooks.on_episode(self.trainer, episode)
         answer = self.hooks.on_iteration(self.trainer, iteration)
         if isinstance(answer, Mapping):
-            iteration.metrics.update(answer)
+            iteration.metrics.update({name: x for name, x in answer.items() if name not in iteration.metrics})
             return False
         fault = f"on_iteration must return True, False, None or metrics by name, got {answer!r}"
         require(answer is None or isinstance(answer, (bool, np.bool_)), fault)

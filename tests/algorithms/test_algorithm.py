@@ -10,7 +10,7 @@ import pytest
 import torch
 from builders import SPACES, Imitation, make_buffer, make_model, parameters, with_junk
 
-from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
+from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, State, measure
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.estimators import GAE, Estimator, LeaveOneOut, MonteCarlo
@@ -85,6 +85,13 @@ def test_update_moves_policy_and_value_and_reports_finite_metrics(algorithm, spa
     for mine in ("policy_parameters", "value_parameters"):
         pairs = zip(getattr(model, mine)(), getattr(start, mine)(), strict=True)
         assert any(not torch.equal(new, old) for new, old in pairs)
+
+
+def test_a_parameter_has_one_optimizer():
+    model, rng = make_model(), np.random.default_rng(0)
+    two = {"policy": adam.Adam(model.policy_parameters()), "all": adam.Adam(list(model.parameters()))}
+    with pytest.raises(ConfigError, match="a parameter is in two optimizers; an Adam must have it for itself"):
+        State(rng, two)
 
 
 @ALL

@@ -8,9 +8,10 @@ from builders import Scripted
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import source as envs
 from rlzoo.control.networks import Network
+from rlzoo.core.actors import ModelActor
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.env import Episode
-from rlzoo.core.system.errors import EnvError
+from rlzoo.core.system.errors import ConfigError, EnvError
 
 
 def make_collector(lengths, num_steps=5, whole_episodes=False):
@@ -187,6 +188,26 @@ def test_an_episode_that_ends_in_a_forced_step_is_an_error(whole_episodes):
 
     with pytest.raises(EnvError, match="an episode ended in a forced step"):
         collect(Collector(OpponentWins([3, 3]), 5, whole_episodes))
+
+
+def test_a_truncation_without_a_forced_step_is_an_error():
+    class SameStep(Scripted):
+        def step(self, action):
+            obs, reward, terminated, truncated, forced = super().step(action)
+            return obs, reward, terminated, truncated, np.zeros_like(forced)
+
+    assert collect(Collector(SameStep([3]), 5))  # an end that is a terminal state needs no value
+    with pytest.raises(EnvError, match="the step after a truncation must be forced: it observes the final state"):
+        collect(Collector(SameStep([3, 3]), 5))
+
+
+def test_a_memory_that_training_would_not_see_is_an_error():
+    env = Scripted([3, 3])
+    model = model_for(env)
+    forward = model.policy.forward
+    model.policy.forward = lambda features, memory=None: (forward(features)[0], torch.ones(2, 1))
+    with pytest.raises(ConfigError, match="the policy returns a memory, which training does not see"):
+        Collector(env, 5).collect(ModelActor(model, lambda policy: policy.mode))
 
 
 @pytest.mark.parametrize("network", [{}, {"shared_trunk": True, "normalize_obs": True}])

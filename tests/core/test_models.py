@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 import torch
 from builders import SPACES, make_buffer, make_model
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 
-from rlzoo.core.models import Normalizer, RewardScale, flatten_parameters, unflatten
+from rlzoo.control.recurrent import GRU
+from rlzoo.core.models import ActorCritic, Normalizer, RewardScale, flatten_parameters, unflatten
+
+BOXES = Box(-1, 1, (4,)), Discrete(2)
 
 
 @pytest.mark.parametrize("shared_trunk", [False, True])
@@ -17,6 +21,25 @@ def test_policy_and_value_parameters_share_nothing_and_leave_nothing_out(space, 
     value = {id(p) for p in model.value_parameters()}
     assert not policy & value
     assert policy | value == {id(p) for p in model.parameters()}
+
+
+def test_a_layer_of_policy_and_value_is_the_policys():
+    model = make_model()
+    model.value.body = model.policy.net
+    assert not {*model.policy_parameters()} & {*model.value_parameters()}
+    model.trunk = model.policy.net
+    policy = model.policy_parameters()
+    assert len(policy) == len({*policy})
+
+
+def test_a_recurrent_model_sees_32_steps_if_it_does_not_say_how_many():
+    class Own(ActorCritic):
+        context = 8
+
+    plain, recurrent = make_model(), GRU(hidden=(4,)).build(*BOXES, torch.Generator())
+    assert ActorCritic(plain.policy, plain.value).context == 1
+    assert ActorCritic(recurrent.policy, recurrent.value, recurrent.trunk).context == 32
+    assert Own(recurrent.policy, recurrent.value, recurrent.trunk).context == 8
 
 
 @pytest.mark.parametrize("shared_trunk", [False, True])

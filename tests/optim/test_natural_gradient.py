@@ -29,6 +29,19 @@ def test_flat_policy_is_a_pure_function_of_theta():
     assert torch.equal(model.distribution(obs).mean, before)
 
 
+def test_a_module_with_two_names_is_restored():
+    """`torch.func.functional_call` alone leaves other tensors in it."""
+    model = make_model()
+    model.policy.body = model.policy.net
+    before = dict(model.named_parameters())
+    policy, obs = FlatPolicy(model), random(6, 1, 4)
+    for _ in range(2):
+        moved = policy(policy.theta + 1, lambda model: model.distribution(obs).logits)
+    assert all(x is before[name] for name, x in model.named_parameters())
+    policy.assign(policy.theta + 1)
+    assert torch.equal(model.distribution(obs).logits, moved)
+
+
 def test_assign_writes_the_policy_parameters_alone():
     model = make_model(SPACES["box"], shared_trunk=True)
     policy = PolicyAt(model, random(6, 1, 4))

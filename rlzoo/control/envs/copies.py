@@ -203,6 +203,8 @@ def make_copies(
             return _in_processes(functions)
         copies = [function() for function in functions]
         _check_same(name, copies)
+        if len({id(copy.unwrapped) for copy in copies}) < len(copies):
+            raise EnvError(f"environment {name!r}: two copies are the same object; make a new one in each call")
         each = [lambda copy=copy: copy for copy in copies]
         return _InTurn(each, copy=False, autoreset_mode=AutoresetMode.DISABLED)
     except (UnsupportedSpace, EnvError, ConfigError):

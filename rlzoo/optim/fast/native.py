@@ -43,14 +43,13 @@ def pure(model: ActorCritic, trained: Sequence[nn.Parameter], rest: Iterable[str
     A matrix of few columns lies by columns, so that autograd's gradient for it has long rows (see
     `rlzoo.optim.fast.tape.add_affine`).
     """
-    view = TermView(model)
-    by_id = {id(p): name for name, p in view.named_parameters()}
-    names = [*(by_id[id(p)] for p in trained), *(f"model.{name}" for name in rest)]
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    view = TermView(model, [*trained, *(tensors[name] for name in rest)])
 
     def evaluated(theta: Tensor, tensors: Sequence[Tensor], term: Callable[[ActorCritic], Any]) -> Any:
         own = unflatten(theta, trained)
         own = (x.t().contiguous().t() if x.dim() == 2 and x.shape[1] < x.shape[0] else x for x in own)
-        return torch.func.functional_call(view, dict(zip(names, [*own, *tensors], strict=True)), (term,))
+        return view.at([*own, *tensors], term)
 
     return evaluated
 

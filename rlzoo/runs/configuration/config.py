@@ -346,10 +346,18 @@ def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:
 
 def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
     """The class of a part that is a registered name, `module:Class`, a class, or an instance."""
-    if isinstance(part, base):
-        return type(part)
-    if isinstance(part, type) and issubclass(part, base):
-        return part
+    cls = part if isinstance(part, type) else type(part)
+    if not issubclass(cls, base):
+        cls = _named_class(part, kind, base, classes)
+    for needed in {"algorithm": ("name", "estimator"), "estimator": ("gamma",)}.get(kind, ()):
+        shown = repr(part) if isinstance(part, str) else cls.__name__
+        fault = f"{kind} {shown} has no {needed}, which every {base.__name__} has"
+        require(hasattr(cls, needed) or hasattr(part, needed), fault)
+    return cls
+
+
+def _named_class(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
+    """The class that a registered name or `module:Class` names."""
     example = f"such as {kind}={next(iter(classes))!r} or {kind}={next(iter(classes.values())).__name__}()"
     require(isinstance(part, str), f"{kind} must be a name or an instance of {base.__name__}, {example}, got {part!r}")
     if kind == "algorithm":
@@ -360,6 +368,4 @@ def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> 
     require(":" in name, f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
     cls = load_object(kind, name, "class")
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is no {base.__name__}")
-    for needed in ("name", "estimator") if kind == "algorithm" else ():
-        require(hasattr(cls, needed), f"{kind} {name!r} has no {needed}, which every {base.__name__} has")
     return cls

@@ -178,10 +178,11 @@ def test_what_a_hook_adds_is_logged_everywhere(tmp_path):
 
     def add(trainer, iteration):
         iteration.metrics["written"] = 2.0
-        return {"returned": 3.0}
+        return {"returned": 3.0, "entropy": -1.0}  # a name that is taken
 
     run = train(**SMALL, out=tmp_path / "run", hooks=Hooks(on_iteration=add))
     assert {(record["written"], record["returned"]) for record in run.metrics()} == {(2.0, 3.0)}
+    assert all(record["entropy"] >= 0 for record in run.metrics())
     events = EventAccumulator(str(run.path)).Reload()
     for name, value in (("written", 2), ("returned", 3)):
         assert {event.value for event in events.Scalars(f"train/{name}")} == {value}

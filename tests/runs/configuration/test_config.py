@@ -294,10 +294,24 @@ class Incomplete(GAE):
     needed: int = dataclasses.field(kw_only=True)
 
 
+class Undiscounted(rlzoo.Estimator):
+    """Forgets `gamma`."""
+
+    def __call__(self, buffer):
+        return buffer
+
+
 class Abstract(rlzoo.Estimator):
     """Forgets `__call__`."""
 
     gamma = 1.0
+
+
+def test_instances_of_a_user_that_lack_something():
+    with pytest.raises(ConfigError, match="algorithm Unnamed has no name, which every Algorithm has"):
+        make_config(Unnamed(), "CartPole-v1")
+    with pytest.raises(ConfigError, match="estimator Undiscounted has no gamma, which every Estimator has"):
+        make_config("ppo", "CartPole-v1", estimator=Undiscounted())
 
 
 @pytest.mark.parametrize(
