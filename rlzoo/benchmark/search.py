@@ -58,9 +58,11 @@ class Result:
     def lines(self) -> list[str]:
         """What came out, in words."""
         start = f"trial {self.start}, where it started: {self.start_score:.5g}"
-        means = {n: f"{x.estimate:.5g} [{x.low:.5g}, {x.high:.5g}]" for n, x in self.validation.items()}
-        best = f"best of {self.trials} trials: trial {self.best} with {self.score:.5g}; {start}"
-        return [best, *(f"on other seeds, trial {n}: {mean}" for n, mean in means.items())]
+        lines = [f"best of {self.trials} trials: trial {self.best} with {self.score:.5g}; {start}"]
+        for n, x in self.validation.items():
+            bounds = f" [{x.low:.5g}, {x.high:.5g}]" if x.low < x.high else ""  # one seed has none
+            lines.append(f"on other seeds, trial {n}: {x.estimate:.5g}{bounds}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,8 @@ def search(
     problem, values = _problem(ALIASES.get(algorithm, algorithm), env, out, seeds, dict(fixed or {}), variant)
     with lock(out):
         study = problem.study()
-        _check_same(study, out, base=json.loads(json.dumps(problem.base)), seeds=list(seeds))
+        base = json.loads(json.dumps(problem.base))
+        _check_same(study, out, base=base, seeds=list(seeds), fixed=sorted(fixed or {}))
         _enqueue(study, problem.space, values, variant)
         trials = max(trials, _count(study) + len(_in(study, "WAITING")))
 
@@ -363,11 +366,11 @@ def _preset(problem: _Problem, settings: Mapping[str, Any], comments: Sequence[s
     if problem.algorithm in ALGORITHMS:
         lines.append(f'algorithm = "{problem.algorithm}"')
     table = [f"{name} = {_toml(x)}" for name, x in settings.items()]
-    return "\n".join([*lines, "", f"[{json.dumps(problem.env)}]", *table, ""]).encode()
+    return "\n".join([*lines, "", f"[{_toml(problem.env)}]", *table, ""]).encode()
 
 
 def _toml(x: Any) -> str:
     """A value as TOML, which writes numbers, texts and lists as JSON does. It has no None: a setting takes "none"."""
     if isinstance(x, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(value)}" for key, value in x.items()) + "}"
-    return json.dumps("none" if x is None else x)
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(value)}" for key, value in x.items()) + "}"
+    return json.dumps("none" if x is None else x, ensure_ascii=False)

@@ -167,7 +167,8 @@ def resume(
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")
-        extended = (finished or config != before) and not trainer.done
+        ended = any(e["final"] and e["deterministic"] and e["step"] == trainer.step for e in run.evaluations())
+        extended = (ended or config != before) and not trainer.done
         if extended or config != before or saved is None:
             run.write_config(config, model, spaces, trainer.step if extended else run.extended_at)
         run.forget_final_model()

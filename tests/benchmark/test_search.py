@@ -144,6 +144,10 @@ def test_folder_of_another_pair_is_refused(tmp_path):
     preset = (tmp_path / "preset.toml").read_bytes()
     with pytest.raises(RunError, match="holds a search of ppo-clip/CartPole-v1: give another --out"):
         search("ppo-clip", "Acrobot-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed)
+    with pytest.raises(RunError, match="holds a search with other fixed"):
+        search(
+            "ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed | {"gamma": 0.99}
+        )
     assert (tmp_path / "preset.toml").read_bytes() == preset
 
 

@@ -267,6 +267,26 @@ def test_a_run_that_went_back_can_end_where_it_ended_before(tmp_path):
     assert run.finished
 
 
+def test_a_run_that_went_back_to_an_earlier_end_and_was_killed_is_not_finished(tmp_path):
+    run = short_runs.quick_run(tmp_path)
+    first_end = run.steps()[-1]
+    for steps in (900, 1200):
+        run.mark_best(first_end, 1e9)
+        resume(run, total_steps=steps)
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_):
+        raise Killed
+
+    with pytest.raises(Killed):
+        resume(run, checkpoint=first_end, on_iteration=kill)
+    assert run.steps() == [first_end]
+    assert not run.finished
+    assert resume(run).steps()[-1] >= 1200
+
+
 def test_resume_from_an_earlier_checkpoint_does_the_rest_again(tmp_path):
     run = short_runs.quick_run(tmp_path, checkpoint_interval=100)
     reference = short_runs.outcome(run)

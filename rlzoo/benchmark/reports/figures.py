@@ -150,10 +150,10 @@ def against(
     """Points with the 95 % intervals of their x and y, joined by a line for each algorithm."""
     for name, points in series.items():
         (x, left, right), (y, bottom, top) = (np.transpose(side) for side in zip(*points, strict=True))
-        axes.errorbar(
-            x, y, xerr=(x - left, right - x), yerr=(y - bottom, top - y),
-            marker="o", markersize=3, linewidth=1.2, elinewidth=0.8, **styles[name],
-        )  # fmt: skip
+        with np.errstate(invalid="ignore"):  # of runs that diverged
+            xerr, yerr = (np.nan_to_num(x, posinf=0) for x in ([x - left, right - x], [y - bottom, top - y]))
+        style = {"marker": "o", "markersize": 3, "linewidth": 1.2, "elinewidth": 0.8, **styles[name]}
+        axes.errorbar(x, y, xerr=xerr, yerr=yerr, **style)
     axes.set(title=_wrapped(title), **labels)
     axes.locator_params(nbins=5)
 

@@ -94,7 +94,8 @@ def _against(study: Study, metric: str) -> str:
     panels: list[Callable[[Axes], None]] = []
     for env, line in lines.items():
         series = {
-            name: [(iqm_interval([x.metric]), iqm_interval([x.score])) for x in points] for name, points in line.items()
+            name: [(iqm_interval([x.metric[np.isfinite(x.metric)]]), iqm_interval([x.score])) for x in points]
+            for name, points in line.items()
         }
         panels.append(partial(
             figures.against, series=series, styles=styles, title=env.rpartition(":")[2], xlabel=metric, ylabel="score",

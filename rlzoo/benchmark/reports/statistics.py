@@ -97,10 +97,13 @@ def probability_of_improvement(
 
 
 def are_comparable(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
-    """Whether x and y have enough runs for a significant difference: complete separation has a p-value below 0.05."""
-    pairs = zip(_scores(x), _scores(y), strict=True)
-    orders = math.prod(math.comb(len(ours) + len(theirs), len(ours)) for ours, theirs in pairs)
-    return 2 / orders < 0.05
+    """Whether x and y have enough runs for a significant difference.
+
+    Complete separation has a p-value below 0.05, and no spread is that of a single run.
+    """
+    runs = [(len(ours), len(theirs)) for ours, theirs in zip(_scores(x), _scores(y), strict=True)]
+    orders = math.prod(math.comb(n + m, n) for n, m in runs)
+    return 2 / orders < 0.05 and all(min(sizes) > 1 for sizes in runs)
 
 
 def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:

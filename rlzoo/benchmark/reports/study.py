@@ -193,6 +193,7 @@ class Study:
         lines = {}
         for name, own in groups.items():
             points = [Points(group, x, y) for group in own for x, y in group.path(metric)[-1 if len(own) > 1 else 0 :]]
+            points = [x for x in points if np.isfinite(x.metric).any()]
             lines[name] = sorted(points, key=lambda point: float(np.nanmedian(point.metric)))
         return lines
 

@@ -62,7 +62,7 @@ class FitSettings:
     tokenizer: str | None = None
     """Directory or Hub name of the tokenizer; none for the model's own."""
     device: str | None = None
-    """PyTorch device of the model; none for that of a loaded model, or the CPU."""
+    """PyTorch device of the model; none for the CPU, or in Python for that of a loaded model."""
     seed: Annotated[int, Range(0, 2**64 - 1)] = 0
     """Seed of the split, the order of rows and random weights."""
 
@@ -108,7 +108,8 @@ def sft(
     rows = [Row(row.ids[:longest], row.trains[:longest]) for row in whole]
     widths = [len(row.ids) for row in rows]
     counts = [sum(row.trains[1:]) for row in rows]
-    require(any(counts[i] for i in train), "no token is left to train on; raise max_tokens")
+    fault = f"no token is left to train on: rows are cut after {longest} tokens; shorten the prompts"
+    require(any(counts[i] for i in train), fault if settings.max_tokens is None else f"{fault}, or raise max_tokens")
 
     def loss(batch: Sequence[int]) -> Tensor:
         ids, attention = pad([rows[i].ids for i in batch], int(tokenizer.pad_token_id or 0), "right")

@@ -19,6 +19,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -56,6 +57,8 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
+        if _is_general(folder) and type(tokenizer) is not PreTrainedTokenizerFast:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(name, **where)
     files = tokenizer.vocab_files_names.values()
     holds = any((folder / file).is_file() for file in ("tokenizer.json", *files))
     require(holds or not files or not folder.is_dir(), f"{name} holds no tokenizer: there is no tokenizer.json")
@@ -64,6 +67,17 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     require(number, f"the tokenizer of {name} has model_max_length {repr(longest)[:80]}, which must be a number")
     require(tokenizer.vocab_size > 0, f"the tokenizer of {name} has an empty vocabulary")
     return with_padding(tokenizer, f"of {name}")
+
+
+def _is_general(folder: Path) -> bool:
+    """Whether a directory's tokenizer is that of its tokenizer.json alone, and of no architecture's class.
+
+    For Qwen2, `AutoTokenizer` takes the architecture's class all the same, which splits texts by rules of its own.
+    """
+    if not (folder / "tokenizer.json").is_file() or not (folder / "tokenizer_config.json").is_file():
+        return False
+    kind = json.loads(read_bytes(folder / "tokenizer_config.json")).get("tokenizer_class")
+    return kind in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
 def with_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:

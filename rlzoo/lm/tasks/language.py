@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import shutil
 import tempfile
@@ -26,7 +27,7 @@ from rlzoo.core.system.functions import given_function
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
-from rlzoo.lm.finetune.chat import asked
+from rlzoo.lm.finetune.chat import asked, prompt_text
 from rlzoo.lm.finetune.data import as_lines, read_prompts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
@@ -335,16 +336,23 @@ class LanguageTask(Task):
 
         A prompt goes through the chat template if those of the evaluations did.
         """
-        if self.tokenizer.chat_template is not None:
-            end = asked(_MARK, self.tokenizer).rpartition(_MARK)[2]
-            if end and self.eval_texts[0].endswith(end):
-                prompts = [asked(x, self.tokenizer) for x in prompts]
+        if self.tokenizer.chat_template is not None and self._renders(self.eval_texts[0]):
+            prompts = [asked(x, self.tokenizer) for x in prompts]
         env, unscored = self.env, missing_columns(self.score, self.env.with_turns(prompts[:1], [[]]))
         if unscored:
             env = copy.copy(env)
             env.scoring = Scoring(lambda prompts, responses: [0.0] * len(responses))
         samples, *_ = sample(env, prompts, episodes, seed, deterministic, self.on_step)
         return played([x._replace(score=None) for x in samples] if unscored else samples)
+
+    def _renders(self, text: str) -> bool:
+        """Whether the chat template has made this text, told by its end."""
+        for system in ([], [{"role": "system", "content": "-"}]):  # some templates require a system message
+            with contextlib.suppress(ConfigError):
+                messages = [*system, {"role": "user", "content": _MARK}]
+                end = prompt_text(messages, self.tokenizer).rpartition(_MARK)[2]
+                return bool(end) and text.endswith(end)
+        return False
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
         actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR

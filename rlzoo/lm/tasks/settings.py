@@ -15,6 +15,7 @@ from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive, Range
 from rlzoo.core.task import Setup, TaskSettings, check_fisher_fraction
 from rlzoo.lm.model.precision import has_bfloat16
+from rlzoo.lm.model.saving import read_config
 
 Text = Annotated[str, OrObject()]
 SMALL = 10_000_000
@@ -208,4 +209,6 @@ def _is_small(model: Any) -> bool:
         return False
     folder = Path(model, "actor") if Path(model, "actor").is_dir() else Path(model)
     sizes = [file.stat().st_size for file in folder.glob("*.safetensors")]
-    return 0 < sum(sizes) <= 4 * SMALL
+    config = read_config(folder)
+    half = config.get("dtype", config.get("torch_dtype")) in ("bfloat16", "float16")
+    return 0 < sum(sizes) <= (2 if half else 4) * SMALL

@@ -78,7 +78,7 @@ def _sources(
     name = ALIASES.get(name, name)
     if preset and isinstance(algorithm, str) and isinstance(env, str):
         tuned = ALIASES.get(of, of) if of else name
-        title, pair = f"preset {name}/{env}", find_preset(tuned, env)
+        title, pair = f"preset {tuned}/{env}", find_preset(tuned, env)
         if pair is None and preset is True:
             kind = task_class(env).Settings.kind(env, settings)
             title, pair = f"no preset for {name} on {env}: settings for {kind}", preset_of_kind(tuned, kind)

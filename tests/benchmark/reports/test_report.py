@@ -139,6 +139,13 @@ def test_nothing_is_better_by_an_order_that_chance_gives(n: int, best: list[str]
     assert ("It is better than each of the others." in page) == (len(best) == 1)
 
 
+def test_single_runs_in_many_environments_are_too_few() -> None:
+    pairs = [runs("trpo", [i % 3], env=f"E{i}") + runs("npg", [1.5], env=f"E{i}") for i in range(6)]
+    page = report(results([x for pair in pairs for x in pair]))
+    assert "It is better than" not in page
+    assert "Too few runs to tell" in page
+
+
 @pytest.mark.parametrize(("n", "said"), [(1, "1.00 (too few runs)"), (3, "1.00 (too few runs)"), (4, "1.00")])
 def test_every_table_has_the_same_rule_for_too_few_runs(n: int, said: str) -> None:
     finals = {"trpo": [-113.0 - i for i in range(n)], "npg": [-343.0 - i for i in range(n)]}

@@ -343,6 +343,13 @@ def test_longest_row():
 # Tokenizers
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_tokenizer_of_its_own_is_loaded_as_it_was_saved(kind, tmp_path):
+    """transformers takes Qwen2's class for that of a qwen2 model, which splits texts in another way."""
+    loaded = load_tokenizer(save_lm(tmp_path, "llama", model_type=kind, num_key_value_heads=2))
+    assert loaded("abc  d")["input_ids"] == make_tokenizer()("abc  d")["input_ids"]
+
+
 def test_end_of_sequence_serves_as_padding(tmp_path):
     make_tokenizer(pad=None).save_pretrained(tmp_path)
     tokenizer = load_tokenizer(tmp_path)

@@ -1,5 +1,7 @@
 """Presets and recipes below the settings of a user."""
 
+import json
+
 import pytest
 import torch
 
@@ -78,7 +80,7 @@ def test_other_observations_and_environments_that_cannot_be_made_have_no_kind(en
 
 def test_preset_of_another_algorithm(monkeypatch, capsys):
     use_preset(monkeypatch, {"max_kl": 0.02, "backtrack_iters": 3}, ("trpo", "Acrobot-v1"))
-    with pytest.raises(ConfigError, match="preset npg/Acrobot-v1 sets backtrack_iters, which npg on Acrobot-v1 does"):
+    with pytest.raises(ConfigError, match="preset trpo/Acrobot-v1 sets backtrack_iters, which npg on Acrobot-v1 does"):
         starting_from("npg", "Acrobot-v1", {}, of="trpo")
     use_preset(monkeypatch, {"max_kl": 0.02}, ("trpo", "Acrobot-v1"))
     assert starting_from("npg", "Acrobot-v1", {}, of="trpo")[0] == {"step_kl": 0.02}
@@ -90,7 +92,7 @@ def test_old_name_of_a_setting_is_said_once(algorithm, old, new, monkeypatch, tm
     complain_once.cache_clear()
     use_preset(monkeypatch, {new: 0.5})
     preset = tmp_path / "mine.toml"
-    preset.write_text(f"[CartPole-v1]\n{old} = 0.25\n")
+    preset.write_text(f'algorithm = "{algorithm}"\n[CartPole-v1]\n{old} = 0.25\n')  # which may be an alias
     assert starting_from(algorithm, "CartPole-v1", {old: 0.125})[0] == {new: 0.125}
     assert starting_from(algorithm, "CartPole-v1", {}, str(preset))[0] == {new: 0.25}
     assert make_config(algorithm, "CartPole-v1", **{old: 0.125}).to_dict()[new] == 0.125
@@ -199,11 +201,13 @@ def test_a_language_task_without_a_preset_starts_from_that_of_its_kind(algorithm
 
 
 @pytest.mark.parametrize(("numbers", "kind"), [(10_000_000, "a small language model"), (10_001_000, "language")])
-@pytest.mark.parametrize("part", [".", "actor"])
-def test_a_small_model_takes_larger_steps(part, numbers, kind, tmp_path):
+@pytest.mark.parametrize(("part", "dtype"), [(".", None), ("actor", "float32"), (".", "bfloat16")])
+def test_a_small_model_takes_larger_steps(part, dtype, numbers, kind, tmp_path):
     (tmp_path / part).mkdir(exist_ok=True)
+    if dtype is not None:
+        (tmp_path / part / "config.json").write_text(json.dumps({"dtype": dtype}))
     with (tmp_path / part / "model.safetensors").open("wb") as file:
-        file.truncate(4 * numbers)
+        file.truncate((2 if dtype == "bfloat16" else 4) * numbers)
     given = {"model": str(tmp_path), "prompts": "p", "reward": "r"}
     settings, (line,) = starting_from("ppo-clip", "Prompts", given)
     assert line.startswith(f"no preset for ppo-clip on Prompts: settings for {kind}: estimator=leave-one-out")

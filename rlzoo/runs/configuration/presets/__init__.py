@@ -10,7 +10,7 @@ from typing import Any
 
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
-from rlzoo.runs.registry import ALGORITHMS
+from rlzoo.runs.registry import ALGORITHMS, ALIASES
 
 
 def find_preset(algorithm: str, env: str) -> dict[str, Any] | None:
@@ -56,6 +56,7 @@ def read_preset(path: Path, algorithm: str, env: str) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"preset {path} cannot be read: {reason}") from error
     other = tables.pop("algorithm", algorithm)
+    other = ALIASES.get(str(other), other)
     require(other == algorithm, f"preset {path} is for {other}, not for {algorithm}")
     table = tables.get(env)
     if not isinstance(table, dict):
