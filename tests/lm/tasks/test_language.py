@@ -422,3 +422,22 @@ def test_wrong_settings_are_one_line(settings, message, data):
     with pytest.raises(ConfigError, match=message) as caught:
         Trainer(config(data, **settings))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("of_messages", [False, True])
+def test_a_template_that_requires_a_system_message(of_messages, tmp_path):
+    """The run's own prompts tell whether the prompts of `respond_to` go through the template."""
+    tokenizer = tiny.make_tokenizer()
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('a system message is required') }}{% endif %}"
+        "{% for m in messages %}{{ m['content'] }}.{% endfor %}{% if add_generation_prompt %}!{% endif %}"
+    )
+    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "ab"}]
+    prompts = [messages if of_messages else "ab"] * 2
+    settings = {"model": str(tiny.save_lm(tmp_path, tokenizer=tokenizer)), "prompts": prompts, "reward": vowels}
+    task = Trainer(rlzoo.make_config("reinforce", "Prompts", **settings, max_new_tokens=4, responses_per_batch=2)).task
+    if of_messages:
+        with pytest.raises(ConfigError, match="a system message is required"):
+            task.respond_to(["a"], 1, seed=0)
+    else:
+        assert [x.prompt for x in task.respond_to(["a"], 1, seed=0).records] == ["a"]
