@@ -46,14 +46,16 @@ class ModelActor:
             memory = memory.masked_fill(torch.from_numpy(starts).to(self._device).unsqueeze(1), 0)
         seen = map_leaves(lambda x: torch.as_tensor(x).to(self._device), obs)
         policy, self._memory = self._model.act(seen, memory)
-        fault = "the policy returns a memory, which training does not see: put its cell into a rlzoo.Recurrent"
-        require(self._memory is None or self._model.memory_size > 0 or self._model.context != 1, fault)
         return self._choose(policy).cpu().numpy()
 
     @property
     def memory(self) -> Array | None:
-        """(N, M) of recurrent networks; None before the first step, and for other models."""
-        return self._memory.cpu().numpy() if self._model.memory_size and self._memory is not None else None
+        """(N, M) of recurrent networks; None before the first step, and for other models. Training sees no other."""
+        if self._model.memory_size and self._memory is not None:
+            return self._memory.cpu().numpy()
+        fault = "the policy returns a memory, which training does not see: put its cell into a rlzoo.Recurrent"
+        require(self._memory is None or self._model.context != 1, fault)
+        return None
 
     @memory.setter
     def memory(self, memory: Array) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,6 +14,8 @@ from rlzoo.core.distributions import Distribution
 from rlzoo.core.recurrent import memory_after, share_memory
 from rlzoo.core.seen import Seen
 from rlzoo.core.tensors import discounted_sum
+
+T = TypeVar("T")
 
 
 class Policy(nn.Module):
@@ -133,6 +135,30 @@ class ActorCritic(nn.Module):
         """The parameters that only V depends on; disjoint from `policy_parameters`."""
         shared = {*self.policy_parameters()}
         return [p for p in self.value.parameters() if p not in shared]
+
+
+class TermView(nn.Module):
+    """Calls `term(model)` with other values in the place of `tensors`, parameters or buffers of the model."""
+
+    def __init__(self, model: ActorCritic, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        position = {id(x): i for i, x in enumerate(tensors)}
+        # A module is named once, because PyTorch does not restore it under a second name. A shared tensor is in each.
+        self._places = {
+            f"{prefix}.{name}": position[id(x)]
+            for prefix, module in self.named_modules()
+            for name, x in (*module._parameters.items(), *module._buffers.items())
+            if id(x) in position
+        }
+
+    def forward(self, term: Callable[[ActorCritic], T]) -> T:
+        return term(self.model)
+
+    def at(self, values: Sequence[Tensor], term: Callable[[ActorCritic], T]) -> T:
+        """`term(model)` with these values."""
+        tensors = {name: values[i] for name, i in self._places.items()}
+        return torch.func.functional_call(self, tensors, (term,), tie_weights=False)
 
 
 def _restricted(policy: Distribution, obs: Any) -> Distribution:

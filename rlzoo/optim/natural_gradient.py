@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.models import ActorCritic, Term, unflatten
+from rlzoo.core.models import ActorCritic, Term, TermView, unflatten
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import NonFiniteError, require
 from rlzoo.core.system.progress import operation, track
@@ -53,30 +53,6 @@ class FlatPolicy:
     def objective(self, surrogate: Surrogate, batch: Buffer) -> Objective:
         """`Objective` of this model."""
         return Objective(self, surrogate, batch)
-
-
-class TermView(nn.Module):
-    """Calls `term(model)` with other values in the place of `tensors`, parameters or buffers of the model."""
-
-    def __init__(self, model: ActorCritic, tensors: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        position = {id(x): i for i, x in enumerate(tensors)}
-        # A module is named once, because PyTorch does not restore it under a second name. A shared tensor is in each.
-        self._places = {
-            f"{prefix}.{name}": position[id(x)]
-            for prefix, module in self.named_modules()
-            for name, x in (*module._parameters.items(), *module._buffers.items())
-            if id(x) in position
-        }
-
-    def forward(self, term: Callable[[ActorCritic], T]) -> T:
-        return term(self.model)
-
-    def at(self, values: Sequence[Tensor], term: Callable[[ActorCritic], T]) -> T:
-        """`term(model)` with these values."""
-        tensors = {name: values[i] for name, i in self._places.items()}
-        return torch.func.functional_call(self, tensors, (term,), tie_weights=False)
 
 
 class Objective:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.models import ActorCritic, unflatten
-from rlzoo.optim.natural_gradient import TermView
+from rlzoo.core.models import ActorCritic, TermView, unflatten
 
 
 def padded(buffer: Buffer) -> list[Tensor]:
