@@ -77,6 +77,18 @@ def asked(question: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return prompt_text([{"role": "user", "content": question}], tokenizer)
 
 
+def is_rendered(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template has made the text of this prompt, told by its end."""
+    if tokenizer.chat_template is None:
+        return False
+    for system in ([], [{"role": "system", "content": "-"}]):  # some templates require a system message
+        with contextlib.suppress(ConfigError):
+            whole = prompt_text([*system, {"role": "user", "content": "message"}], tokenizer)
+            end = whole.rpartition("message")[2]
+            return bool(end) and text.endswith(end)
+    return False
+
+
 def reply_text(prompt: Messages, reply: Messages, tokenizer: PreTrainedTokenizerBase) -> str:
     """The text that follows `prompt_text(prompt)` if the reply is `reply`, without the special token at its end."""
     before = _render(tokenizer, prompt, add_generation_prompt=True)

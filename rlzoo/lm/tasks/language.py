@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import shutil
 import tempfile
@@ -27,7 +26,7 @@ from rlzoo.core.system.functions import given_function
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
-from rlzoo.lm.finetune.chat import asked, prompt_text
+from rlzoo.lm.finetune.chat import asked, is_rendered
 from rlzoo.lm.finetune.data import as_lines, read_prompts, save_prompts
 from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
@@ -50,7 +49,6 @@ from rlzoo.lm.tasks.samples import Sample, batches, distinct_words, played, resp
 from rlzoo.lm.tasks.settings import SMALL, Language, check_language
 
 START, ACTOR, ADAPTER = "start", "actor", "adapter"
-_MARK = "message"
 _CALIBRATION = 256
 """Responses of the reference whose scores give the fixed normalisation."""
 
@@ -336,7 +334,7 @@ class LanguageTask(Task):
 
         A prompt goes through the chat template if those of the evaluations did.
         """
-        if self.tokenizer.chat_template is not None and self._renders(self.eval_texts[0]):
+        if is_rendered(self.eval_texts[0], self.tokenizer):
             prompts = [asked(x, self.tokenizer) for x in prompts]
         env, unscored = self.env, missing_columns(self.score, self.env.with_turns(prompts[:1], [[]]))
         if unscored:
@@ -344,15 +342,6 @@ class LanguageTask(Task):
             env.scoring = Scoring(lambda prompts, responses: [0.0] * len(responses))
         samples, *_ = sample(env, prompts, episodes, seed, deterministic, self.on_step)
         return played([x._replace(score=None) for x in samples] if unscored else samples)
-
-    def _renders(self, text: str) -> bool:
-        """Whether the chat template has made this text, told by its end."""
-        for system in ([], [{"role": "system", "content": "-"}]):  # some templates require a system message
-            with contextlib.suppress(ConfigError):
-                messages = [*system, {"role": "user", "content": _MARK}]
-                end = prompt_text(messages, self.tokenizer).rpartition(_MARK)[2]
-                return bool(end) and text.endswith(end)
-        return False
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
         actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR
