@@ -37,8 +37,9 @@ class SFTCheckpoint:
         """Directory of the task's checkpoint in the cache. If it is missing, one process makes it, the others wait."""
         source = "".join(inspect.getsource(module) for module in (chat, data, padding, pretrained, saving, sft))
         versions = [importlib.metadata.version(package) for package in ("torch", "transformers", "tokenizers")]
-        tokenizer = self.tokenizer().backend_tokenizer.to_str()
-        parts = list(self.texts), tokenizer, self.config, self.fit, versions, source
+        tokenizer = self.tokenizer()
+        words = tokenizer.backend_tokenizer.to_str() + str(tokenizer.chat_template or "")
+        parts = list(self.texts), words, self.config, self.fit, versions, source
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         folder = cache_directory() / f"{name.rpartition(':')[2]}-{key}"
         return made_once(folder, lambda new: self._make(new, folder, name, progress))

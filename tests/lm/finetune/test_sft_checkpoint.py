@@ -43,14 +43,17 @@ def test_it_is_made_once(checkpoint, tmp_path):
 
 
 def test_another_recipe_is_another_checkpoint(checkpoint, tmp_path):
+    chat = character_tokenizer(string.ascii_lowercase)
+    chat.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     others = [
         replace(checkpoint, texts=checkpoint.texts[1:]),
         replace(checkpoint, config=small_gpt2(1, 8, 1, 17)),
         replace(checkpoint, fit=replace(checkpoint.fit, held_out=0.0)),
         replace(checkpoint, tokenizer=lambda: character_tokenizer(string.ascii_letters)),
+        replace(checkpoint, tokenizer=lambda: chat),
     ]
     folders = {x.path("module:Walks", SILENT) for x in (checkpoint, *others)}
-    assert len(folders) == 5
+    assert len(folders) == 6
     assert all(folder.name.startswith("Walks-") for folder in folders)
     assert set(os.listdir(tmp_path)) == {folder.name for folder in folders}
 
