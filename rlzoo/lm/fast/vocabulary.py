@@ -105,7 +105,7 @@ class Evaluate(torch.autograd.Function):
         """`hidden`, `weight` and `bias` are those of `steps`, named for autograd. `keep` keeps what backward needs."""
         ctx.set_materialize_grads(False)
         totals, logit_means, old_totals, differences, kept = [], [], [], [], []
-        taken = action.new_zeros(action.shape, dtype=torch.promote_types(weight.dtype, torch.float32))
+        taken = action.new_zeros(action.shape, dtype=torch.promote_types(steps.precision, torch.float32))
         old_products = itertools.repeat(None) if old is None else old.products()
         for block, product, old_product in zip(steps.blocks(), steps.products(), old_products, strict=False):
             logits = steps.finish(product, block)

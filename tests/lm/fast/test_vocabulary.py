@@ -1,5 +1,7 @@
 """The distribution of the next token in blocks of the vocabulary: what it computes and keeps. Values: `test_tokens`."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -66,6 +68,14 @@ def test_the_gradient_is_added_to_the_sum_that_there_is():
     x.log_prob(ACTION).sum().backward()
     assert weight.grad is total
     torch.testing.assert_close(total, 1 + expected)
+
+
+def test_weights_in_double_precision_with_products_in_a_lower_one():
+    x = make()
+    x.hidden.requires_grad_()
+    half = dataclasses.replace(x, head=x.head._replace(precision=torch.bfloat16))
+    gradients = [torch.autograd.grad(policy.log_prob(ACTION).sum(), x.hidden)[0] for policy in (half, x)]
+    torch.testing.assert_close(*gradients, rtol=0.05, atol=0.05)
 
 
 def test_kl_to_a_distribution_that_is_not_in_blocks():
