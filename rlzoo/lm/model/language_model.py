@@ -326,6 +326,10 @@ class Reference:
     def distribution(self, tokens: Tokens) -> TokenDistribution:
         """π_ref(·|s) at the acting steps of (R, T)."""
         if self._adapted is not None:
+            trains = [(p, p.requires_grad) for p in self._adapted.parameters()]
             with self._adapted.actor.disable_adapter():
-                return self._adapted.distribution(tokens)
+                policy = self._adapted.distribution(tokens)
+            for p, does in trains:  # PEFT lets the whole adapter train afterwards
+                p.requires_grad_(does)
+            return policy
         return self.head(self.trunk(tokens), tokens)

@@ -798,6 +798,15 @@ def test_an_adapter_is_all_that_trains_and_off_it_is_the_reference(kind, tmp_pat
     assert hasattr(model.actor, "disable_adapter")
 
 
+def test_the_reference_leaves_the_frozen_part_of_an_adapter_frozen():
+    model = make_model(rank=2)
+    for name, p in model.actor.named_parameters():
+        p.requires_grad_("lora_B" in name)
+    expected = list(model.state_dict())
+    Reference(model).distribution(make_rows(SIZES))
+    assert list(model.state_dict()) == expected
+
+
 def test_an_adapter_is_the_same_for_the_same_seed_and_leaves_the_global_generator_alone():
     actors, state = [make_actor() for _ in range(3)], torch.get_rng_state()
     first, second, other = (
