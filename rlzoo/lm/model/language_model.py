@@ -277,6 +277,11 @@ def merged(model: Any) -> Any:
     return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
 
 
+def without_adapter(model: Any) -> Any:
+    """A Hugging Face model; of a PEFT model, a copy without the adapter."""
+    return copy.deepcopy(model).unload() if hasattr(model, "unload") else model
+
+
 def with_adapter(actor: Any, rank: int, seed: int) -> Any:
     """The actor with a LoRA adapter (Hu et al. 2021) on its linear layers. Only the adapter is trained."""
     try:

@@ -33,7 +33,7 @@ from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.hugging_face import on_hub
-from rlzoo.lm.model.language_model import LanguageModel, Reference, causal_lm, merged, with_adapter
+from rlzoo.lm.model.language_model import LanguageModel, Reference, causal_lm, merged, with_adapter, without_adapter
 from rlzoo.lm.model.precision import advice
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
 from rlzoo.lm.reward.allowed import AllowedTokens
@@ -361,13 +361,13 @@ class LanguageTask(Task):
             self.pretraining.load_state_dict(state["pretraining"])
 
     def begin(self, folder: Path) -> None:
-        """Saves the actor's initial weights, and prompts that are objects, so that the run depends on nothing else."""
+        """Saves the reference, and prompts that are objects, so that the run depends on nothing else."""
         for name, prompts in (("prompts", self.env.prompts.texts), ("eval_prompts", self.eval_texts)):
             setting, path = getattr(self.settings, name), folder / f"{name}.jsonl"
             if setting is not None and not isinstance(setting, str) and not path.is_file():
                 save_prompts(path, prompts)
         if not (folder / START).is_dir():
-            save(merged(self.model.actor), self.tokenizer, folder / START, self.env.stop, sealed=True)
+            save(without_adapter(self.model.actor), self.tokenizer, folder / START, self.env.stop, sealed=True)
 
     def end(self, folder: Path) -> None:
         """Saves the adapter, which is small, and then the actor with it merged, as a Hugging Face model."""

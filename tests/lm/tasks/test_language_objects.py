@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from lm_builders import move
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import rlzoo
 from rlzoo.cli import main
 from rlzoo.core.system.errors import ConfigError, RunError
-from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.model.language_model import LanguageModel, with_adapter
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.scores import WeightedSum, call_scores
 from rlzoo.lm.tasks.settings import Language, Text
@@ -118,6 +119,20 @@ def test_reference_of_a_given_actor_critic_is_what_it_was_before_training(tmp_pa
     assert torch.equal(weights(run.path / "start"), torch.cat([p.flatten() for p in again.actor.parameters()]))
     kl, same = (rlzoo.evaluate(run, 3, model=x).further["kl_reference"] for x in (model, again))
     assert kl == same > 0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of transformers, for PEFT
+def test_a_given_adapter_is_saved_for_the_model_that_it_is_on(tmp_path):
+    """`start/` held that model with the initial adapter merged, so that the saved adapter came on top of it."""
+    peft = pytest.importorskip("peft")
+    tiny.save_lm(tmp_path / "model")
+    model = rlzoo.LanguageModel(with_adapter(tiny.make_lm(), 2, seed=0))
+    move(model, model.policy_parameters())
+    run = rlzoo.train("ppo", Own, model=model, out="own", **SMALL)
+    assert torch.equal(weights(run.path / "start"), weights("model"))
+    adapted = peft.PeftModel.from_pretrained(load_causal_lm(run.path / "start"), run.path / "adapter")
+    merged = torch.cat([p.flatten() for p in adapted.merge_and_unload().parameters()])
+    torch.testing.assert_close(merged, weights(run.path / "actor"))
 
 
 def test_killed_before_its_objects_were_saved(run):
