@@ -32,7 +32,7 @@ from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
-from rlzoo.lm.model.hugging_face import on_hub
+from rlzoo.lm.model.hugging_face import loading, on_hub
 from rlzoo.lm.model.language_model import LanguageModel, Reference, causal_lm, merged, with_adapter, without_adapter
 from rlzoo.lm.model.precision import advice
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
@@ -204,7 +204,10 @@ class LanguageTask(Task):
         """π_ref of a model that is given again, and may be trained: the run's own copy of what it was. None if new."""
         if self._start is None or hasattr(given.actor, "disable_adapter"):
             return None
-        actor = pretrained.load_causal_lm(self._start)
+        lm = causal_lm(given.actor)
+        kind = {"dtype": lm.dtype, "attn_implementation": lm.config._attn_implementation}
+        with loading(str(self._start), "model"):
+            actor = type(lm).from_pretrained(self._start, **kind)
         initial = LanguageModel(actor, None, given.policy.temperature, given.trunk.precision)
         return Reference(initial.to(self.setup.device))
 

@@ -121,6 +121,23 @@ def test_reference_of_a_given_actor_critic_is_what_it_was_before_training(tmp_pa
     assert kl == same > 0
 
 
+@pytest.mark.parametrize(("algorithm", "dtype"), [("npg", torch.float32), ("ppo", torch.float64)])
+def test_a_resumed_run_has_the_attention_and_precision_of_a_given_actor_critic(algorithm, dtype, tmp_path):
+    tiny.save_lm(tmp_path / "model")
+
+    def given():
+        return rlzoo.LanguageModel(tiny.make_lm(kind="llama").to(dtype))
+
+    settings = {
+        name: x for name, x in SMALL.items() if algorithm == "ppo" or name not in ("minibatch_responses", "epochs")
+    }
+    run = rlzoo.train(algorithm, Own, model=given(), out="own", fast=False, **settings)
+    whole = run.metrics()[-1]["kl_reference"], weights(run.path / "actor")
+    rlzoo.resume(run, checkpoint=run.steps()[0], model=given())
+    assert run.metrics()[-1]["kl_reference"] == whole[0]
+    assert torch.equal(weights(run.path / "actor"), whole[1])
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of transformers, for PEFT
 def test_a_given_adapter_is_saved_for_the_model_that_it_is_on(tmp_path):
     """`start/` held that model with the initial adapter merged, so that the saved adapter came on top of it."""
