@@ -12,8 +12,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlzoo.control.envs.classic import BUILTIN
-from rlzoo.core.env import Array, Bools, VectorEnv
+from rlzoo.control.envs.classic import BUILTIN, ClassicControl
+from rlzoo.core.env import Array, VectorEnv
 
 _VISIBLE = {
     "CartPole-v1": [1, 0, 1, 0],
@@ -24,37 +24,17 @@ _VISIBLE = {
 """For each number of an observation, whether it is no velocity."""
 
 
-class NoVelocity(VectorEnv):
-    """A vectorised environment whose observations have the velocities set to 0.
+def _vectorised(env_id: str) -> Callable[[int, int], ClassicControl]:
+    """Constructor `(num_envs, seed)` of the built-in environment, with the velocities set to 0."""
+    make: Any = BUILTIN[env_id]
+    hidden = ~np.array(_VISIBLE[env_id], bool)
 
-    Args:
-        make: `(num_envs, seed) -> environment`.
-        visible: (D,) 1 for each number of an observation that is kept.
-    """
+    class NoVelocity(make.func):  # type: ignore[misc]
+        def _observe(self, rows: Array) -> None:
+            super()._observe(rows)
+            rows[hidden] = 0
 
-    def __init__(self, make: Callable[..., Any], visible: list[int], num_envs: int, seed: int) -> None:
-        self._env = make(num_envs, seed)
-        self._visible = np.array(visible, bool)
-        self.num_envs = num_envs
-        self.observation_space = self._env.observation_space
-        self.action_space = self._env.action_space
-
-    def reset(self) -> tuple[Array, Bools]:
-        obs, forced = self._env.reset()
-        return np.where(self._visible, obs, np.float32(0)), forced
-
-    def step(self, action: Array) -> tuple[Array, Array, Bools, Bools, Bools]:
-        obs, *rest = self._env.step(action)
-        return (np.where(self._visible, obs, np.float32(0)), *rest)
-
-    def reseed(self, seed: int) -> bool:
-        return bool(self._env.reseed(seed))
-
-    def state_dict(self) -> dict[str, Any] | None:
-        return self._env.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._env.load_state_dict(state)
+    return lambda num_envs, seed: NoVelocity(num_envs, seed, **make.keywords)
 
 
 def _single(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
@@ -76,7 +56,5 @@ def _register(env_id: str) -> str:
     return hidden
 
 
-HIDDEN: Mapping[str, Callable[..., VectorEnv]] = {
-    _register(env_id): partial(NoVelocity, BUILTIN[env_id], visible) for env_id, visible in _VISIBLE.items()
-}
+HIDDEN: Mapping[str, Callable[..., VectorEnv]] = {_register(env_id): _vectorised(env_id) for env_id in _VISIBLE}
 """Constructors `(num_envs, seed)` by id."""
