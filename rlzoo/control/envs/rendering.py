@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from gymnasium.error import DependencyNotInstalled
 
 from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.envs.source import Source
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import ENDLESS, Episode, success_of
+from rlzoo.core.env import Episode
+from rlzoo.core.evaluation import play_episodes
 from rlzoo.core.system.errors import ConfigError, EnvError, require
 from rlzoo.core.system.streams import evaluation_seeds
 
@@ -61,19 +61,12 @@ def _check_output(video: Path | None) -> None:
 
 
 def _episode(env: GymnasiumEnv, actor: Actor, record: Callable[[Any], None] | None) -> Episode:
-    obs, forced = env.reset()
-    starts = np.ones(env.num_envs, np.bool_)
-    total, length, done = 0.0, 0, False
-    while True:
-        if record is not None:
-            record(env.render())
-        if done:
-            return Episode(total, length, success_of(env.success, 0))
-        if length >= ENDLESS:
-            return Episode(total, length, cut=True)
-        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced, starts))
-        starts = np.zeros_like(starts)
-        total, length, done = total + float(reward[0]), length + 1, bool(terminated[0] or truncated[0])
+    """Plays an episode of the first copy, and records its states, the final one included."""
+    if record is None:
+        return play_episodes(env, actor, 1)[0]
+    (episode,) = play_episodes(env, actor, 1, lambda _: record(env.render()))
+    record(env.render())
+    return episode
 
 
 @contextlib.contextmanager
