@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 from rlzoo.benchmark.job import Failure, Job, Key, Outcome, run_job
 from rlzoo.core.system.cache import cache_directory
 from rlzoo.core.system.errors import ConfigError, described
+from rlzoo.core.system.functions import optional_module
 
 SLURM = "slurm"
 """The executor of submitit."""
@@ -100,7 +100,4 @@ def slurm(workers: int) -> Iterator[tuple[Callable[[Job], Submitted], int]]:
 
 
 def _package(name: str, extra: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"backend {extra!r} needs the package {name}: pip install 'rlzoo[{extra}]'") from error
+    return optional_module(name, f"backend {extra!r} needs the package {name}: pip install 'rlzoo[{extra}]'")

@@ -23,6 +23,7 @@ from rlzoo.benchmark.runner import KILLED, each
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, holds, space_for
 from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
 from rlzoo.core.system.files import naming
+from rlzoo.core.system.functions import optional_module
 from rlzoo.runs.configuration.config import assemble, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
@@ -264,10 +265,7 @@ def score_of(returns: Sequence[float]) -> float:
 
 
 def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ConfigError("rlzoo search needs Optuna: pip install 'rlzoo[search]'") from error
+    optuna = optional_module("optuna", "rlzoo search needs Optuna: pip install 'rlzoo[search]'")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

@@ -1,4 +1,4 @@
-"""Code of users: functions and classes by name, from modules and files."""
+"""Code of users, functions and classes by name from modules and files; and optional packages."""
 
 from __future__ import annotations
 
@@ -125,6 +125,14 @@ def _modules_beside(name: str) -> list[str]:
     if not package:
         return ["rlzoo", *(module.name for module in pkgutil.iter_modules([str(Path.cwd())]))]
     return [x.name for x in pkgutil.iter_modules(getattr(sys.modules.get(package), "__path__", []), f"{package}.")]
+
+
+def optional_module(name: str, message: str) -> Any:
+    """A module of an optional package. Raises `ConfigError(message)` if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(message) from error
 
 
 def brief(x: Any) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from rlzoo.core.system.cache import cache_directory
 from rlzoo.core.system.errors import ConfigError, described, require
 from rlzoo.core.system.files import check_regular, most_in_memory
+from rlzoo.core.system.functions import optional_module
 
 T = TypeVar("T")
 
@@ -105,10 +106,7 @@ def _check(path: Path) -> None:
 
 def _parquet(path: Path) -> list[dict[str, Any]]:
     _check(path)
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise ConfigError(f"{path}: Parquet files need a package: pip install 'rlzoo[data]'") from None
+    parquet = optional_module("pyarrow.parquet", f"{path}: Parquet files need a package: pip install 'rlzoo[data]'")
     try:
         return parquet.ParquetFile(path).read().to_pylist()
     except Exception as error:  # of a damaged file
@@ -117,10 +115,8 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 def _directory(path: Path) -> list[dict[str, Any]]:
     """The dataset in a directory: one that `save_to_disk` wrote, or files that `load_dataset` reads."""
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError(f"{path}: the directory of a dataset needs a package: pip install 'rlzoo[data]'") from None
+    fault = f"{path}: the directory of a dataset needs a package: pip install 'rlzoo[data]'"
+    datasets = optional_module("datasets", fault)
     bars = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:

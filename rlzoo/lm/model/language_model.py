@@ -17,6 +17,7 @@ from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.models import ActorCritic, Policy, Value
 from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.functions import optional_module
 from rlzoo.core.system.progress import track
 from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding, kind_of
@@ -284,14 +285,11 @@ def without_adapter(model: Any) -> Any:
 
 def with_adapter(actor: Any, rank: int, seed: int) -> Any:
     """The actor with a LoRA adapter (Hu et al. 2021) on its linear layers. Only the adapter is trained."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ConfigError("lora_rank needs the packages of rlzoo[peft]") from error
+    peft = optional_module("peft", "lora_rank needs the packages of rlzoo[peft]")
     with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(seed % 2**64)  # a run may have a larger one
-        adapter = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-        return get_peft_model(actor, adapter)
+        adapter = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        return peft.get_peft_model(actor, adapter)
 
 
 class Memory(NamedTuple):

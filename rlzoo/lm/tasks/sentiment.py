@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.fields import Count
+from rlzoo.core.system.functions import optional_module
 from rlzoo.lm.reward.scores import Score
 from rlzoo.lm.tasks.language import LanguageTask
 from rlzoo.lm.tasks.settings import Language, Text
@@ -48,11 +48,8 @@ def openings() -> list[str]:
 
 @functools.cache
 def _analyzer() -> Any:
-    try:
-        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
-    except ImportError as error:
-        raise ConfigError("Sentiment needs the packages of rlzoo[real]") from error
-    return SentimentIntensityAnalyzer()
+    vader = optional_module("vaderSentiment.vaderSentiment", "Sentiment needs the packages of rlzoo[real]")
+    return vader.SentimentIntensityAnalyzer()
 
 
 def compound(prompts: list[str], responses: list[str]) -> list[float]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import importlib
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import read_bytes
+from rlzoo.core.system.functions import optional_module
 from rlzoo.runs.files import write_atomically
 
 _PROJECT = "rlzoo"
@@ -218,7 +218,4 @@ def continue_tracker(folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
 
 
 def _package(name: str, distribution: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"track: {name} is not installed: pip install {distribution}") from error
+    return optional_module(name, f"track: {name} is not installed: pip install {distribution}")

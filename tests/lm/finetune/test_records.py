@@ -84,7 +84,7 @@ def test_parquet_file(table):
         read_pairs(table)
 
 
-@pytest.mark.parametrize(("package", "name"), [("pyarrow", "x.parquet"), ("datasets", "folder")])
+@pytest.mark.parametrize(("package", "name"), [("pyarrow.parquet", "x.parquet"), ("datasets", "folder")])
 def test_package_that_is_missing(table, package, name, monkeypatch):
     (table.parent / "folder").mkdir()
     monkeypatch.setitem(sys.modules, package, None)
