@@ -35,7 +35,7 @@ class WeightedSum:
         self.parts = parts
 
     def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:
-        return call_score(self, "sum", prompts, responses).tolist()
+        return call_scores(self, "sum", prompts, responses)[0].tolist()
 
 
 def load_score(spec: Any) -> Score:
@@ -81,8 +81,6 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         EnvError: `score` raised, or did not return N finite numbers. The message starts with `name` and gives the line
             of code, or the response.
     """
-    if isinstance(score, WeightedSum):
-        return call_scores(score, name, prompts, responses)[0]
     count = len(responses)
     try:
         texts, named = _texts(score, list(prompts), list(responses))

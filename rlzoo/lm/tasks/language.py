@@ -41,7 +41,7 @@ from rlzoo.lm.reward.env import LMEnv
 from rlzoo.lm.reward.generation import Generation, end_ids, stop_ids
 from rlzoo.lm.reward.pass_at_k import mean_pass_at_k
 from rlzoo.lm.reward.prompt import Prompts
-from rlzoo.lm.reward.scores import Score, call_score, missing_columns, score_name
+from rlzoo.lm.reward.scores import Score, call_score, call_scores, missing_columns, score_name
 from rlzoo.lm.reward.scoring import Scoring, load_scores
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment
 from rlzoo.lm.reward.turns import Reply, Turns
@@ -282,7 +282,7 @@ class LanguageTask(Task):
         """Moments of the scores of responses before training."""
         generator = torch_generator(stream(self.setup.seed, "env", 2), self.setup.device)
         texts = (respond(self.env, batch, generator)[1:] for batch in batches(self.env.prompts.texts, _CALIBRATION))
-        return Moments.of(torch.cat([call_score(self.score, self.score_name, *some) for some in texts]))
+        return Moments.of(torch.cat([call_scores(self.score, self.score_name, *some)[0] for some in texts]))
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         """Samples responses to the evaluation prompts in turn. Returns are raw scores, without the KL.
