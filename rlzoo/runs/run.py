@@ -29,7 +29,7 @@ from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes, sync
 from rlzoo.runs.checkpoint import FILES, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
-from rlzoo.runs.configuration.objects import describe, holds_object, names_code, written
+from rlzoo.runs.configuration.objects import describe, first_description, names_code, written
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, write_and_sync, write_atomically
@@ -228,7 +228,8 @@ class Run:
         for name, x in objects.items():
             if name not in settings:
                 raise RunError(f"{self.path}: {unknown_name('setting', name, settings)}")
-            if not (holds_object(settings[name]) or (names_code(settings[name]) and written(x) == settings[name])):
+            was_object = first_description(settings[name]) is not None
+            if not (was_object or (names_code(settings[name]) and written(x) == settings[name])):
                 raise RunError(f"{self.path} was made with {name}={settings[name]!r}: leave {name} out")
             settings[name] = x
         try:
@@ -246,7 +247,7 @@ class Run:
         settings = read_settings(self._config).items()
         files = {name: self.path / name for name in _READ_BACK if (self.path / name.partition("/")[0]).exists()}
         checksums = {name: checksum(path) if path.is_file() else None for name, path in files.items()}
-        return {name: x for name, x in settings if name not in _FREE and not holds_object(x)} | checksums
+        return {name: x for name, x in settings if name not in _FREE and first_description(x) is None} | checksums
 
     @property
     def objects(self) -> dict[str, str]:

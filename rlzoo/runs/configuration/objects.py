@@ -71,11 +71,6 @@ def describe(x: Any) -> str:
     return f"{what} of {module}" if module else what
 
 
-def holds_object(record: Any) -> bool:
-    """Whether a value of `config.json` stands for an object, or holds one that does."""
-    return first_description(record) is not None
-
-
 def first_description(record: Any) -> str | None:
     """The description of the first object in a value of `config.json`; None if it holds no object."""
     if isinstance(record, dict) and set(record) == {"object"}:
