@@ -45,7 +45,7 @@ class Jacobian:
 
     @cached_property
     def _transposed(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Forces u for `moving`, and their product with its Jacobian by `inputs` as a function of u."""
+        """Cotangents u of `moving`, and their product with its Jacobian by `inputs` as a function of u."""
         us = [torch.zeros_like(y, requires_grad=True) for y in self.moving]
         with torch.enable_grad():
             pulled = torch.autograd.grad(self.moving, self.inputs, us, create_graph=True, materialize_grads=True)
@@ -59,13 +59,13 @@ class Jacobian:
         tangents = iter(torch.autograd.grad(gradients, us, directions, retain_graph=True))
         return [next(tangents) if y.requires_grad else torch.zeros_like(y) for y in self._outputs]
 
-    def pull(self, forces: list[Tensor], total: Vector, keep: bool) -> None:
-        """total ← total + Jᵀ·forces.
+    def pull(self, cotangents: list[Tensor], total: Vector, keep: bool) -> None:
+        """total ← total + Jᵀ·cotangents.
 
         Args:
             keep: there will be another product.
         """
-        add_gradients(total, self._outputs, self.leaves, forces, retain_graph=keep)
+        add_gradients(total, self._outputs, self.leaves, cotangents, retain_graph=keep)
 
 
 def jacobian(policy: FlatPolicy, theta: Vector, part: Buffer) -> Jacobian:
@@ -109,8 +109,8 @@ def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damp
                 distribution, tangents = kept.distribution, kept.push(v)
             else:
                 distribution, tangents = _moving(policy, theta, v, part)
-            forces = distribution.fisher(tangents, part.weight)
-            (kept or Jacobian(policy, theta, part)).pull(forces, total, keep=kept is not None)
+            cotangents = distribution.fisher(tangents, part.weight)
+            (kept or Jacobian(policy, theta, part)).pull(cotangents, total, keep=kept is not None)
         processes.all_reduce_(total)
         return total.add_(v, alpha=damping) if damping else total
 
@@ -135,8 +135,8 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
             distribution, tangents = at_theta.distribution, at_theta.push(x)
         else:
             distribution, tangents = _moving(policy, theta, x, part)
-        forces = distribution.fisher(tangents, part.weight)
-        total += sum(float((u * force).sum()) for u, force in zip(tangents, forces, strict=True))
+        cotangents = distribution.fisher(tangents, part.weight)
+        total += sum(float((u * cotangent).sum()) for u, cotangent in zip(tangents, cotangents, strict=True))
     return processes.all_reduce(total)
 
 

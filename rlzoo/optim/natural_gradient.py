@@ -114,16 +114,17 @@ def leaves_of(policy: FlatPolicy, theta: Vector) -> list[Tensor]:
 
 
 def add_gradients(
-    g: Vector, outputs: Sequence[Tensor], leaves: list[Tensor], forces: Sequence[Tensor], retain_graph: bool = False
+    g: Vector, outputs: Sequence[Tensor], leaves: list[Tensor], cotangents: Sequence[Tensor], retain_graph: bool = False
 ) -> None:
-    """g ← g + Jᵀ·forces, where J is the Jacobian of the outputs.
+    """g ← g + Jᵀ·cotangents, where J is the Jacobian of the outputs.
 
     Each part is added to g as soon as it is known, so there is no further vector as long as θ.
     """
-    ys, forces = zip(*[(y, force) for y, force in zip(outputs, forces, strict=True) if y.requires_grad], strict=True)
+    pairs = [(y, u) for y, u in zip(outputs, cotangents, strict=True) if y.requires_grad]
+    ys, us = zip(*pairs, strict=True)
     for leaf, piece in zip(leaves, unflatten(g, leaves), strict=True):
         leaf.grad = piece
-    torch.autograd.backward(ys, forces, retain_graph=retain_graph, inputs=leaves)
+    torch.autograd.backward(ys, us, retain_graph=retain_graph, inputs=leaves)
     for leaf in leaves:
         leaf.grad = None
 

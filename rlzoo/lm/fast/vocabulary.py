@@ -222,18 +222,18 @@ class BlockedTokenDistribution(TokenDistribution):
         head = head._replace(weight=head.weight.to(precision))
         moving = head._replace(weight=tangents[1].to(precision), bias=tangents[2] if head.bias is not None else None)
         still, of_hidden, weight = head._replace(bias=None), tangents[0][self.acts], weight[self.acts]
-        forces = [torch.zeros_like(x) for x in (of_hidden, *tangents[1:])]
+        cotangents = [torch.zeros_like(x) for x in (of_hidden, *tangents[1:])]
         size = max(1, 4 * _BLOCK[kind_of(weight.device)] // len(head.weight))
         for start in range(0, len(weight), size):
             cut = slice(start, start + size)
             hidden = steps.hidden[cut]
             policy = _policy(head, hidden, None if steps.allowed is None else steps.allowed[cut])
             tangent = _logits(still, of_hidden[cut]) + _logits(moving, hidden)
-            force = categorical_fisher(policy.logits, tangent, weight[cut]) / head.temperature
-            low = force.to(precision)
-            forces[0][cut] = low @ head.weight
-            forces[1] += low.t() @ hidden.to(precision)
+            cotangent = categorical_fisher(policy.logits, tangent, weight[cut]) / head.temperature
+            low = cotangent.to(precision)
+            cotangents[0][cut] = low @ head.weight
+            cotangents[1] += low.t() @ hidden.to(precision)
             if head.bias is not None:
-                forces[2] += force.sum(0)
-        whole = torch.zeros_like(tangents[0]).masked_scatter_(self.acts.unsqueeze(-1), forces[0])
-        return [whole, *forces[1:]]
+                cotangents[2] += cotangent.sum(0)
+        whole = torch.zeros_like(tangents[0]).masked_scatter_(self.acts.unsqueeze(-1), cotangents[0])
+        return [whole, *cotangents[1:]]

@@ -83,9 +83,9 @@ def _pure_step(policy: FlatPolicy, like: Buffer, rest: list[str]) -> Callable[..
             (pulled,) = torch.autograd.grad(moving, theta, us, create_graph=True)
             pushed = iter(torch.autograd.grad(pulled, us, p, retain_graph=True))  # J·p
             tangents = [next(pushed) if y.requires_grad else torch.zeros_like(y) for y in ys]
-            forces = policy.detach().fisher(tangents, batch.weight)
-            forces = [force for force, y in zip(forces, ys, strict=True) if y.requires_grad]
-            (ap,) = torch.autograd.grad(moving, theta, forces)
+            cotangents = policy.detach().fisher(tangents, batch.weight)
+            cotangents = [cotangent for cotangent, y in zip(cotangents, ys, strict=True) if y.requires_grad]
+            (ap,) = torch.autograd.grad(moving, theta, cotangents)
         ap = ap + damping * p
         curvature = torch.dot(p, ap)
         goes_on = (rr > tolerance * start) & (curvature > 0)

@@ -94,10 +94,10 @@ class TapeJacobian(Jacobian):
         pushed = (record.push_forward for record in self.tape.records)
         return [*(push(by_id) for push in pushed if push is not None), *(by_id[id(leaf)] for leaf in self._others)]
 
-    def pull(self, forces: list[Tensor], total: Vector, keep: bool) -> None:
+    def pull(self, cotangents: list[Tensor], total: Vector, keep: bool) -> None:
         for leaf, piece in zip(self.leaves, unflatten(total, self.leaves), strict=True):
             leaf.grad = piece
-        moving = self.of_moving(forces)
+        moving = self.of_moving(cotangents)
         grads = torch.autograd.grad(self.moving, self.inputs, moving, retain_graph=True, allow_unused=True)
         for record, grad in zip(self.tape.records, grads, strict=False):
             if grad is not None:
