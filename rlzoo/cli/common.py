@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlzoo.cli.options import Switch
-from rlzoo.core.system import threads as chosen
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.files import read_bytes
+from rlzoo.core.system.threads import ThreadCount, from_environment, set_variables, start
 from rlzoo.runs.signals import deferred_interrupts
 
 if TYPE_CHECKING:
     from rlzoo.runs.logs.display import Display
 
 _MOST_THREADS = 1024
-_ONE = chosen.Threads(1)
+_ONE = ThreadCount(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Output(Threads, Json):
 
 
 @contextlib.contextmanager
-def importing(threads: chosen.Threads = _ONE) -> Iterator[None]:
+def importing(threads: ThreadCount = _ONE) -> Iterator[None]:
     """Context for the import of PyTorch and modules that need it, with a number of threads.
 
     Garbage collection is off because it finds nothing among the modules of PyTorch and takes 0.2 s.
@@ -51,31 +51,31 @@ def importing(threads: chosen.Threads = _ONE) -> Iterator[None]:
     if threads.count is not None:
         require(threads.count >= 1, f"threads must be at least 1, got {threads.count}")
         require(threads.count <= _MOST_THREADS, f"threads must be at most {_MOST_THREADS}, got {threads.count}")
-    chosen.set_variables(threads)
+    set_variables(threads)
     gc.disable()
     try:
         with deferred_interrupts():
-            chosen.start(threads)
+            start(threads)
             yield
     finally:
         gc.freeze()
         gc.enable()
 
 
-def threads_for(options: Threads, run: str | None = None) -> chosen.Threads:
+def threads_for(options: Threads, run: str | None = None) -> ThreadCount:
     """The number of threads that the user asked for, else that of the run, else None.
 
     Reads `config.json` before PyTorch is imported.
     """
-    from_environment = chosen.from_environment()
+    in_environment = from_environment()
     if options.threads is not None:
-        return chosen.Threads(options.threads, "--threads")
-    if from_environment is not None:
-        return chosen.Threads(from_environment, "OMP_NUM_THREADS")
+        return ThreadCount(options.threads, "--threads")
+    if in_environment is not None:
+        return ThreadCount(in_environment, "OMP_NUM_THREADS")
     recorded = _record(run).get("threads") if run is not None else None
     if isinstance(recorded, int) and 1 <= recorded <= _MOST_THREADS:
-        return chosen.Threads(recorded, "as before")
-    return chosen.Threads(None)
+        return ThreadCount(recorded, "as before")
+    return ThreadCount(None)
 
 
 def is_run(path: str) -> bool:

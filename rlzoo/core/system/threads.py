@@ -13,7 +13,7 @@ _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
-class Threads:
+class ThreadCount:
     """A number of threads, and where it comes from."""
 
     count: int | None
@@ -24,7 +24,7 @@ class Threads:
         return f"using {self.count} thread{'' if self.count == 1 else 's'} ({self.source})"
 
 
-_chosen: Threads | None = None
+_chosen: ThreadCount | None = None
 """What the command line chose; None in a library."""
 
 
@@ -34,7 +34,7 @@ def from_environment() -> int | None:
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) and int(text) > 0 else None
 
 
-def set_variables(threads: Threads) -> None:
+def set_variables(threads: ThreadCount) -> None:
     """Sets environment variables that libraries read when they are imported.
 
     A waiting thread then sleeps. If it spins instead, it takes the processor that the other threads need: on a busy
@@ -48,7 +48,7 @@ def set_variables(threads: Threads) -> None:
             os.environ.setdefault(name, "1")
 
 
-def start(threads: Threads) -> None:
+def start(threads: ThreadCount) -> None:
     """Sets PyTorch's number of threads, 1 where it depends on the model."""
     import torch
 
@@ -68,7 +68,7 @@ def fit_to(parameters: int, say: Callable[[str], None]) -> None:
     if threads.count is None:
         count = min(cpu_count(), 1 + parameters // PARAMETERS)
         torch.set_num_threads(count)
-        threads = Threads(count, f"for {parameters:,} parameters; --threads N for another number")
+        threads = ThreadCount(count, f"for {parameters:,} parameters; --threads N for another number")
     say(str(threads))
 
 

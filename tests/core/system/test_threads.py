@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rlzoo.core.system import threads
-from rlzoo.core.system.threads import PARAMETERS, Threads
+from rlzoo.core.system.threads import PARAMETERS, ThreadCount
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def commanded(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", counts.append)
 
     def command(count, source=""):
-        threads.start(Threads(count, source))
+        threads.start(ThreadCount(count, source))
         return counts, said
 
     return command
