@@ -42,7 +42,6 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 Signature = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 _log = logging.getLogger("rlzoo")
-_said: set[str] = set()
 
 # Inductor's names; a release that lacks one compiles without it.
 _OPTIONS: dict[str, object] = {
@@ -130,11 +129,10 @@ def _failed(error: Exception) -> None:
     _log.debug("compilation failed", exc_info=True)
 
 
+@functools.cache
 def _say(level: int, message: str) -> None:
     """Logs what no other compilation of this process has said: NPG and TRPO have two, which fail for one reason."""
-    if message not in _said:
-        _said.add(message)
-        _log.log(level, message)
+    _log.log(level, message)
 
 
 def _private(directory: Path) -> Path:
