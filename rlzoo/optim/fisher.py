@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -73,18 +72,29 @@ def jacobian(policy: FlatPolicy, theta: Vector, part: Buffer) -> Jacobian:
     return (policy.model.jacobian or Jacobian)(policy, theta, part)
 
 
-@dataclass(frozen=True)
 class FisherProduct:
-    """v ↦ (F + damping·I)·v, and what it was made of (see `fisher_vector_product`)."""
+    """v ↦ (F + damping·I)·v (see `fisher_vector_product`)."""
 
-    product: Callable[[Vector], Vector]
-    policy: FlatPolicy
-    theta: Vector
-    batch: Buffer
-    damping: float
+    def __init__(self, policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float) -> None:
+        self.policy, self.theta, self.batch, self.damping = policy, theta, batch, damping
+        self._parts = list(micro_batches(policy.model, batch))
+
+    @cached_property
+    def _kept(self) -> Jacobian | None:
+        """That of all products, if the batch is one micro-batch."""
+        return jacobian(self.policy, self.theta, self._parts[0]) if len(self._parts) == 1 else None
 
     def __call__(self, v: Vector) -> Vector:
-        return self.product(v)
+        policy, theta, kept, total = self.policy, self.theta, self._kept, torch.zeros_like(v)
+        for part in track("micro-batch", self._parts):
+            if kept is not None and policy.model.context == 1:
+                distribution, tangents = kept.distribution, kept.push(v)
+            else:
+                distribution, tangents = _moving(policy, theta, v, part)
+            cotangents = distribution.fisher(tangents, part.weight)
+            (kept or Jacobian(policy, theta, part)).pull(cotangents, total, keep=kept is not None)
+        processes.all_reduce_(total)
+        return total.add_(v, alpha=self.damping) if self.damping else total
 
 
 def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damping: float = 0.0) -> FisherProduct:
@@ -95,26 +105,7 @@ def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damp
     Fisher matrix in each state. J·v takes a forward-mode pass, Jᵀ a backward pass. If the batch is one micro-batch, the
     graph of the backward passes is built once and kept; and if the policy sees single steps, so is that of J·v.
     """
-    parts = list(micro_batches(policy.model, batch))
-    kept: Jacobian | None = None
-    single_steps = policy.model.context == 1
-
-    def product(v: Vector) -> Vector:
-        nonlocal kept
-        if kept is None and len(parts) == 1:
-            kept = jacobian(policy, theta, parts[0])
-        total = torch.zeros_like(v)
-        for part in track("micro-batch", parts):
-            if kept is not None and single_steps:
-                distribution, tangents = kept.distribution, kept.push(v)
-            else:
-                distribution, tangents = _moving(policy, theta, v, part)
-            cotangents = distribution.fisher(tangents, part.weight)
-            (kept or Jacobian(policy, theta, part)).pull(cotangents, total, keep=kept is not None)
-        processes.all_reduce_(total)
-        return total.add_(v, alpha=damping) if damping else total
-
-    return FisherProduct(product, policy, theta, batch, damping)
+    return FisherProduct(policy, theta, batch, damping)
 
 
 @torch.no_grad()
