@@ -75,6 +75,14 @@ def test_a_run_of_parts_in_a_file(asynchronous, parts, tmp_path):
     assert rlzoo.Run("run").steps()[-1] >= 700
 
 
+@pytest.mark.parametrize("folder", ["./code", "code", "../{}/code"])
+def test_a_path_may_begin_with_dots(folder, parts, tmp_path):
+    network = f"{folder.format(tmp_path.name)}/parts.py:Small"
+    run = rlzoo.train(**parts | {"network": network, "total_steps": 1})
+    assert run.record["network"] == network
+    assert rlzoo.evaluate(run, 1).lengths.size == 1
+
+
 def test_a_file_is_read_again_when_it_has_changed(parts, tmp_path):
     path = tmp_path / "a.py"
     path.write_text("x = 1\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +16,7 @@ def import_name(x: Any) -> str | None:
     module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
     if not (callable(x) and isinstance(module, str) and isinstance(name, str)) or module == "__main__":
         return None
-    try:
-        return f"{module}:{name}" if getattr(importlib.import_module(module), name, None) is x else None
-    except ImportError:
-        return None
+    return f"{module}:{name}" if getattr(sys.modules.get(module), name, None) is x else None
 
 
 def written(x: Any) -> Any:
