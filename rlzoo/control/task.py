@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -23,16 +24,19 @@ from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
-from rlzoo.control.spaces import described
+from rlzoo.control.spaces import action_columns, leaves
+from rlzoo.control.spaces import described as space_text
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic, RewardScale
+from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, require
+from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, require
 from rlzoo.core.system.fields import Advanced, Range
 from rlzoo.core.system.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings, check_fisher_fraction
+from rlzoo.core.tensors import map_leaves
 
 NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN, "gru": GRU, "lstm": LSTM}
 """The kinds of networks by name."""
@@ -114,6 +118,28 @@ class ControlTask(EnvTask):
         rng = np.random.default_rng(stream(setup.seed, "action"))
         self.noise = ActionNoise(self.env.action_space, settings.num_envs, rng, settings.noise_correlation)
         self._unseen = set(settings.log_info)
+        self._check_model()
+
+    @torch.no_grad()
+    def _check_model(self) -> None:
+        """Raises `ConfigError` if the model does not take the observations, or has no action and value for each."""
+        space, actions, memory = self.env.observation_space, self.env.action_space, self.model.memory_size
+        obs, none = np.zeros((2, *space.shape), space.dtype), np.zeros(2, bool)
+        noise = np.tile(1e6 * np.arange(self.noise.shape[1], dtype=np.float32), (2, 1))  # gives the last categories
+        columns = () if isinstance(actions, gymnasium.spaces.Discrete) else (sum(map(action_columns, leaves(actions))),)
+        try:
+            action = self.make_actor(self.model, itertools.repeat(noise))(obs, none, none)
+            seen = Seen(obs, start=none, memory=np.zeros((2, memory), np.float32)) if memory else obs
+            seen, taken = map_leaves(lambda x: torch.from_numpy(x[:, None]).to(self.setup.device), (seen, action))
+            policy, value = self.model(seen)
+            shapes = {"action": (action, (2, *columns)), "value": (value, (2, 1))}
+            shapes["log-probability"] = policy.log_prob(taken), (2, 1)
+            for name, (x, shape) in shapes.items():
+                if x.shape != shape:
+                    raise ValueError(f"{name} of shape {tuple(x.shape)} for 2 rows of a step, needed {shape}")
+        except Exception as error:
+            fault = f"the model does not fit the observations and actions of {env_name(self.setup.env)}"
+            raise ConfigError(f"{fault}: {described(error)}") from error
 
     @classmethod
     def default_settings(cls, env: Any) -> TaskSettings:
@@ -141,7 +167,7 @@ class ControlTask(EnvTask):
 
     def described_spaces(self) -> dict[str, str]:
         spaces = {"observation": self.observation_space, "action": self.env.action_space}
-        return {name: described(space) for name, space in spaces.items()}
+        return {name: space_text(space) for name, space in spaces.items()}
 
     @property
     def observation_space(self) -> gymnasium.Space[Any]:

@@ -73,6 +73,11 @@ class RolloutSettings(TaskSettings):
     model: str | None = None
     """Directory of a run to start from, with the weights of its last checkpoint; none for a new model."""
 
+    def __post_init__(self) -> None:
+        forms = "an ActorCritic(policy, value) or the directory of a run"
+        require(isinstance(self.model, str | None), f"model must be {forms}, got a {type(self.model).__name__}")
+        super().__post_init__()
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -306,9 +311,7 @@ class EnvTask(Task):
         self.env = self.training_env(number(stream(setup.seed, "env")))
         with single_precision():
             model = model or self.make_model(torch_generator(stream(setup.seed, "init")))
-            require(
-                isinstance(model, ActorCritic), f"make_model must return an ActorCritic, got {type(model).__name__}"
-            )
+            require(isinstance(model, ActorCritic), f"the model must be an ActorCritic, got {type(model).__name__}")
             self.model = model.to(setup.device).eval()
         self.collector = Collector(self.env, settings.num_steps, setup.whole_episodes)
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)

@@ -18,7 +18,8 @@ import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control
-from rlzoo.core.models import ActorCritic
+from rlzoo.core.distributions import Categorical, DiagGaussian
+from rlzoo.core.models import ActorCritic, Policy
 from rlzoo.core.system.errors import ConfigError, EnvError, Interrupted, RunError, TrainingError, UnknownEnv
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.evaluate import describe, load_task
@@ -388,6 +389,56 @@ def test_model_of_ones_own(tmp_path):
     resume(run, total_steps=800, model=own_model(seed=1))
     assert rlzoo.evaluate(run, 3, model=own_model(seed=2)).returns.size == 3
     assert run.objects == {"model": "pass model=... (an instance of OwnModel of test_train)"}
+
+
+class Linear(Policy):
+    """Logits, or what `kind` makes of them, by a linear layer."""
+
+    def __init__(self, inputs, outputs, kind=Categorical):
+        super().__init__()
+        self.layer, self.kind = torch.nn.Linear(inputs, outputs), kind
+
+    def forward(self, features, memory=None):
+        return self.kind(self.layer(features)), memory
+
+
+class LinearValue(torch.nn.Linear):
+    def forward(self, features):
+        return super().forward(features).squeeze(-1)
+
+
+def gaussian(x):
+    return DiagGaussian(x, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "value", "fault"),
+    [
+        ("CartPole-v1", Linear(3, 2), LinearValue(4, 1), r"RuntimeError: mat1 and mat2 .* \(2x4 and 3x2\)"),
+        ("CartPole-v1", Linear(4, 2), LinearValue(3, 1), r"RuntimeError: mat1 and mat2 .* \(2x4 and 3x1\)"),
+        ("CartPole-v1", Linear(4, 1), LinearValue(4, 1), "RuntimeError: index 1 is out of bounds"),
+        ("CartPole-v1", Linear(4, 5), LinearValue(4, 1), r"RuntimeError: The size of tensor a \(5\) must match"),
+        ("CartPole-v1", Linear(4, 2, gaussian), LinearValue(4, 1), r"action of shape \(2, 2\) .*, needed \(2,\)"),
+        ("CartPole-v1", Linear(4, 2), torch.nn.Linear(4, 1), r"value of shape \(2, 1, 1\) .*, needed \(2, 1\)"),
+        ("CartPole-v1", torch.nn.Linear(4, 2), LinearValue(4, 1), "TypeError: Linear.forward"),
+        ("Pendulum-v1", Linear(3, 2), LinearValue(3, 1), r"action of shape \(2,\) .*, needed \(2, 1\)"),
+        ("Pendulum-v1", Linear(3, 2, gaussian), LinearValue(3, 1), r"action of shape \(2, 2\) .*, needed \(2, 1\)"),
+    ],
+)
+def test_model_that_does_not_fit_leaves_an_earlier_run(env, policy, value, fault, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"^the model does not fit the observations and actions of {env}: .*{fault}"):
+        short_runs.quick_run(tmp_path, env=env, model=ActorCritic(policy, value), overwrite=True)
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_model_that_is_no_actor_critic(tmp_path):
+    forms = r"an ActorCritic\(policy, value\) or the directory of a run"
+    with pytest.raises(ConfigError, match=f"^model must be {forms}, got a Linear$"):
+        short_runs.quick_run(tmp_path / "run", model=torch.nn.Linear(4, 2))
+    run = short_runs.quick_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"^the model must be an ActorCritic, got Linear$"):
+        rlzoo.evaluate(run, model=torch.nn.Linear(4, 2))
 
 
 def test_model_with_a_layer_under_two_names(tmp_path):
