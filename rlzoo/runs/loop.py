@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlzoo.algorithms import Metrics
+from rlzoo.algorithms import Metrics, State
 from rlzoo.core.collector import evaluate, score
 from rlzoo.core.env import Episode
 from rlzoo.core.models import ActorCritic
@@ -71,6 +71,7 @@ class Trainer:
         self.model = self.task.model
         self.algorithm = config.algorithm
         self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))
+        self._check_type("init", self.state, State)
         if config.fast:
             accelerate(self.task, self.state, config.compile)
         self.step = 0
@@ -124,12 +125,17 @@ class Trainer:
         self.state.progress = self.step / self.config.total_steps
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
         with operation("update"):
-            metrics = environment | self.algorithm.update(model, self.state, scaled)
+            metrics = self.algorithm.update(model, self.state, scaled)
+        self._check_type("update", metrics, dict)
         if model.normalizer is not None:
             model.normalizer.update(Seen.of(buffer.obs).obs[:, :-1], buffer.mask)
         self.step += buffer.num_steps
         seconds = time.perf_counter() - start
-        return Iteration(self.step, metrics, episodes, frozenset(environment), seconds)
+        return Iteration(self.step, environment | metrics, episodes, frozenset(environment), seconds)
+
+    def _check_type(self, method: str, result: Any, kind: type) -> None:
+        fault = f"{method} of {type(self.algorithm).__name__} must return a {kind.__name__}, got {result!r}"
+        require(isinstance(result, kind), fault)
 
     @processes.together("set_attr")
     def set_attr(self, name: str = "", value: Any = None) -> None:

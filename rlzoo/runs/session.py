@@ -55,7 +55,8 @@ class Hooks:
     @classmethod
     def of(cls, hooks: Hooks | None, on_iteration: OnIteration | None) -> Hooks:
         """The hooks, with `on_iteration` if it is given."""
-        hooks = hooks or cls()
+        hooks = cls() if hooks is None else hooks
+        require(isinstance(hooks, cls), f"hooks must be Hooks, such as Hooks(on_end=f), got a {type(hooks).__name__}")
         if on_iteration is None:
             return hooks
         require(hooks.on_iteration is _nothing, "give on_iteration either in hooks or beside them")

@@ -17,7 +17,7 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import ConfigError, RunError, described, require
+from rlzoo.core.system.errors import ConfigError, Interrupted, RunError, TrainingError, described, require
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configured
 from rlzoo.runs.logs.display import Display, display_for
@@ -98,11 +98,14 @@ def train(
         before = [*run.path.iterdir()]
         try:
             trackers = [] if track is None else start_tracker(track, run.path, flat)
-        except BaseException:  # also Ctrl-C, while it waits for a server
-            run.discard(before)
+            logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
+            Session(trainer, run, logger, hooks).go()
+        except (TrainingError, Interrupted):
             raise
-        logger = Logger(run.path, config.total_steps, flat, display, trackers=trackers)
-        Session(trainer, run, logger, hooks).go()
+        except BaseException:  # also Ctrl-C, while it waits for a server
+            if run.last_metrics() is None:
+                run.discard(before)
+            raise
     return run
 
 

@@ -530,6 +530,29 @@ def test_nothing_is_left_of_a_run_that_cannot_start(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_nothing_is_left_of_a_run_that_fails_before_its_first_metrics(tmp_path, monkeypatch):
+    def fails_at(step):
+        return lambda trainer, iteration: 1 / 0 if iteration.step >= step else None
+
+    for wrong, kind, fault in (
+        ({"on_iteration": fails_at(1)}, ZeroDivisionError, "division"),
+        ({"on_iteration": lambda *_: {"mine": "x"}}, ConfigError, "metric 'mine'"),
+        ({"hooks": {"on_end": print}}, ConfigError, r"^hooks must be Hooks, such as Hooks\(on_end=f\), got a dict$"),
+        ({"algorithm": 3}, ConfigError, "^algorithm must be a name or an instance of Algorithm, .*, got 3$"),
+    ):
+        with pytest.raises(kind, match=fault):
+            short_runs.quick_run(tmp_path / "run", **wrong)
+    for method, kind in (("init", "State"), ("update", "dict")):
+        monkeypatch.setattr(PPOClip, method, lambda *_: None)
+        with pytest.raises(ConfigError, match=f"^{method} of PPOClip must return a {kind}, got None$"):
+            short_runs.quick_run(tmp_path / "run")
+        monkeypatch.undo()
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ZeroDivisionError):
+        short_runs.quick_run(tmp_path / "run", on_iteration=fails_at(200))
+    assert Run(tmp_path / "run").metrics()
+
+
 def test_a_device_must_compute_in_double_precision(monkeypatch):
     """MPS does not."""
 

@@ -74,7 +74,7 @@ def _sources(
 ) -> dict[str, dict[str, Any]]:
     """The preset of the pair or of the task's kind, if there is one, and the recipe or file that `preset` names."""
     sources: dict[str, dict[str, Any]] = {}
-    name = algorithm if isinstance(algorithm, str) else algorithm.name
+    name = algorithm if isinstance(algorithm, str) else getattr(algorithm, "name", "")
     name = ALIASES.get(name, name)
     if preset and isinstance(algorithm, str) and isinstance(env, str):
         tuned = ALIASES.get(of, of) if of else name
