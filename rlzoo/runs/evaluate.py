@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,6 +174,8 @@ def load_task(
 
 
 def _check(episodes: int, seed: int) -> None:
+    for name, x in {"episodes": episodes, "seed": seed}.items():
+        require(isinstance(x, Integral) and not isinstance(x, bool), f"{name} must be an integer, got {x!r}")
     require(episodes >= 1, f"episodes must be at least 1, got {episodes}")
     require(episodes <= LARGEST_INT, f"episodes must be at most {LARGEST_INT}, got {episodes}")
     require(seed >= 0, f"seed must be at least 0, got {seed}")

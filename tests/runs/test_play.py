@@ -112,6 +112,9 @@ def test_missing_packages_are_named(run, tmp_path, monkeypatch):
         ({"video": "x.avi"}, "video must end in .mp4 or .gif, got 'x.avi'"),
         ({"video": "nowhere/x.gif"}, "video: there is no directory nowhere"),
         ({"episodes": 0}, "episodes must be at least 1, got 0"),
+        ({"episodes": "3"}, "episodes must be an integer, got '3'"),
+        ({"episodes": 2.5}, "episodes must be an integer, got 2.5"),
+        ({"seed": None}, "seed must be an integer, got None"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )
