@@ -252,6 +252,13 @@ def test_folder_that_holds_files_is_left_alone(run, workplace, capsys):
     assert [path.name for path in Path("mine").iterdir()] == ["thesis.txt"]
 
 
+def test_current_directory_cannot_be_replaced(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["push", str(run.path), "."]) == 2
+    assert capsys.readouterr().err == "rlzoo: repo is the current directory: name a new folder, such as ./policy\n"
+    assert [*tmp_path.iterdir()] == []
+
+
 def card_of(run, **kwargs):
     rlzoo.push(run, Path("shared"), **kwargs)
     text = Path("shared/README.md").read_text()
