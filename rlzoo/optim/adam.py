@@ -43,7 +43,8 @@ class Adam:
     def __init__(self, parameters: Sequence[nn.Parameter], value: Sequence[nn.Parameter] = ()) -> None:
         last = {id(p) for p in value}
         self.parameters = [p for p in [*(p for p in parameters if id(p) not in last), *value] if p.requires_grad]
-        require(bool(self.parameters), "there is no parameter to train: unfreeze some with model.requires_grad_(True)")
+        fault = "the policy or the value is frozen or has none; unfreeze it with requires_grad_(True)"
+        require(bool(self.parameters), f"there is no parameter to train: {fault}")
         self.theta = flatten_parameters(self.parameters)
         self.sharded = processes.size() > 1 and len(self.theta) > _SMALL
         self.share = processes.share(len(self.theta)) if self.sharded else slice(0, len(self.theta))

@@ -161,5 +161,5 @@ def test_fit_value_lowers_the_loss_and_leaves_the_policy_alone(make_optimizer, s
 def test_nothing_to_train():
     model = make_model()
     model.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"^there is no parameter to train: unfreeze some with"):
+    with pytest.raises(ValueError, match=r"^there is no parameter to train: the policy or the value is frozen"):
         Adam(list(model.parameters()))
