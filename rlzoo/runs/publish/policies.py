@@ -132,7 +132,7 @@ def push(
             folder = Path(repo).expanduser()
             if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
                 raise RunError(f"{folder} exists already and is not an empty folder")
-            require(folder.resolve() != Path.cwd(), "repo is the current directory: name a new folder, such as ./policy")
+            require(folder.resolve() != Path.cwd(), "repo is the current directory: name a new one, such as ./policy")
             try:
                 with naming(folder):
                     _write(folder, str(repo), run, step, task)

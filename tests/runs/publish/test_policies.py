@@ -255,7 +255,7 @@ def test_folder_that_holds_files_is_left_alone(run, workplace, capsys):
 def test_current_directory_cannot_be_replaced(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["push", str(run.path), "."]) == 2
-    assert capsys.readouterr().err == "rlzoo: repo is the current directory: name a new folder, such as ./policy\n"
+    assert capsys.readouterr().err == "rlzoo: repo is the current directory: name a new one, such as ./policy\n"
     assert [*tmp_path.iterdir()] == []
 
 
