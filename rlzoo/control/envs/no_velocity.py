@@ -34,7 +34,7 @@ def _vectorised(env_id: str) -> Callable[[int, int], ClassicControl]:
             super()._observe(rows)
             rows[hidden] = 0
 
-    return lambda num_envs, seed: NoVelocity(num_envs, seed, **make.keywords)
+    return partial(NoVelocity, **make.keywords)
 
 
 def _single(env_id: str, **kwargs: Any) -> gymnasium.Env[Any, Any]:
