@@ -65,7 +65,7 @@ def starting_from(
     if not sources and preset and isinstance(algorithm, str):
         pair = f"{ALIASES.get(algorithm, algorithm)} on {env_name(env)}"
         return settings, [f"no preset for {pair}: starting from the defaults"]
-    texts = {title: (f"{name}={x}" for name, x in source.items()) for title, source in sources.items()}
+    texts = {title: (f"{name}={x}" for name, x in source.items()) for title, source in sources.items() if source}
     return settings, [f"{title}: {', '.join(text)}" for title, text in texts.items()]
 
 

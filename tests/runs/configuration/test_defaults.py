@@ -127,6 +127,12 @@ def test_recipe_gives_way_to_settings_and_comes_on_top_of_the_preset(recipes, mo
     assert config == make_config("ppo", "Reviews", **expected)
 
 
+def test_preset_of_which_nothing_is_left_has_no_line(recipes, monkeypatch):
+    use_preset(monkeypatch, {"beta": 0.1, "epochs": 2})
+    _, lines = starting_from("ppo", "Reviews", {"epochs": 3, "learning_rate": 1e-4}, "gentle")
+    assert lines == ["preset gentle: beta=0.5, responses_per_batch=32"]
+
+
 def test_estimator_of_a_recipe_leaves_out_the_presets_settings_for_its_own(recipes, monkeypatch):
     use_preset(monkeypatch, {"gae_lambda": 0.9, "gamma": 0.95, "epochs": 2})
     settings, lines = starting_from("ppo", "Reviews", {}, "grouped")
