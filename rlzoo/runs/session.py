@@ -33,7 +33,7 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True)
 class Hooks:
-    """Functions that training calls, each with the trainer first. They may change nothing but by `Trainer.set_attr`.
+    """Functions that training calls, each with the trainer first. They may change training only by `Trainer.set_attr`.
 
         rlzoo.train("ppo", "CartPole-v1", hooks=rlzoo.Hooks(on_evaluation=report))
 

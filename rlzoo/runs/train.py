@@ -61,7 +61,7 @@ def train(
             `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: called after each iteration with the `Trainer` and the `Iteration`. Returning True ends the run.
-            Numbers that it returns by name are logged. It may change nothing but by `Trainer.set_attr`.
+            Numbers that it returns by name are logged. It may change training only by `Trainer.set_attr`.
         hooks: functions to call at the start, after episodes, iterations and evaluations, and at the end.
         track: also log to this tracker, wandb or mlflow.
         settings: fields of `Config` and of its parts, by name.
