@@ -21,11 +21,13 @@ ROW = re.compile(r"<tr>\s*<td>(.*?)</td>\s*<td>(.*?)</td>\s*</tr>", re.DOTALL)
 
 
 def on_files(files, config):
-    """Adds the reports of the benchmarks and their figures, which are outside `docs`, and the notebooks as pages."""
-    for pattern in ("*/figures/*.svg", "*/report.md"):
+    """Adds the changelog and the results of the benchmarks, which are outside `docs`, and the notebooks as pages."""
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    files.append(File.generated(config, "changelog.md", content=changelog))
+    for pattern in ("*/figures/*.svg", "*/report.md", "*.md"):
         for path in sorted((ROOT / "benchmarks/results").glob(pattern)):
             name = path.relative_to(ROOT).as_posix()
-            file = File.generated(config, f"../{name}", abs_src_path=str(path), inclusion=InclusionLevel.INCLUDED)
+            file = File.generated(config, f"../{name}", abs_src_path=str(path), inclusion=InclusionLevel.NOT_IN_NAV)
             file.dest_uri = str(Path(name).with_suffix(".html")) if path.suffix == ".md" else name
             files.append(file)
     for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):

@@ -86,7 +86,7 @@ def site(tmp_path_factory):
     """The built site."""
     out = tmp_path_factory.mktemp("site")
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=240)
     return out
 
