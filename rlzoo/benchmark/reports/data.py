@@ -16,6 +16,8 @@ from rlzoo.core.system.screen import one_line
 _SCORES = ("environment", "algorithm", "seed", "score", "low", "high", "deterministic", "steps", "seconds")
 CURVES = ("environment", "algorithm", "seed", "steps", "seconds", "return", "low", "high")
 """Columns of `curves.csv`. The bounds of an interval are empty for a run, and where there are too few runs."""
+METRIC = "metric_"
+"""Before the name of a metric of the task, which may be that of another column: `score`."""
 
 
 def numbers(study: Study) -> dict[str, str]:
@@ -25,7 +27,7 @@ def numbers(study: Study) -> dict[str, str]:
     """
     metrics = tuple(dict.fromkeys(key for group in study.groups.values() for key in group.further))
     return {
-        "scores.csv": _csv([*_SCORES, *metrics], _scores(study, metrics)),
+        "scores.csv": _csv([*_SCORES, *(METRIC + key for key in metrics)], _scores(study, metrics)),
         "curves.csv": _csv(CURVES, _curves(study)),
     }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from rlzoo.benchmark.reports.data import METRIC
 from rlzoo.benchmark.reports.figures import styles
 from rlzoo.benchmark.reports.study import Study
 from rlzoo.core.system.screen import one_line
@@ -97,6 +98,6 @@ def chart(study: Study, numbers: Mapping[str, str]) -> dict[str, Any]:
         spec = chart["vconcat"][1]["spec"]
         axis = {"type": "quantitative", "scale": {"zero": False}}
         spec |= {"height": 180, "layer": spec["layer"][1:]}
-        spec["encoding"]["x"] = {"field": study.against.replace(".", r"\."), "title": study.against, **axis}
+        spec["encoding"]["x"] = {"field": METRIC + study.against.replace(".", r"\."), "title": study.against, **axis}
         spec["encoding"]["y"] = {"field": "score", "title": "score", **axis}
     return chart

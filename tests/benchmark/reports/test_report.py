@@ -276,11 +276,11 @@ def test_time_to_threshold() -> None:
 def test_numbers_as_csv() -> None:
     """The IQM of two runs leaves none out. They take 4 and 2 seconds."""
     nan = float("nan")
-    first = outcome(seed=1, returns=(0, 0, 0, 30), seconds=[0.0, 1.0, 2.0, 4.0], further={"win": 0.5})
+    first = outcome(seed=1, returns=(0, 0, 0, 30), seconds=[0.0, 1.0, 2.0, 4.0], further={"score": 0.5})
     folder = results([first, outcome(seed=2, seconds=[0.0, 0.5, 1.0, 2.0], final=nan), outcome("npg", seed=1)])
     text = numbers(Study.of([folder]))
     scores = text["scores.csv"].splitlines()
-    assert scores[0] == "environment,algorithm,seed,score,low,high,deterministic,steps,seconds,win"
+    assert scores[0] == "environment,algorithm,seed,score,low,high,deterministic,steps,seconds,metric_score"
     assert scores[1] == "E,trpo,,-inf,-inf,30,-inf,300,3,0.5"
     assert scores[2:4] == ["E,trpo,1,30,,,31,300,4,0.5", "E,trpo,2,nan,,,nan,300,2,nan"]
     assert scores[4:] == ["E,npg,,30,,,31,300,3,", "E,npg,1,30,,,31,300,3,nan"]
@@ -670,7 +670,7 @@ def test_the_chart_cannot_leave_its_script() -> None:
 def test_a_chart_against_a_metric() -> None:
     study = Study.of([results([*sweep("trpo", [(16, 32), (0, 0)])], against="kl_reference")])
     spec = interactive.chart(study, numbers(study))["vconcat"][1]["spec"]
-    assert spec["encoding"]["x"]["field"] == "kl_reference"
+    assert spec["encoding"]["x"]["field"] == "metric_kl_reference"
     assert len(drawn(interactive.chart(study, numbers(study)), numbers(study))) == 2
 
 
