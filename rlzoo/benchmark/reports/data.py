@@ -23,7 +23,7 @@ METRIC = "metric_"
 def numbers(study: Study) -> dict[str, str]:
     """`scores.csv`, the final evaluations with the task's own metrics, and `curves.csv`, the stochastic evaluations.
 
-    Their means over the runs are interquartile means with 95 % intervals, and medians of steps, seconds and metrics.
+    Their means over the runs are interquartile means with 95 % intervals, and medians of steps and seconds.
     """
     metrics = tuple(dict.fromkeys(key for group in study.groups.values() for key in group.further))
     return {
@@ -37,8 +37,9 @@ def _scores(study: Study, metrics: Iterable[str]) -> Iterator[list[Any]]:
         score, ended = iqm_interval([group.final]), group.ended
         deterministic = iqm([group.final_deterministic[ended]]) if ended.any() else None
         steps = np.array([run.steps[-1] for run in group.runs])
-        medians = [np.median(steps), np.median(group.seconds), *(group.further.get(key) for key in metrics)]
-        yield [env, name, None, score.estimate, *_bounds(score, group), deterministic, *medians]
+        further = (group.further.get(key) for key in metrics)
+        medians = np.median(steps), np.median(group.seconds)
+        yield [env, name, None, score.estimate, *_bounds(score, group), deterministic, *medians, *further]
         each = [x if has_ended else None for x, has_ended in zip(group.final_deterministic, ended, strict=True)]
         values: list[Any] = [group.final, each, steps, group.seconds, *(group.metric(key) for key in metrics)]
         for run, x, *others in zip(group.runs, *values, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,13 +117,13 @@ class Group:
 
     @property
     def further(self) -> dict[str, float]:
-        """Medians over the runs of the task's own metrics in the final evaluation."""
-        return _medians([run.further for run in self.runs])
+        """Interquartile means over the runs of the task's own metrics in the final evaluation."""
+        return _averages([run.further for run in self.runs], lambda x: iqm([x]))
 
     @property
     def updates(self) -> dict[str, float]:
         """Medians over the runs of what their updates did; empty if the suite did not measure it."""
-        return _medians([run.updates for run in self.runs])
+        return _averages([run.updates for run in self.runs], np.median)
 
 
 class Points(NamedTuple):
@@ -338,10 +338,10 @@ def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
     return {x.name: x for x in algorithms}
 
 
-def _medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The median of each name over the runs that have it."""
+def _averages(runs: Sequence[Mapping[str, float]], average: Callable[[Any], Any]) -> dict[str, float]:
+    """The average of each name over the runs that have it."""
     names = dict.fromkeys(itertools.chain.from_iterable(runs))
-    return {name: float(np.median([run[name] for run in runs if name in run])) for name in names}
+    return {name: float(average([run[name] for run in runs if name in run])) for name in names}
 
 
 def _floats(values: Any) -> Array:

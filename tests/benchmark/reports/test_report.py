@@ -292,6 +292,13 @@ def test_numbers_as_csv() -> None:
     assert len(curves) == 1 + 12 + 8
 
 
+def test_a_metric_has_the_same_mean_in_the_table_and_as_csv() -> None:
+    """The middle half of five runs are three: (0 + 0 + 1)/3. The median is 0."""
+    study = Study.of([results([outcome(seed=seed, further={"win": x}) for seed, x in enumerate([0, 0, 0, 1, 1])])])
+    assert table(to_markdown(study), "Final scores")[1][4] == "0.333 [0.000, 1.000]"
+    assert numbers(study)["scores.csv"].splitlines()[1].endswith(",0.3333333")
+
+
 def test_scales_and_aggregates() -> None:
     """E has a threshold, F has none: its best IQM is 200. Both start from 0."""
     outcomes = [
