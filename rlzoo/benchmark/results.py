@@ -190,10 +190,12 @@ class Writer:
     def rewrite(self) -> None:
         """Rewrites the folder in the order of the suite, without damaged lines and results that are not kept."""
         lines = [_split(self.outcomes[key]) for key in self._order if key in self.outcomes]
-        write_atomically(self.path / _SUITE, (json.dumps(self._record, indent=2) + "\n").encode())
-        for name in (_TIMINGS, _RESULTS):
-            write_atomically(self.path / name, _lines(of_job[name] for of_job in lines))
-        write_atomically(self.path / _FAILURES, _lines(map(dataclasses.asdict, self.failures)))
+        record = {_SUITE: (json.dumps(self._record, indent=2) + "\n").encode()}
+        files = {name: _lines(of_job[name] for of_job in lines) for name in (_RESULTS, _TIMINGS)}
+        files[_FAILURES] = _lines(map(dataclasses.asdict, self.failures))
+        # After a kill or a full disk no result may stand beside a suite.json that is not its own.
+        for name, data in (files | record if holds_results(self.path) else record | files).items():
+            write_atomically(self.path / name, data)
 
 
 def check_folder(path: Path, overwrite: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Suites from the first job to the last: parallel, killed, broken, gone on with."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from rlzoo.cli import main
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.progress import Progress
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.files import lock
+from rlzoo.runs.files import lock, write_atomically
 from rlzoo.runs.loop import Trainer
 
 TINY = """\
@@ -280,6 +281,27 @@ def test_results_of_another_device_are_kept(tmp_path):
 def test_results_of_other_evaluations_are_run_again(old, new, again, whole, tmp_path):
     suite = load(tmp_path, TINY.replace(old, new))
     assert len(finished(whole, suite, print)) == 6 - again
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_a_full_disk_leaves_no_results_of_other_evaluations(room, tmp_path, monkeypatch):
+    """There is room for so many of the four files."""
+    suite, out = load(tmp_path, TINY), tmp_path / "results"
+    outcomes = {x.key: Outcome(*x.key, x.settings, [0], [1.0], [1.0], 1.0, 1.0, seconds=[0.0]) for x in suite.jobs}
+    Writer(out, suite, "command", outcomes).rewrite()
+    changed = load(tmp_path, TINY.replace("final_episodes: 5", "final_episodes: 6"))
+    written = []
+
+    def write(path, data):
+        if len(written) == room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(path)
+        write_atomically(path, data)
+
+    monkeypatch.setattr("rlzoo.benchmark.results.write_atomically", write)
+    with pytest.raises(OSError, match="No space left"):
+        run_suite(changed, out)
+    assert not finished(out, changed, print)
 
 
 @pytest.mark.parametrize(
