@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import bootstrap, trim_mean
 
-from benchmarks.studies.papers import FEWEST_RUNS, command, shown, table
-from rlzoo.benchmark.reports.statistics import Interval, iqm, iqm_interval, probability_of_improvement
+from benchmarks.studies.papers import FEWEST_RUNS, command, table
+from rlzoo.benchmark.reports.statistics import Interval, are_comparable, iqm, iqm_interval, probability_of_improvement
 from rlzoo.benchmark.reports.study import Group, Study
 from rlzoo.benchmark.reports.tables import NOTHING, estimate, fixed, significant
 from rlzoo.core.system.errors import require
@@ -75,10 +75,11 @@ def differences(study: Study, pairs: dict[str, tuple[str, str]]) -> str:
             x, y = own[ours], own[theirs]
             few = min(len(x.runs), len(y.runs)) < FEWEST_RUNS
             gap, better = difference(x, y), probability_of_improvement([x.final], [y.final])
+            enough = are_comparable([x.final], [y.final])
             in_paper = fixed(published[ours] - published[theirs], 0) if {ours, theirs} <= published.keys() else NOTHING
             rows.append([
                 what, f"{ours} − {theirs}", env, in_paper, fixed(gap.estimate, 0) if few else estimate(gap, 0),
-                shown(better, few),
+                fixed(better.estimate, 2) if few else estimate(better, 2, enough),
             ])  # fmt: skip
     return table(["What differs", "Pair", "Environment", "In the paper", "Difference", "Probability"], rows)
 
