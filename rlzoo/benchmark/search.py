@@ -24,6 +24,7 @@ from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buff
 from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
 from rlzoo.core.system.files import naming
 from rlzoo.core.system.functions import optional_module
+from rlzoo.core.system.screen import one_line
 from rlzoo.runs.configuration.config import assemble, make_config
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
@@ -360,7 +361,7 @@ def _validation_run(run: tuple[_Problem, dict[str, Any], int]) -> float:
 
 def _preset(problem: _Problem, settings: Mapping[str, Any], comments: Sequence[str]) -> bytes:
     """The preset file."""
-    lines = [f"# {comment}" for comment in comments]
+    lines = [f"# {one_line(comment)}" for comment in comments]
     if problem.algorithm in ALGORITHMS:
         lines.append(f'algorithm = "{problem.algorithm}"')
     table = [f"{name} = {_toml(x)}" for name, x in settings.items()]

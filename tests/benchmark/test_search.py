@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.benchmark.search import _Problem, score_of, search
+from rlzoo.benchmark.search import _preset, _Problem, score_of, search
 from rlzoo.benchmark.spaces import SCHEDULED, SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
 from rlzoo.core.system.errors import RunError, TrainingError
@@ -84,6 +84,12 @@ def test_variant_is_tried_with_exactly_its_settings(tmp_path):
         first, *tried = (x.user_attrs["settings"] for x in study(tmp_path / "study.log", "ppo-clip/CartPole-v1").trials)
         assert len(tried) == count - 1
     assert tried == [first | variant | {"hidden": [5]}, first | {"gae_lambda": 0.5}]
+
+
+def test_preset_is_toml_after_a_command_of_two_lines():
+    problem = _Problem(Path(), "ppo-clip", "CartPole-v1", {}, {}, ())
+    table = tomllib.loads(_preset(problem, {"epochs": 4}, ["--set 'wrappers=a\nb'"]).decode())
+    assert table == {"algorithm": "ppo-clip", "CartPole-v1": {"epochs": 4}}
 
 
 def test_missing_package_is_one_line(tmp_path, monkeypatch, capsys):
