@@ -123,7 +123,7 @@ def each(
         threads: threads of each process.
         stopped: whether no further item is to begin.
     """
-    waiting = dict(items)
+    waiting, workers = dict(items), min(workers, len(items))  # joblib starts all processes at once
     while waiting and not stopped():
         try:
             unstopped = (item for item in list(waiting.items()) if not stopped())
@@ -136,7 +136,7 @@ def each(
                     return
                 del waiting[key]
                 try:
-                    yield from _parallel(work, [(key, item)], workers, threads)
+                    yield from _parallel(work, [(key, item)], 1, threads)
                 except TerminatedWorkerError:
                     yield key, None
 

@@ -392,6 +392,13 @@ def test_workers_end_with_their_parent(tmp_path):
     assert not left
 
 
+def test_no_more_processes_than_jobs(monkeypatch):
+    parallel = mock.Mock(return_value=[("a", 1), ("b", 2)])
+    monkeypatch.setattr(runner, "_parallel", parallel)
+    assert dict(runner.each(len, {"a": [0], "b": [0, 0]}, 64)) == {"a": 1, "b": 2}
+    assert parallel.call_args.args[2] == 2
+
+
 def test_a_worker_watches_its_parent_before_it_imports_pytorch():
     code = "import sys, rlzoo.benchmark.worker; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
