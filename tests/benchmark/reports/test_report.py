@@ -337,7 +337,8 @@ def test_every_run_has_its_place() -> None:
     page = report(folder)
     assert table(page, "Runs and settings")[1:] == [["E", "trpo", "0: 30.00, 2: 30.00"], ["E", "npg", "0: 30.00"]]
     assert [line for line in page.splitlines() if line.startswith("> ")] == [
-        "> **Runs failed: 1.** **Runs missing: 2.** ",
+        "> **Runs failed: 1.** **Runs missing: 2.** A run that failed has no score and is in no statistic, also if its "
+        "training diverged.",
         "> - trpo on E, seed 1: failed: ValueError: no",
         "> - npg on E, seeds 1, 2: missing",
     ]
