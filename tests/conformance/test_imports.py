@@ -273,7 +273,7 @@ def test_packages_are_plain_modules():
 
 
 def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="attribute.*trian"):
+    with pytest.raises(AttributeError, match=r"attribute.*trian"):
         _ = rlzoo.trian
 
 
