@@ -103,7 +103,7 @@ def train(
         except (TrainingError, Interrupted):
             raise
         except BaseException:  # also Ctrl-C, while it waits for a server
-            if run.last_metrics() is None:
+            if run.last_metrics() is None and not run.steps():
                 run.discard(before)
             raise
     return run
