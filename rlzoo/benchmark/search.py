@@ -126,7 +126,11 @@ class _Problem:
             return None
         except (Exception, SystemExit) as error:
             raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
-        return float(np.mean([score_of(x) for x in returns]))
+        score = float(np.mean([score_of(x) for x in returns]))
+        if np.isnan(score):
+            trial.set_user_attr("pruned", "its returns are NaN")
+            return None
+        return score
 
     def settings(self, trial: Any) -> dict[str, Any]:
         """All settings of a trial, which are noted in the study. Those of the start and of a variant are as given."""
@@ -243,9 +247,8 @@ def _run_trial(work: tuple[_Problem, int]) -> str:
             if isinstance(error, TrainingError):
                 raise
             continue
-        ended = study.tell(trial, score, states.PRUNED if score is None else None)
-        if ended.state != states.FAIL:
-            return f"trial {trial.number}: {ended.user_attrs.get('pruned') or f'{ended.value:.4g}'}"
+        study.tell(trial, score, states.PRUNED if score is None else None)
+        return f"trial {trial.number}: {trial.user_attrs['pruned'] if score is None else f'{score:.4g}'}"
 
 
 def curve(algorithm: str, env: str, settings: Mapping[str, Any], seed: int) -> Iterator[float]:
@@ -331,7 +334,9 @@ def _best_and_start(study: Any) -> tuple[Any, Any]:
     complete = _in(study, "COMPLETE")
     start = next((trial for trial in complete if "start" in trial.user_attrs), None)
     if start is None:
-        raise TrainingError("the trial of the settings where the search starts was not completed: change them by --set")
+        killed = any("start" in trial.user_attrs for trial in _in(study, "RUNNING"))
+        fault = f"ended: {KILLED}; the same command tries again" if killed else "has no score: change them by --set"
+        raise TrainingError(f"the trial of the settings where the search starts {fault}")
     return max(complete, key=lambda trial: (trial.value, -trial.number)), start
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.benchmark.search import _preset, _Problem, score_of, search
+from rlzoo.benchmark.search import _best_and_start, _enqueue, _preset, _Problem, score_of, search
 from rlzoo.benchmark.spaces import SCHEDULED, SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
 from rlzoo.core.system.errors import RunError, TrainingError
@@ -178,6 +178,25 @@ def test_start_is_never_pruned_because_the_best_trial_is_compared_with_it(tmp_pa
     problem = _Problem(tmp_path / "study.log", "ppo-clip", "CartPole-v1", {}, {}, (0,))
     assert problem.score(LowTrial()) is None
     assert problem.score(LowTrial(start=True)) == 2
+
+
+def test_returns_that_are_nan_prune_a_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlzoo.benchmark.search.curve", lambda *_: iter([float("nan")] * 20))
+    problem = _Problem(tmp_path / "study.log", "ppo-clip", "CartPole-v1", {}, {}, (0,))
+    trial = LowTrial(start=True)
+    assert problem.score(trial) is None
+    assert trial.user_attrs["pruned"] == "its returns are NaN"
+
+
+@pytest.mark.parametrize(("state", "fault"), [("RUNNING", "killed.*tries again"), ("PRUNED", "change them by --set")])
+def test_why_the_start_has_no_score(tmp_path, state, fault):
+    study = _Problem(tmp_path / "study.log", "ppo-clip", "CartPole-v1", {}, {}, (0,)).study()
+    _enqueue(study, {}, {}, {})
+    trial = study.ask()
+    if state == "PRUNED":
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    with pytest.raises(TrainingError, match=fault):
+        _best_and_start(study)
 
 
 def test_score_is_of_the_end_and_of_the_whole():
