@@ -463,11 +463,12 @@ def rows(results, said):
     A report has many columns: only the final scores count, and the columns that have one of the words `said`. Its table
     of each algorithm against each counts for probabilities.
     """
+    is_report = results.startswith("# ")
     for table in re.findall(r"(?:^\|.*\n)+", results.partition("## Runs and settings")[0], re.MULTILINE):
         header, _, *lines = ([cell.replace("**", "") for cell in x[2:-2].split(" | ")] for x in table.splitlines())
-        if header[0] == "Algorithm" and "probability" not in said:
+        if is_report and header[0] == "Algorithm" and "probability" not in said:
             continue
-        meant = [not results.startswith("# ") or words(cell) & {*said, "stochastic"} for cell in header]
+        meant = [not is_report or words(cell) & {*said, "stochastic"} for cell in header]
         for cells in lines:
             measured = [numbers(x[0]) for x in map(FIGURE.match, itertools.compress(cells, meant)) if x]
             labels = [re.sub(r"rlzoo\S*/|-v\d", "", cell) for cell in cells if not FIGURE.match(cell)]
@@ -521,7 +522,7 @@ def figures(passage):
 FIRST = [ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/performance.md"]
 FIGURES = [
     (page, passage)
-    for page in (*FIRST, ROOT / "docs/benchmarks.md")
+    for page in (*FIRST, ROOT / "docs/benchmarks.md", *sorted((ROOT / "docs/algorithms").glob("*.md")))
     for passage in passages(page)
     if figures(passage) and (page in FIRST or sources(page, passage))
 ]
