@@ -35,13 +35,13 @@ SIZES = {"responses": "responses_per_batch", "minibatch": "minibatch_responses",
 
 def train(env: str, precision: str, seed: int, steps: int, threads: int, device: str, **sizes: int) -> dict[str, Any]:
     """Some updates of rlzoo: sampled tokens, mean score and seconds since the first, of each."""
-    from rlzoo.runs.configuration.defaults import configured
+    from rlzoo.runs.configuration.defaults import configure
     from rlzoo.runs.loop import Trainer
 
     torch.set_num_threads(threads)
     settings = {"precision": precision, "seed": seed, "total_steps": 10**6, "stop_kl": None, "device": device}
     settings |= {SIZES[name]: x for name, x in sizes.items()}
-    trainer = Trainer(configured("ppo-clip", env, None, True, settings)[0])
+    trainer = Trainer(configure("ppo-clip", env, None, True, settings)[0])
     tokens: list[int] = []
     scores: list[float] = []
     seconds: list[float] = []
@@ -57,10 +57,10 @@ def train(env: str, precision: str, seed: int, steps: int, threads: int, device:
 def write_inputs(env: str, folder: Path) -> None:
     """The model and prompts of a task, for TRL."""
     from rlzoo.lm.finetune.data import save_prompts
-    from rlzoo.runs.configuration.defaults import configured
+    from rlzoo.runs.configuration.defaults import configure
     from rlzoo.runs.loop import Trainer
 
-    task: Any = Trainer(configured("ppo-clip", env, None, True, {})[0]).task
+    task: Any = Trainer(configure("ppo-clip", env, None, True, {})[0]).task
     save_prompts(folder / "prompts.jsonl", task.env.prompts.texts)
     task.model.save_pretrained(task.tokenizer, folder / "model", task.env.stop)
 

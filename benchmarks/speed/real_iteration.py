@@ -35,7 +35,7 @@ PARTS = {
 
 def trainer(precision: str, fast: bool, prompts: int, device: str) -> Any:
     """A trainer with the defaults of language tasks, and four minibatches in a buffer."""
-    from rlzoo.runs.configuration.defaults import configured
+    from rlzoo.runs.configuration.defaults import configure
     from rlzoo.runs.loop import Trainer
 
     settings = {
@@ -43,7 +43,7 @@ def trainer(precision: str, fast: bool, prompts: int, device: str) -> Any:
         "responses_per_batch": prompts * GROUP, "minibatch_responses": prompts * GROUP // 4, "stop_kl": None,
         "device": device,
     }  # fmt: skip
-    return Trainer(configured("ppo-clip", "Sentiment", None, True, settings)[0])
+    return Trainer(configure("ppo-clip", "Sentiment", None, True, settings)[0])
 
 
 def iteration(run: Any) -> tuple[dict[str, float], Any]:

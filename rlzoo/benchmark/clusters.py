@@ -16,7 +16,7 @@ from typing import Any
 
 from rlzoo.benchmark.job import Failure, Job, Key, Outcome, run_job
 from rlzoo.core.system.cache import cache_directory
-from rlzoo.core.system.errors import ConfigError, described
+from rlzoo.core.system.errors import ConfigError, describe_error
 from rlzoo.core.system.functions import optional_module
 
 SLURM = "slurm"
@@ -43,7 +43,7 @@ def on_cluster(connect: Callable[[int], Cluster], jobs: Sequence[Job], workers: 
                     yield handle.result()
                 except Exception as error:
                     if key in killed:
-                        yield Failure(*key, described(error)[:200], traceback.format_exc())
+                        yield Failure(*key, describe_error(error)[:200], traceback.format_exc())
                     else:
                         killed.add(key)
                         waiting.append(job)

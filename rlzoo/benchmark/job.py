@@ -18,7 +18,7 @@ import torch
 from rlzoo.benchmark.updates import Updates
 from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.system import streams
-from rlzoo.core.system.errors import ConfigError, described
+from rlzoo.core.system.errors import ConfigError, describe_error
 from rlzoo.core.system.functions import load_object
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.train import new_trainer
@@ -128,7 +128,7 @@ def run_job(job: Job) -> Outcome | Failure:
             load_peer(job.peer).train(job.env, job.seed, job.settings, recorder)
         return recorder.outcome()
     except (Exception, SystemExit) as error:
-        return Failure(*job.key, described(error), traceback.format_exc())
+        return Failure(*job.key, describe_error(error), traceback.format_exc())
 
 
 def load_peer(spec: str) -> Peer:

@@ -123,7 +123,7 @@ def read_outcomes(path: Path, warn: Callable[[str], None] = lambda line: None) -
     return outcomes
 
 
-def finished(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key, Outcome]:
+def finished_jobs(path: Path, suite: Suite, warn: Callable[[str], None]) -> dict[Key, Outcome]:
     """The jobs of a suite that a folder has finished with the same settings, evaluations and measurements.
 
     Their device may be another: like the processor, it changes results by rounding alone.

@@ -18,7 +18,7 @@ from joblib.externals.loky.process_executor import TerminatedWorkerError
 from rlzoo.benchmark import worker
 from rlzoo.benchmark.clusters import dask, on_cluster, ray, slurm
 from rlzoo.benchmark.job import Failure, Job, Outcome, run_job
-from rlzoo.benchmark.results import Results, Writer, check_folder, finished
+from rlzoo.benchmark.results import Results, Writer, check_folder, finished_jobs
 from rlzoo.benchmark.suite import Suite
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import SILENT, Progress, operation
@@ -62,7 +62,7 @@ def run_suite(
     out = Path(out)
     check_folder(out, overwrite)
     with lock(out):
-        kept = {} if overwrite else finished(out, suite, progress.say)
+        kept = {} if overwrite else finished_jobs(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {shlex.quote(suite.source)} --jobs {workers}", kept)
         writer.rewrite()
         remaining = [job for job in suite.jobs if job.key not in kept]
@@ -149,7 +149,7 @@ def _parallel(
     with joblib.parallel_config("loky", inner_max_num_threads=threads, **start):
         # With n_jobs=1 joblib would run the jobs in this process: with 2, one of them stays idle.
         pool = joblib.Parallel(max(workers, 2), return_as="generator_unordered", pre_dispatch=workers, batch_size=1)
-        outcomes = pool(joblib.delayed(_keyed)(work, key, item) for key, item in items)
+        outcomes = pool(joblib.delayed(_with_key)(work, key, item) for key, item in items)
     try:
         for outcome in outcomes:  # noqa: UP028 - closing `yield from` would close joblib's generator first
             yield outcome
@@ -159,7 +159,7 @@ def _parallel(
             outcomes.close()
 
 
-def _keyed(work: Callable[[T], R], key: K, item: T) -> tuple[K, R]:
+def _with_key(work: Callable[[T], R], key: K, item: T) -> tuple[K, R]:
     return key, work(item)
 
 

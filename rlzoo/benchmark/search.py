@@ -21,7 +21,7 @@ import torch
 from rlzoo.benchmark.reports.statistics import Interval, iqm_interval
 from rlzoo.benchmark.runner import KILLED, each
 from rlzoo.benchmark.spaces import Space, as_parameters, as_settings, check_buffer, holds, space_for
-from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, TrainingError, described, require
+from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, TrainingError, describe_error, require
 from rlzoo.core.system.files import naming
 from rlzoo.core.system.functions import optional_module
 from rlzoo.core.system.screen import one_line
@@ -125,7 +125,7 @@ class _Problem:
             trial.set_user_attr("pruned", str(error))
             return None
         except (Exception, SystemExit) as error:
-            raise TrainingError(f"failed: trial {trial.number}: {described(error)}") from error
+            raise TrainingError(f"failed: trial {trial.number}: {describe_error(error)}") from error
         score = float(np.mean([score_of(x) for x in returns]))
         if np.isnan(score):
             trial.set_user_attr("pruned", "its returns are NaN")

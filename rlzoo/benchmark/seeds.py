@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from rlzoo.benchmark.runner import KILLED, each
-from rlzoo.core.system.errors import Interrupted, RunError, described, require
+from rlzoo.core.system.errors import Interrupted, RunError, describe_error, require
 from rlzoo.runs.configuration.config import Config
-from rlzoo.runs.evaluate import describe
+from rlzoo.runs.evaluate import describe_evaluation
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import Signals
@@ -106,7 +106,7 @@ def train_seeds(
         for seed, outcome in each(_train, work, jobs, threads, lambda: bool(signals.received)):
             if outcome == "finished":
                 finished.add(seed)
-                display.say(f"seed {seed}: {describe(*final_scores(runs[seed]))}")
+                display.say(f"seed {seed}: {describe_evaluation(*final_scores(runs[seed]))}")
             elif not isinstance(outcome, str):
                 failed[seed] = outcome or Failed(KILLED)
                 display.say(f"seed {seed} failed: {failed[seed].error}")
@@ -172,5 +172,5 @@ def _train(work: tuple[Path, int | None, int]) -> str | Failed:
         own = type(error).__module__ == "rlzoo.core.system.errors"
         if own or isinstance(error, (OSError, MemoryError)):
             return Failed(" ".join(str(error).split()) or type(error).__name__)
-        return Failed(described(error), traceback.format_exc())
+        return Failed(describe_error(error), traceback.format_exc())
     return "finished"

@@ -15,7 +15,15 @@ import yaml
 
 from rlzoo.benchmark import known_peers, known_suites
 from rlzoo.benchmark.job import Job, load_peer
-from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, UnsupportedSpace, described, no_such, require
+from rlzoo.core.system.errors import (
+    ConfigError,
+    EnvError,
+    UnknownEnv,
+    UnsupportedSpace,
+    describe_error,
+    no_such,
+    require,
+)
 from rlzoo.core.system.fields import Count, NonNegativeInt, check_fields
 from rlzoo.core.system.files import read_bytes
 from rlzoo.runs.configuration.config import check_schedules, make_config
@@ -113,7 +121,7 @@ def load_suite(name: Path | str) -> Suite:
     for part in ("algorithms", "environments", "seeds"):
         if not content.get(part):
             raise document.error(f"{part}: at least one is required", ())
-    algorithms, environments = (_labelled(document, part, content.pop(part)) for part in ("algorithms", "environments"))
+    algorithms, environments = (_by_label(document, part, content.pop(part)) for part in ("algorithms", "environments"))
     seeds = _seeds(document, content.pop("seeds"))
     content = {"title": document.path.stem} | content
     fixed = {"name": document.path.stem, "source": str(name), "algorithms": {}, "environments": {}, "seeds": seeds}
@@ -139,7 +147,7 @@ def _path_of(name: str) -> Path:
     return suites[name]
 
 
-def _labelled(document: _Document, part: str, content: Any) -> dict[str, dict[str, Any]]:
+def _by_label(document: _Document, part: str, content: Any) -> dict[str, dict[str, Any]]:
     """Fields by label, from a list of labels or a mapping of labels to fields."""
     if isinstance(content, list) and all(isinstance(label, str) for label in content):
         twice = next((label for label in content if content.count(label) > 1), None)
@@ -275,7 +283,7 @@ class _Document:
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         except Exception as error:  # YAML's constructors raise many kinds
-            raise ConfigError(f"{path}, line 1: invalid YAML: {described(error)}") from error
+            raise ConfigError(f"{path}, line 1: invalid YAML: {describe_error(error)}") from error
         self._note(node, ())
 
     def _note(self, node: yaml.Node | None, place: Place) -> None:

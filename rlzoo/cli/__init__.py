@@ -23,7 +23,7 @@ from rlzoo.core.system.errors import (
     UnsupportedSpace,
     no_such,
 )
-from rlzoo.core.system.launch import check_alone, launched
+from rlzoo.core.system.launch import check_alone, rank_and_size
 from rlzoo.core.system.screen import complain, show
 from rlzoo.core.system.version import __version__
 from rlzoo.runs.signals import INTERRUPTED
@@ -85,7 +85,7 @@ def _run(arguments: list[str]) -> int:
         raise ConfigError(no_such("option", command, ("--help", "--version")))
     elif command not in _COMMANDS:
         raise ConfigError(no_such("command", command, _COMMANDS))
-    elif command not in _TOGETHER and launched()[0] > 0:
+    elif command not in _TOGETHER and rank_and_size()[0] > 0:
         return 2  # the first process says why
     else:
         if command not in _TOGETHER:

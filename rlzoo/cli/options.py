@@ -24,7 +24,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.schedules import Schedule
 from rlzoo.core.system.screen import one_line
-from rlzoo.runs.configuration.objects import describe, import_name
+from rlzoo.runs.configuration.objects import describe_object, import_name
 from rlzoo.runs.configuration.settings import Setting, unknown_name
 
 T = TypeVar("T")
@@ -154,10 +154,10 @@ def _reason(cause: BaseException | None, box: str) -> str:
     below_title = itertools.dropwhile(_is_rule, rows)
     paragraph = " ".join(itertools.takewhile(lambda row: not _is_rule(row), below_title))
     text = " ".join(paragraph.replace("Error parsing", "").split())
-    return re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", _expected, text)
+    return re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", _expectation, text)
 
 
-def _expected(match: re.Match[str]) -> str:
+def _expectation(match: re.Match[str]) -> str:
     kinds = re.sub("[{}]", "", match[1]).replace(",", "|")
     return f"expected {kinds}, got {match[2]}"
 
@@ -214,8 +214,8 @@ def _seeds(texts: list[str]) -> Seeds:
     return Seeds(seeds)
 
 
-def _shown(schedule: Any) -> str:
-    return import_name(schedule) or describe(schedule) if callable(schedule) else one_line(schedule)
+def _schedule_text(schedule: Any) -> str:
+    return import_name(schedule) or describe_object(schedule) if callable(schedule) else one_line(schedule)
 
 
 def _none(texts: list[str]) -> None:
@@ -238,7 +238,7 @@ def _pairs(texts: list[str]) -> dict[str, Any]:
 
 _PRIMITIVES: dict[Any, tuple[Any, Any, str, Callable[[list[str]], Any], Callable[[Any], list[str]]]] = {
     Seeds: (Seeds, "*", "INT|FIRST-LAST", _seeds, lambda x: [str(n) for n in x] or ["0"]),
-    Schedule: (object, 1, "FLOAT|SCHEDULE", _schedule, lambda x: [_shown(x)]),
+    Schedule: (object, 1, "FLOAT|SCHEDULE", _schedule, lambda x: [_schedule_text(x)]),
     str: (str, 1, "STR", lambda texts: texts[0], lambda x: [one_line(x)]),
     int: (int, 1, "INT", _integer, lambda x: [str(x)]),
     float: ((int, float), 1, "FLOAT", _number, lambda x: [str(x)]),

@@ -68,7 +68,7 @@ class _Push(_Saved):
 def eval_command(arguments: list[str]) -> None:
     options = parse(_Eval, arguments, "rlzoo eval", "Play complete episodes and print their mean return.")
     with importing(threads_for(options, options.run)):
-        from rlzoo.runs.evaluate import describe, evaluate
+        from rlzoo.runs.evaluate import describe_evaluation, evaluate
         from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
@@ -86,7 +86,7 @@ def eval_command(arguments: list[str]) -> None:
         )
     summary = evaluation.summary()
     changed = "".join(f", {name}={x!r}" for name, x in options.env_kwargs.items())
-    line = describe(step, summary) + (f"; in a changed environment{changed}" if changed else "")
+    line = describe_evaluation(step, summary) + (f"; in a changed environment{changed}" if changed else "")
     record = {"run": str(run.path), "step": step, **summary}
     show(json.dumps(record | ({"env_kwargs": options.env_kwargs} if changed else {})) if options.json else line)
 
@@ -95,14 +95,14 @@ def play_command(arguments: list[str]) -> None:
     description = "Watch episodes in a window or record a video. For a language model, read responses."
     options = parse(_Play, arguments, "rlzoo play", description)
     with importing(threads_for(options, options.run)):
-        from rlzoo.runs.evaluate import load_task, played
+        from rlzoo.runs.evaluate import load_task, play_task
         from rlzoo.runs.logs.display import make_display
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
     step = run.step_of(options.checkpoint)
     with make_display(sys.stderr), contextlib.closing(load_task(run, step)) as task:
-        result = played(task, options.episodes, options.video, options.deterministic, options.seed, options.prompt)
+        result = play_task(task, options.episodes, options.video, options.deterministic, options.seed, options.prompt)
     if options.json:
         show(json.dumps({"run": str(run.path), "step": step, "video": options.video, **result.summary}))
         return

@@ -100,7 +100,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
     from rlzoo.core.env import env_name
     from rlzoo.core.system import processes
     from rlzoo.runs.configuration.config import check
-    from rlzoo.runs.configuration.defaults import configured
+    from rlzoo.runs.configuration.defaults import configure
     from rlzoo.runs.train import train
 
     known: list[Any] = [None, None] if command.config else ["ppo-clip", "CartPole-v1"]  # for `rlzoo train --help`
@@ -108,7 +108,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
     preset = command.preset or not command.no_preset
     named = {"estimator": command.estimator, "network": command.network, "wrappers": command.wrapper or None}
     settings: dict[str, Any] = {name: x for name, x in named.items() if x is not None}
-    defaults = configured(algorithm, env, command.config, preset, settings)[0]
+    defaults = configure(algorithm, env, command.config, preset, settings)[0]
     table, rest = defaults.table, _present_options(rest, defaults.algorithm, defaults.table)
     for name in ("env", "seed", "wrappers"):
         table.pop(name, None)
@@ -125,7 +125,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
     _, options = parse_settings(_Train, table, rest, f"rlzoo train {pair}", description)
     settings |= options
     if len(command.seed) > 1:
-        config, lines = configured(algorithm, env, command.config, preset, settings)
+        config, lines = configure(algorithm, env, command.config, preset, settings)
         check(config)
         return train_seeds_command(config, lines, command)
     if command.seed:
@@ -273,7 +273,7 @@ def _report(run: Run, options: Output) -> int:
         evaluations = {"stochastic": stochastic, "deterministic": deterministic}
         show(json.dumps({"run": str(run.path), "step": stochastic["step"], **evaluations}))
     elif options.quiet:
-        from rlzoo.runs.evaluate import describe
+        from rlzoo.runs.evaluate import describe_evaluation
 
-        show(describe(stochastic["step"], stochastic, deterministic))
+        show(describe_evaluation(stochastic["step"], stochastic, deterministic))
     return 0

@@ -12,7 +12,7 @@ import torch
 
 from rlzoo.control.spaces import is_gumbel
 from rlzoo.core.actors import Actor, ModelActor
-from rlzoo.core.env import Array, restored
+from rlzoo.core.env import Array, restore_array
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.fields import UnitInterval
@@ -95,7 +95,7 @@ class ActionNoise(Iterator[Array]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rng.bit_generator.state = state["rng"]
-        self._z = restored(state["z"], self._z)
+        self._z = restore_array(state["z"], self._z)
         self._draw()
         self._used = int(state["used"])
         if not 0 <= self._used <= _BLOCK:

@@ -21,7 +21,7 @@ from rlzoo.control.spaces import (
     is_gumbel,
     mask_row,
     native_actions,
-    observed,
+    observation_parts,
 )
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.models import ActorCritic
@@ -136,5 +136,5 @@ def _rows(masks: Any) -> int:
 
 def _is_single(space: gymnasium.Space[Any], obs: Any) -> bool:
     """Whether `obs` is one observation rather than a batch, told by the shape of its first part."""
-    leaf, part, _ = next(observed(space, obs))
+    leaf, part, _ = next(observation_parts(space, obs))
     return np.shape(part) == (leaf.shape or ())

@@ -46,7 +46,7 @@ _PRINTED: dict[str, Any] = {
 """NumPy's own print options."""
 
 
-def described(space: Space) -> str:
+def space_text(space: Space) -> str:
     """A space as one line, which does not depend on the print options of the program."""
     space = copy.deepcopy(space)
     with np.printoptions(**_PRINTED):
@@ -164,19 +164,19 @@ def mask_row(masks: Any, row: int) -> Any:
     return None if masks is None else masks[row]
 
 
-def observed(space: Any, obs: Any, name: str = "observation") -> Iterator[tuple[Any, Any, str]]:
+def observation_parts(space: Any, obs: Any, name: str = "observation") -> Iterator[tuple[Any, Any, str]]:
     """The leaves of a space, with the part of an observation that each describes, and its name."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts: Any = space.spaces
         for key in parts if isinstance(parts, dict) else range(len(parts)):
-            yield from observed(parts[key], obs[key], f"{name}[{key!r}]")
+            yield from observation_parts(parts[key], obs[key], f"{name}[{key!r}]")
     else:
         yield space, obs, name
 
 
 def check_observation(space: Any, obs: Any) -> None:
     """Raises `ValueError` if an observation, or a part of it, has another shape or kind of numbers than its Box."""
-    for leaf, part, name in observed(space, obs):
+    for leaf, part, name in observation_parts(space, obs):
         x = np.asarray(part)
         fits = x.dtype.kind not in "fc" or np.can_cast(x.dtype, leaf.dtype, "same_kind")
         if isinstance(leaf, spaces.Box) and not (fits and x.shape == leaf.shape):
@@ -191,7 +191,7 @@ def flat_observation(space: Any, obs: Any) -> Any:
     """
     if isinstance(space, spaces.Box):
         return np.asarray(obs, space.dtype).flatten()
-    for leaf, part, _ in observed(space, obs):
+    for leaf, part, _ in observation_parts(space, obs):
         if not isinstance(leaf, spaces.Box):
             category = np.asarray(part) - getattr(leaf, "start", 0)
             counts = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 2)

@@ -24,15 +24,14 @@ from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
-from rlzoo.control.spaces import action_columns, leaves
-from rlzoo.control.spaces import described as space_text
+from rlzoo.control.spaces import action_columns, leaves, space_text
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name
 from rlzoo.core.evaluation import Evaluation, Played
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, require
+from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, describe_error, require
 from rlzoo.core.system.fields import Advanced, Range
 from rlzoo.core.system.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings, check_fisher_fraction
@@ -139,7 +138,7 @@ class ControlTask(EnvTask):
                     raise ValueError(f"{name} of shape {tuple(x.shape)} for 2 rows of a step, needed {shape}")
         except Exception as error:
             fault = f"the model does not fit the observations and actions of {env_name(self.setup.env)}"
-            raise ConfigError(f"{fault}: {described(error)}") from error
+            raise ConfigError(f"{fault}: {describe_error(error)}") from error
 
     @classmethod
     def default_settings(cls, env: Any) -> TaskSettings:

@@ -10,7 +10,7 @@ import torch
 
 from rlzoo.core.actors import Actor
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import ENDLESS, Array, Episode, Experience, ReplayError, VectorEnv, restored, success_of
+from rlzoo.core.env import ENDLESS, Array, Episode, Experience, ReplayError, VectorEnv, restore_array, success_of
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
@@ -168,13 +168,13 @@ class Collector:
             if x is not None and np.shape(x)[:1] != self._forced.shape:
                 raise ValueError(f"{name} of shape {np.shape(x)} given, {len(self._forced)} rows needed")
         self._obs = obs if legal is None else Seen(obs, legal)
-        self._forced = restored(state["forced"], self._forced)
-        self._returns = restored(state["returns"], self._returns)
-        self._lengths = restored(state["lengths"], self._lengths)
+        self._forced = restore_array(state["forced"], self._forced)
+        self._returns = restore_array(state["returns"], self._returns)
+        self._lengths = restore_array(state["lengths"], self._lengths)
         self._memory = memory
         if "starts" in state:  # rlzoo 0.1.0 saved it for networks with memory alone
-            self._starts = restored(state["starts"], self._starts)
-            self._ended = restored(state["ended"], self._ended)
+            self._starts = restore_array(state["starts"], self._starts)
+            self._ended = restore_array(state["ended"], self._ended)
 
 
 def _copy(x: Any) -> Any:

@@ -67,7 +67,7 @@ class Experience(NamedTuple):
     """Environment metrics, by name."""
 
 
-def restored(x: Any, own: Array) -> Array:
+def restore_array(x: Any, own: Array) -> Array:
     """A copy of an array of a saved state, in the dtype of `own`.
 
     Raises:

@@ -88,7 +88,7 @@ def leave_one_out(
         ConfigError: `group` is below 2, or the rows cannot be divided into groups.
     """
     centred, count = _centred_returns(reward, mask, group, gamma)
-    return _spread(centred * count / (count - 1).clamp(min=1), mask)  # R − mean of others = n/(n−1)·(R − mean)
+    return _over_steps(centred * count / (count - 1).clamp(min=1), mask)  # R − mean of others = n/(n−1)·(R − mean)
 
 
 def group_mean(
@@ -100,7 +100,7 @@ def group_mean(
 
     Returns, groups and errors are those of `leave_one_out`.
     """
-    return _spread(_centred_returns(reward, mask, group, gamma)[0], mask)
+    return _over_steps(_centred_returns(reward, mask, group, gamma)[0], mask)
 
 
 def group_norm(
@@ -115,7 +115,7 @@ def group_norm(
     """
     centred, count = _centred_returns(reward, mask, group, gamma)
     std = (centred.square().sum(1, keepdim=True) / count.clamp(min=1)).sqrt()
-    return _spread(centred / (std + 1e-8), mask)
+    return _over_steps(centred / (std + 1e-8), mask)
 
 
 def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> tuple[Tensor, Tensor]:
@@ -124,8 +124,8 @@ def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> 
     require(group >= 2, f"advantages relative to a group need at least 2 rows with the same start, got {group}")
     require(not mask[rows - rows % group :].any(), f"{rows} rows cannot be divided into groups of {group}")
     discount = gamma ** (mask.cumsum(1) - 1).clamp(min=0).to(reward.dtype)
-    returns = _grouped(torch.where(mask, discount * reward, 0.0).sum(1), group)
-    sample = _grouped(mask.any(1), group)
+    returns = _as_groups(torch.where(mask, discount * reward, 0.0).sum(1), group)
+    sample = _as_groups(mask.any(1), group)
     # Relative to the smallest return of its group, so that equal returns are exactly 0 despite rounding.
     least = torch.where(sample, returns, torch.inf).amin(1, keepdim=True)
     returns = torch.where(sample, returns - least, 0.0)
@@ -134,12 +134,12 @@ def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> 
     return torch.where(sample, returns - mean, 0.0), count
 
 
-def _grouped(x: Tensor, group: int) -> Tensor:
+def _as_groups(x: Tensor, group: int) -> Tensor:
     """(N,) as (G, group), the last group padded with zeros."""
     return torch.nn.functional.pad(x, (0, -len(x) % group)).view(-1, group)
 
 
-def _spread(x: Tensor, mask: Tensor) -> Tensor:
+def _over_steps(x: Tensor, mask: Tensor) -> Tensor:
     """(G, group) as (N, T): each row's value on its unmasked steps."""
     return torch.where(mask, x.reshape(-1, 1)[: len(mask)], 0.0)
 

@@ -16,7 +16,7 @@ OnStep = Callable[[int], None]
 """Called between the steps of an evaluation with the number of complete episodes. It may raise to stop it."""
 
 
-def unwatched(done: int) -> None:
+def no_progress(done: int) -> None:
     """Does nothing."""
 
 
@@ -88,7 +88,7 @@ class Played:
         return cls(episodes, "\n".join(lines), summary)
 
 
-def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep = unwatched) -> list[Episode]:
+def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep = no_progress) -> list[Episode]:
     """Plays `episodes` complete episodes.
 
     Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes

@@ -96,11 +96,11 @@ class ActorCritic(nn.Module):
     def forward(self, obs: Any) -> tuple[Distribution, Tensor]:
         """(R, T, *obs) -> π(·|s) and V(s), both over (R, T)."""
         features = self.features(obs)
-        return _restricted(self.policy(features)[0], obs), self.value(features)
+        return _restrict(self.policy(features)[0], obs), self.value(features)
 
     def distribution(self, obs: Any) -> Distribution:
         """π(·|s) alone."""
-        return _restricted(self.policy(self.features(obs))[0], obs)
+        return _restrict(self.policy(self.features(obs))[0], obs)
 
     def value_features(self, obs: Any) -> Any:
         """The input of `self.value`, which does not depend on `value_parameters`."""
@@ -115,7 +115,7 @@ class ActorCritic(nn.Module):
         """
         if not self.memory_size:
             policy, memory = self.policy(self.features(obs), memory)
-            return _restricted(policy, obs), memory
+            return _restrict(policy, obs), memory
         seen = Seen.of(obs)
         rows = len(seen.obs)
         if memory is None:
@@ -161,7 +161,7 @@ class TermView(nn.Module):
         return torch.func.functional_call(self, tensors, (term,), tie_weights=False)
 
 
-def _restricted(policy: Distribution, obs: Any) -> Distribution:
+def _restrict(policy: Distribution, obs: Any) -> Distribution:
     """The policy over the legal actions."""
     legal = Seen.of(obs).legal
     return policy if legal is None else policy.restrict(legal)

@@ -85,7 +85,7 @@ class Adam:
             parts = [(slice(self.value_start), learning_rate), (slice(self.value_start, None), vf_learning_rate)]
         for part, rate in parts:
             self.step(theta[part], self.m[part], self.v[part], g[part], *self.bias_corrected(rate))
-        self.stepped()
+        self.finish_step()
         return grad_norm
 
     def minimize_each(
@@ -116,7 +116,7 @@ class Adam:
         v.mul_(self.betas[1]).addcmul_(g, g, value=1 - self.betas[1])  # v ← β₂v + (1 − β₂)g²
         theta.addcdiv_(m, v.sqrt().add_(eps), value=-step_size)  # θ ← θ − η·m̂/(√v̂ + ε)
 
-    def stepped(self) -> None:
+    def finish_step(self) -> None:
         """After a step of θ's share: gets the other shares, and marks the parameters as changed, which θ does not."""
         if self.sharded:
             processes.all_gather_shares_(self.theta)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.system.progress import counted
+from rlzoo.core.system.progress import track_iterator
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """The minibatches of several epochs over a buffer. They are drawn once: by an iterator, or by `drawn`."""
+    """The minibatches of several epochs over a buffer. They are drawn once: by an iterator, or by `draw`."""
 
     buffer: Buffer
     number: int
@@ -38,9 +38,9 @@ class Epochs:
 
     def __iter__(self) -> Iterator[Buffer]:
         each = (x for _ in range(self.number) for x in self.buffer.minibatches(self.size, self.rng))
-        return counted("minibatch", (x.whitened if self.whiten else x for x in each), self.most)
+        return track_iterator("minibatch", (x.whitened if self.whiten else x for x in each), self.most)
 
-    def drawn(self) -> list[Tensor]:
+    def draw(self) -> list[Tensor]:
         """The indices of the rows of each minibatch."""
         n, has_steps = self.buffer.num_rows, self.buffer.mask.any(1).cpu()
         every, all_have_steps = torch.arange(n), bool(has_steps.all())

@@ -43,7 +43,7 @@ class Jacobian:
         return self.policy.unflatten(v)
 
     @cached_property
-    def _transposed(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _transpose(self) -> tuple[list[Tensor], list[Tensor]]:
         """Cotangents u of `moving`, and their product with its Jacobian by `inputs` as a function of u."""
         us = [torch.zeros_like(y, requires_grad=True) for y in self.moving]
         with torch.enable_grad():
@@ -52,7 +52,7 @@ class Jacobian:
 
     def push(self, v: Vector) -> list[Tensor]:
         """J·v, without a pass through the policy: the gradient of ⟨Jᵀu, v⟩ in u."""
-        us, pulled = self._transposed
+        us, pulled = self._transpose
         pairs = [(x, w) for x, w in zip(pulled, self.directions(v), strict=True) if x.requires_grad]
         gradients, directions = zip(*pairs, strict=True)
         tangents = iter(torch.autograd.grad(gradients, us, directions, retain_graph=True))
@@ -80,12 +80,12 @@ class FisherProduct:
         self._parts = list(micro_batches(policy.model, batch))
 
     @cached_property
-    def _kept(self) -> Jacobian | None:
+    def _shared(self) -> Jacobian | None:
         """That of all products, if the batch is one micro-batch."""
         return jacobian(self.policy, self.theta, self._parts[0]) if len(self._parts) == 1 else None
 
     def __call__(self, v: Vector) -> Vector:
-        policy, theta, kept, total = self.policy, self.theta, self._kept, torch.zeros_like(v)
+        policy, theta, kept, total = self.policy, self.theta, self._shared, torch.zeros_like(v)
         for part in track("micro-batch", self._parts):
             if kept is not None and policy.model.context == 1:
                 distribution, tangents = kept.distribution, kept.push(v)

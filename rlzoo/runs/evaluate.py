@@ -21,7 +21,7 @@ from rlzoo.runs.registry import task_class
 from rlzoo.runs.run import Run
 
 
-def describe(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, Any] | None = None) -> str:
+def describe_evaluation(step: int, summary: Mapping[str, Any], deterministic: Mapping[str, Any] | None = None) -> str:
     """An evaluation's summary in one line, with that of a second, deterministic evaluation if it is given."""
 
     def spread(summary: Mapping[str, Any]) -> str:
@@ -107,10 +107,10 @@ def play(
         EnvError: the environment cannot be rendered, or scoring a response failed.
     """
     with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
-        return played(task, episodes, video, deterministic, seed, prompts).records
+        return play_task(task, episodes, video, deterministic, seed, prompts).records
 
 
-def played(
+def play_task(
     task: Task, episodes: int | None, video: Path | str | None, deterministic: bool, seed: int, prompts: Sequence[str]
 ) -> Played:
     """`play` with a loaded task, which also returns a transcript and a summary."""

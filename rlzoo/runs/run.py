@@ -29,7 +29,7 @@ from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes, sync
 from rlzoo.runs.checkpoint import FILES, Checkpoint, unpack
 from rlzoo.runs.configuration.config import Config, make_config
-from rlzoo.runs.configuration.objects import describe, first_description, names_code, written
+from rlzoo.runs.configuration.objects import as_json, describe_object, first_description, names_code
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, write_and_sync, write_atomically
@@ -204,7 +204,7 @@ class Run:
             model, spaces: as for `creating`.
             extended_at: the step at which the run was last taken on with another number of steps.
         """
-        objects = config.objects | ({} if model is None else {"model": describe(model)})
+        objects = config.objects | ({} if model is None else {"model": describe_object(model)})
         record = new_record(config, objects, spaces or {}, extended_at)
         write_atomically(self._config, (json.dumps(record, indent=2) + "\n").encode())
 
@@ -229,7 +229,7 @@ class Run:
             if name not in settings:
                 raise RunError(f"{self.path}: {unknown_name('setting', name, settings)}")
             was_object = first_description(settings[name]) is not None
-            if not (was_object or (names_code(settings[name]) and written(x) == settings[name])):
+            if not (was_object or (names_code(settings[name]) and as_json(x) == settings[name])):
                 raise RunError(f"{self.path} was made with {name}={settings[name]!r}: leave {name} out")
             settings[name] = x
         try:

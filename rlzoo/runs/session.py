@@ -18,7 +18,7 @@ from rlzoo.core.system.errors import EnvError, Interrupted, NonFiniteError, Proc
 from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import number, stream
 from rlzoo.runs.checkpoint import pack
-from rlzoo.runs.evaluate import describe
+from rlzoo.runs.evaluate import describe_evaluation
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
 from rlzoo.runs.run import Run
@@ -96,7 +96,7 @@ class Session:
         try:
             with self.logger.display, self._failures_named(), self.signals:
                 self.hooks.on_start(self.trainer)
-                if not self._ended_before():
+                if not self._make_up():
                     self._train()
                 self._finish()
                 self.hooks.on_end(self.trainer)
@@ -104,7 +104,7 @@ class Session:
             self.logger.close()
             self.trainer.task.close()
 
-    def _ended_before(self) -> bool:
+    def _make_up(self) -> bool:
         """Makes up for what an interruption left out. Returns whether the run ended at the present step."""
         trainer = self.trainer
         enough = self._read_evaluations()
@@ -182,7 +182,7 @@ class Session:
         self.trainer.task.end(self.run.path)
         self.logger.flush()
         self.logger.display.close()
-        self.logger.display.say(describe(step, *final[-2:]))
+        self.logger.display.say(describe_evaluation(step, *final[-2:]))
 
     def _evaluate(self, episodes: int, final: bool = False, deterministic: bool = False) -> dict[str, Any]:
         step, start = self.trainer.step, time.perf_counter()

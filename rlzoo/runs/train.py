@@ -17,9 +17,9 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import ConfigError, Interrupted, RunError, TrainingError, described, require
+from rlzoo.core.system.errors import ConfigError, Interrupted, RunError, TrainingError, describe_error, require
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
-from rlzoo.runs.configuration.defaults import configured
+from rlzoo.runs.configuration.defaults import configure
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.sinks import check_tracker, continue_tracker, start_tracker
@@ -75,7 +75,7 @@ def train(
     """
     if not isinstance(model, ActorCritic | None):
         settings["model"], model = model, None
-    config, started_from = configured(algorithm, env, config, preset, settings)
+    config, started_from = configure(algorithm, env, config, preset, settings)
     if model is not None:
         idle = sorted(config.of_model & settings.keys())
         started_from += [f"{name} does nothing with a model of your own" for name in idle]
@@ -239,4 +239,4 @@ def _restoring(run: Run) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise RunError(f"{run.path}: the checkpoint does not fit config.json: {described(error)}") from error
+        raise RunError(f"{run.path}: the checkpoint does not fit config.json: {describe_error(error)}") from error

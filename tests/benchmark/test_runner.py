@@ -19,7 +19,7 @@ from builders import evaluate_model
 
 from rlzoo.benchmark import runner, worker
 from rlzoo.benchmark.job import Failure, Outcome, run_job
-from rlzoo.benchmark.results import Results, Writer, finished
+from rlzoo.benchmark.results import Results, Writer, finished_jobs
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
@@ -266,7 +266,7 @@ def test_results_of_another_device_are_kept(tmp_path):
         for key, job in jobs.items()
     }
     Writer(tmp_path, suite, "command", outcomes).rewrite()
-    assert finished(tmp_path, suite, pytest.fail) == outcomes
+    assert finished_jobs(tmp_path, suite, pytest.fail) == outcomes
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_results_of_another_device_are_kept(tmp_path):
 )
 def test_results_of_other_evaluations_are_run_again(old, new, again, whole, tmp_path):
     suite = load(tmp_path, TINY.replace(old, new))
-    assert len(finished(whole, suite, print)) == 6 - again
+    assert len(finished_jobs(whole, suite, print)) == 6 - again
 
 
 @pytest.mark.parametrize("room", range(4))
@@ -301,7 +301,7 @@ def test_a_full_disk_leaves_no_results_of_other_evaluations(room, tmp_path, monk
     monkeypatch.setattr("rlzoo.benchmark.results.write_atomically", write)
     with pytest.raises(OSError, match="No space left"):
         run_suite(changed, out)
-    assert not finished(out, changed, print)
+    assert not finished_jobs(out, changed, print)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from rlzoo.core.system.errors import ConfigError, Interrupted
 from rlzoo.lm.model.pretrained import load_causal_lm
 from rlzoo.lm.reward.reward_model import RewardModel
 from rlzoo.lm.tasks.conversation import Speaker
-from rlzoo.lm.tasks.samples import Sample, played
+from rlzoo.lm.tasks.samples import Sample, describe_samples
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import interrupt_once
@@ -198,7 +198,7 @@ def test_play_prints_responses(run, capsys):
     assert command("play", "run", "--json", episodes=4, seed=2) == 0
     answer = json.loads(out_of(capsys))
     samples = rlzoo.play(run, 4, seed=2)
-    shown = played(samples)
+    shown = describe_samples(samples)
     assert text == shown.transcript + "\n"
     assert answer == json.loads(json.dumps({"run": "run", "step": run.steps()[-1], "video": None, **shown.summary}))
     assert [x.prompt for x in samples] == [*PROMPTS, PROMPTS[0]]
@@ -213,7 +213,7 @@ def test_play_shows_modes_and_checkpoints(run, capsys):
     assert command("play", "run", "--json", "--deterministic", checkpoint=step) == 0
     answer = json.loads(out_of(capsys))
     assert answer["step"] == step
-    assert answer["mean_kl"] != played(first[:1]).summary["mean_kl"]
+    assert answer["mean_kl"] != describe_samples(first[:1]).summary["mean_kl"]
 
 
 def test_there_is_no_video_of_a_language_model(run, capsys):
@@ -229,7 +229,7 @@ def test_transcript_is_readable_and_commands_no_terminal():
         Sample("Say\nit", "a\x1b[2Jb\rc\u200bé", 0.25, 1.5, 6, True),
         Sample("Tell", "", 0.5, 0.0, 8, False),
     ]
-    shown = played(samples)
+    shown = describe_samples(samples)
     assert shown.transcript.splitlines() == [
         "response 1: score 0.25, KL 1.5 nats, 6 tokens",
         "  prompt    Say",

@@ -13,7 +13,7 @@ from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.fast import accelerate
 from rlzoo.control.networks import Network
 from rlzoo.control.recurrent import GRU
-from rlzoo.control.spaces import described
+from rlzoo.control.spaces import space_text
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv
 from rlzoo.core.system.streams import stream
@@ -201,5 +201,5 @@ def test_spaces_have_the_same_text_whatever_numpy_prints():
     low = np.array([-0.41887903, -np.inf], np.float32)
     expected = f"Dict('a': {' '.join(str(spaces.Box(low, -low)).split())}, 'b': Discrete(3))"
     with np.printoptions(precision=2, suppress=True):
-        assert described(spaces.Dict(a=spaces.Box(low, -low), b=spaces.Discrete(3))) == expected
-    assert described(spaces.Dict(a=spaces.Box(low, -low), b=spaces.Discrete(3))) == expected
+        assert space_text(spaces.Dict(a=spaces.Box(low, -low), b=spaces.Discrete(3))) == expected
+    assert space_text(spaces.Dict(a=spaces.Box(low, -low), b=spaces.Discrete(3))) == expected

@@ -17,7 +17,7 @@ from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.optim.fisher import Jacobian
 from rlzoo.runs import acceleration
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.configuration.defaults import configured
+from rlzoo.runs.configuration.defaults import configure
 from rlzoo.runs.loop import Trainer
 
 SIZES = {
@@ -118,11 +118,11 @@ def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, mon
 )
 def test_long_runs_are_compiled_by_default_and_say_so(algorithm, env, settings, expected, monkeypatch):
     monkeypatch.setattr(acceleration, "compilers", lambda: ["g++"])
-    config, lines = configured(algorithm, env, None, True, settings)
+    config, lines = configure(algorithm, env, None, True, settings)
     assert config.compile is expected
     assert any(line.startswith("compile=True") for line in lines) is expected
     monkeypatch.setattr(acceleration, "compilers", list)
-    assert not configured(algorithm, env, None, True, settings)[0].compile
+    assert not configure(algorithm, env, None, True, settings)[0].compile
 
 
 class Own(PPOClip):
@@ -133,7 +133,7 @@ class Own(PPOClip):
 
 def test_an_algorithm_of_ones_own_is_not_compiled_by_default(monkeypatch):
     monkeypatch.setattr(acceleration, "compilers", lambda: ["g++"])
-    assert not configured(Own(), "CartPole-v1", None, True, {"total_steps": 500_000})[0].compile
+    assert not configure(Own(), "CartPole-v1", None, True, {"total_steps": 500_000})[0].compile
 
 
 def test_what_a_user_replaced_is_left_as_it_is():

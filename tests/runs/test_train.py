@@ -22,7 +22,7 @@ from rlzoo.core.distributions import Categorical, DiagGaussian
 from rlzoo.core.models import ActorCritic, Policy
 from rlzoo.core.system.errors import ConfigError, EnvError, Interrupted, RunError, TrainingError, UnknownEnv
 from rlzoo.runs.configuration.config import Config, make_config
-from rlzoo.runs.evaluate import describe, load_task
+from rlzoo.runs.evaluate import describe_evaluation, load_task
 from rlzoo.runs.logs.display import LineDisplay
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
@@ -570,18 +570,18 @@ def test_progress_on_a_display_of_ones_own(tmp_path):
     run = short_runs.quick_run(tmp_path, progress=LineDisplay(out), seed=1)
     lines = out.getvalue().splitlines()
     assert lines[1] == f"training in {tmp_path}"
-    assert lines[-1] == describe(run.steps()[-1], *run.evaluations()[-2:])
+    assert lines[-1] == describe_evaluation(run.steps()[-1], *run.evaluations()[-2:])
 
 
 def test_evaluation_in_words():
     sampled = {"mean_return": 1234.56, "std_return": 7.89, "episodes": 100, "deterministic": False}
     modes = {"mean_return": 0.456, "std_return": 0.123, "episodes": 100, "deterministic": True}
     line = "step 12,345: mean return 1,234.6 ± 7.9 over 100 episodes"
-    assert describe(12345, sampled) == line
-    assert describe(12345, sampled, modes) == f"{line}; deterministic 0.456 ± 0.123"
-    assert describe(1, modes) == "step 1: deterministic mean return 0.456 ± 0.123 over 100 episodes"
+    assert describe_evaluation(12345, sampled) == line
+    assert describe_evaluation(12345, sampled, modes) == f"{line}; deterministic 0.456 ± 0.123"
+    assert describe_evaluation(1, modes) == "step 1: deterministic mean return 0.456 ± 0.123 over 100 episodes"
     spoken = {"mean_return": 1.234, "std_return": 0.1, "episodes": 8, "deterministic": False, "kl_reference": 4.321}
-    assert describe(1, spoken) == "step 1: mean return 1.23 ± 0.10 over 8 episodes, KL to the reference 4.32"
+    assert describe_evaluation(1, spoken) == "step 1: mean return 1.23 ± 0.10 over 8 episodes, KL to the reference 4.32"
 
 
 def test_quiet_without_progress(tmp_path, capfd):

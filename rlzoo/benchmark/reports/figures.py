@@ -112,7 +112,7 @@ def curves(
         band = np.clip(bottom, low, high), np.clip(top, low, high)
         axes.fill_between(x, *band, color=styles[name]["color"], alpha=0.16, linewidth=0)
         axes.plot(x, estimate, linewidth=1.6, **styles[name])
-    axes.set(title=_wrapped(title), ylim=(low, high), **labels)
+    axes.set(title=_wrap(title), ylim=(low, high), **labels)
     axes.margins(x=0)
     axes.grid(visible=False, axis="x")
     axes.locator_params(nbins=5)
@@ -138,8 +138,8 @@ def intervals(
         )
         axes.plot(estimate, y, "o", color=colour, markersize=5)
     margin = 0.03 * (high - low)
-    axes.set(title=_wrapped(title, 20), xlabel=xlabel, xlim=(low - margin, high + margin), ylim=(len(rows) - 0.5, -0.5))
-    axes.set_yticks(range(len(rows)), [_wrapped(label, 24) for label, _, _ in rows])
+    axes.set(title=_wrap(title, 20), xlabel=xlabel, xlim=(low - margin, high + margin), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), [_wrap(label, 24) for label, _, _ in rows])
     axes.grid(visible=False, axis="y")
     axes.locator_params(axis="x", nbins=5)
 
@@ -154,7 +154,7 @@ def against(
             xerr, yerr = (np.nan_to_num(x, posinf=0) for x in ([x - left, right - x], [y - bottom, top - y]))
         style = {"marker": "o", "markersize": 3, "linewidth": 1.2, "elinewidth": 0.8, **styles[name]}
         axes.errorbar(x, y, xerr=xerr, yerr=yerr, **style)
-    axes.set(title=_wrapped(title), **labels)
+    axes.set(title=_wrap(title), **labels)
     axes.locator_params(nbins=5)
 
 
@@ -167,7 +167,7 @@ def legend(axes: Axes, styles: Styles, level: str = "") -> None:
     axes.axis("off")
 
 
-def _wrapped(text: str, width: int = 32) -> str:
+def _wrap(text: str, width: int = 32) -> str:
     return textwrap.fill(printable(text), width, break_on_hyphens=False)
 
 

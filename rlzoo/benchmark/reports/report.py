@@ -79,7 +79,7 @@ def _curves(study: Study, env: str, styles: figures.Styles, axes: Axes) -> None:
 
 def _pair(study: Study, ours: str, theirs: str, styles: figures.Styles, axes: Axes) -> None:
     """The probability of improvement of one algorithm on another, in each environment that they share and in all."""
-    shared = study.shared(ours, theirs)
+    shared = study.common_environments(ours, theirs)
     subsets = [([env], env) for env in shared] + [(shared, "all")] * (len(shared) > 1)
     rows = [(label, study.better(ours, theirs, envs), styles[ours]["color"]) for envs, label in subsets]
     title = f"{ours} and {theirs}"
@@ -130,7 +130,7 @@ def to_markdown(study: Study) -> str:
         tables=tables,
         descriptions=dict.fromkeys(excerpt(folder.description, 2000) for folder in study.folders.values()),
         problems=_problems(study),
-        versions=_listed(unequal_versions({name: folder.record for name, folder in study.folders.items()})),
+        versions=_list_values(unequal_versions({name: folder.record for name, folder in study.folders.items()})),
         differences=_differences(study),
         finding=_finding(study),
         most=max((len(group.runs) for group in study.groups.values()), default=0),
@@ -190,10 +190,10 @@ def _differences(study: Study) -> list[str]:
         facts |= {"eval_episodes": folder.eval_episodes, "final_episodes": folder.final_episodes}
         for field, value in tables.flat(facts):
             values.setdefault(field, {})[name] = number(value) if isinstance(value, int | float) else excerpt(value)
-    return _listed({field: x for field, x in values.items() if len(set(x.values())) > 1})
+    return _list_values({field: x for field, x in values.items() if len(set(x.values())) > 1})
 
 
-def _listed(values: Mapping[str, Mapping[str, str]]) -> list[str]:
+def _list_values(values: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Values by folder: 'torch (2.8.0 in A, 2.9.0 in B)'."""
     return [f"{field} ({', '.join(f'{x} in {name}' for name, x in by.items())})" for field, by in values.items()]
 

@@ -292,12 +292,12 @@ class Study:
         """Whether both have enough runs for a significant difference."""
         return statistics.are_comparable(self.finals(ours, environments), self.finals(theirs, environments))
 
-    def planned(self, name: str, env: str) -> int:
+    def num_planned(self, name: str, env: str) -> int:
         """The number of runs of an algorithm in an environment, unfinished, failed and missing ones included."""
         algorithm = self.algorithms[name]
         return sum(key[:2] == (algorithm.label, env) for key in self.folders[algorithm.folder].keys)
 
-    def shared(self, ours: str, theirs: str) -> list[str]:
+    def common_environments(self, ours: str, theirs: str) -> list[str]:
         """The environments in which both algorithms have runs."""
         return [env for env in self.environments if (ours, env) in self.groups and (theirs, env) in self.groups]
 
@@ -307,7 +307,7 @@ class Study:
         algorithms = self.algorithms.values()
         peers = [(x.counterpart, x.name) for x in algorithms if x.counterpart is not None]
         namesakes = [(x.name, y.name) for x, y in itertools.combinations(algorithms, 2) if x.label == y.label]
-        return [pair for pair in (*peers, *namesakes) if self.shared(*pair)]
+        return [pair for pair in (*peers, *namesakes) if self.common_environments(*pair)]
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

@@ -91,7 +91,7 @@ def improvement(study: Study) -> Table:
     return ["Algorithm", *names], rows if len(names) > 1 else []
 
 
-def scored(scores: Mapping[str, Any], digits: int, bold: bool = True) -> dict[str, str]:
+def score_cells(scores: Mapping[str, Any], digits: int, bold: bool = True) -> dict[str, str]:
     """IQMs of (runs,) scores by name. The best is bold, and so are those without a significant difference from it.
 
     Nothing is bold if one has too few runs to tell.
@@ -116,7 +116,7 @@ def final_scores(study: Study) -> Table:
     for env in study.environments:
         within, digits = study.within(env), score_digits(study, env)
         bold = len(within) > 1 and not study.against
-        scores = scored({name: group.final for name, group in within.items()}, digits, bold)
+        scores = score_cells({name: group.final for name, group in within.items()}, digits, bold)
         for name, group in within.items():
             deterministic = group.final_deterministic[group.ended]
             rows.append([
@@ -127,7 +127,7 @@ def final_scores(study: Study) -> Table:
                 *(mean_metric(group.metric(key)) if key in group.further else NOTHING for key in further),
                 significant(float(np.median(group.seconds))),
                 fixed(float(np.median(group.pace)), 0),
-                f"{len(group.runs)} of {study.planned(name, env)}",
+                f"{len(group.runs)} of {study.num_planned(name, env)}",
             ])  # fmt: skip
     head = ["Environment", "Algorithm", "Stochastic", "Deterministic", *further, "Seconds", "Steps per second", "Runs"]
     return head, rows
@@ -141,7 +141,7 @@ def at_equal(study: Study) -> Table:
     for env, by_level in levels.items():
         for level, scores in by_level.items():
             reached = {name: x[np.isfinite(x)] for name, x in scores.items() if 2 * np.isfinite(x).sum() > len(x)}
-            cells = scored(reached, score_digits(study, env))
+            cells = score_cells(reached, score_digits(study, env))
             rows.append([env, fixed(level, 2), *(cells.get(name, NOTHING) for name in names)])
     return ["Environment", str(study.against), *names], rows
 
@@ -166,7 +166,7 @@ def pairs(study: Study) -> Table:
     """The pairs of `study.pairs`, in each environment that they share and over all of these."""
     rows = []
     for ours, theirs in study.pairs:
-        environments = study.shared(ours, theirs)
+        environments = study.common_environments(ours, theirs)
         for env in environments:
             a, b, digits = study.groups[ours, env], study.groups[theirs, env], score_digits(study, env)
             x, y = float(np.median(b.pace)), float(np.median(a.pace))

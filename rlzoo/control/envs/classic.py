@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rlzoo.core.env import Array, Bools, VectorEnv, restored
+from rlzoo.core.env import Array, Bools, VectorEnv, restore_array
 
 
 def _constant(value: float) -> Array:
@@ -111,9 +111,9 @@ class ClassicControl(VectorEnv):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._state = restored(state["state"], self._state)
-        self._elapsed = restored(state["elapsed"], self._elapsed)
-        self._forced = restored(state["forced"], self._forced)
+        self._state = restore_array(state["state"], self._state)
+        self._elapsed = restore_array(state["elapsed"], self._elapsed)
+        self._forced = restore_array(state["forced"], self._forced)
         self._rng.bit_generator.state = state["rng"]
 
 

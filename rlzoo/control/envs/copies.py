@@ -17,7 +17,7 @@ from gymnasium.vector.utils import iterate
 
 from rlzoo.control.envs.wrappers import Env, wrap
 from rlzoo.control.spaces import categories, check_observation, check_spaces, flat_mask, flat_observation
-from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, described, place
+from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, describe_error, place
 
 REPORT = "rlzoo_error"
 """Key of `info` that holds an exception of a copy."""
@@ -68,7 +68,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
                 if not self.env.set_wrapper_attr(name, x, force=False):
                     return f"it has no attribute {name!r}"
             except Exception as error:
-                return f"setting {name!r} raised {described(error)}{place(error)}"
+                return f"setting {name!r} raised {describe_error(error)}{place(error)}"
         return None
 
     def replay(self, episodes: Sequence[tuple[dict[str, Any], list[Any], list[Any]]]) -> tuple[Any, Any]:
@@ -103,7 +103,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = self.env.step(action)
             terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
             self._ended = terminated or truncated
-            kept = self._logged(info)
+            kept = self._numbers_to_log(info)
             if not self._ended:
                 kept |= self._legal(info)
             elif info.get("is_success") is not None:
@@ -117,14 +117,14 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             super().close()
         except (Exception, SystemExit) as error:
-            warnings.warn(f"closing the environment raised {described(error)}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"closing the environment raised {describe_error(error)}", RuntimeWarning, stacklevel=2)
 
     def _flatten(self, obs: Any) -> Any:
         if self._shape is not None and np.shape(obs) != self._shape:
             raise ValueError(f"observation of shape {np.shape(obs)}, its space has shape {self._shape}")
         return flat_observation(self.raw_space, obs)
 
-    def _logged(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _numbers_to_log(self, info: dict[str, Any]) -> dict[str, Any]:
         """The numbers to log."""
         logged = {name: np.asarray(info[name]) for name in self._log_info if name in info}
         for name, x in logged.items():
@@ -141,7 +141,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {}
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        report = EnvError(f"copy {self._index} raised {described(error)}{place(error)}")
+        report = EnvError(f"copy {self._index} raised {describe_error(error)}{place(error)}")
         report.add_note(traceback.format_exc())
         report.__cause__ = error
         return {REPORT: report}
@@ -211,7 +211,7 @@ def make_copies(
         raise
     except (Exception, SystemExit) as error:
         extra = next((x for x in _EXTRAS if f"gymnasium[{x}]" in str(error)), None)
-        reason = f"a package is missing: pip install 'rlzoo[{extra}]'" if extra else described(error)
+        reason = f"a package is missing: pip install 'rlzoo[{extra}]'" if extra else describe_error(error)
         raise EnvError(f"environment {name!r} cannot be made: {reason}") from error
 
 

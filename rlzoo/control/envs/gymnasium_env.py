@@ -26,7 +26,7 @@ from rlzoo.control.spaces import (
 )
 from rlzoo.core.env import ENDLESS, Array, Bools, ReplayError, VectorEnv
 from rlzoo.core.seen import Seen
-from rlzoo.core.system.errors import ConfigError, EnvError, described, require
+from rlzoo.core.system.errors import ConfigError, EnvError, describe_error, require
 from rlzoo.core.system.screen import one_line
 
 
@@ -252,7 +252,7 @@ class GymnasiumEnv(VectorEnv):
         try:
             frame = self._vector.render()[0]
         except Exception as error:
-            raise self._error(described(error)) from error
+            raise self._error(describe_error(error)) from error
         if not (isinstance(frame, np.ndarray) and frame.ndim > 1):
             raise self._error(f"render() must return an image, got {one_line(repr(frame))}")
         return frame
@@ -273,7 +273,7 @@ class GymnasiumEnv(VectorEnv):
                 self._obs[...] = obs
                 self._reward[...] = reward
         except (TypeError, ValueError) as error:
-            raise self._error(described(error)) from error
+            raise self._error(describe_error(error)) from error
         for name, values in (("observation", self._obs), ("reward", self._reward)):
             if not np.isfinite(values).all():
                 index = int(np.isfinite(values).reshape(self.num_envs, -1).all(axis=1).argmin())
@@ -318,7 +318,7 @@ class GymnasiumEnv(VectorEnv):
         try:
             results = method()
         except (Exception, SystemExit) as error:
-            raise self._error(described(error)) from error
+            raise self._error(describe_error(error)) from error
         for report in filter(None, results[-1].get(REPORT, ())):
             raise self._error(str(report)) from report.__cause__ or report
         return results

@@ -24,7 +24,7 @@ _VISIBLE = {
 """For each number of an observation, whether it is no velocity."""
 
 
-def _vectorised(env_id: str) -> Callable[[int, int], ClassicControl]:
+def _constructor(env_id: str) -> Callable[[int, int], ClassicControl]:
     """Constructor `(num_envs, seed)` of the built-in environment, with the velocities set to 0."""
     make: Any = BUILTIN[env_id]
     hidden = ~np.array(_VISIBLE[env_id], bool)
@@ -56,5 +56,5 @@ def _register(env_id: str) -> str:
     return hidden
 
 
-HIDDEN: Mapping[str, Callable[..., VectorEnv]] = {_register(env_id): _vectorised(env_id) for env_id in _VISIBLE}
+HIDDEN: Mapping[str, Callable[..., VectorEnv]] = {_register(env_id): _constructor(env_id) for env_id in _VISIBLE}
 """Constructors `(num_envs, seed)` by id."""

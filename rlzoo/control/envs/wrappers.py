@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 
-from rlzoo.core.system.errors import ConfigError, EnvError, described
+from rlzoo.core.system.errors import ConfigError, EnvError, describe_error
 from rlzoo.core.system.functions import load_function
 
 Env = gymnasium.Env[Any, Any]
@@ -59,7 +59,7 @@ def wrap(env: Env, wrappers: Sequence[Any]) -> Env:
         try:
             env = function(env)
         except (Exception, SystemExit) as error:
-            raise EnvError(f"wrapper {name} cannot wrap the environment: {described(error)}") from error
+            raise EnvError(f"wrapper {name} cannot wrap the environment: {describe_error(error)}") from error
         if not isinstance(env, gymnasium.Env):
             raise EnvError(f"wrapper {name} returned {env!r}, not an environment: end it with `return env`")
     return env

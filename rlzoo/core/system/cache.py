@@ -21,7 +21,7 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlzoo"
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """A directory of the cache. If it is missing, one process makes it while the others wait.
 
     Args:

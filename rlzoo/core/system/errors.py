@@ -55,7 +55,7 @@ class Interrupted(KeyboardInterrupt):
         self.signal = signal
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The kind and message of an error in one line. Of code that the user wrote, even the message may be an error."""
     try:
         message = str(error.msg if isinstance(error, SyntaxError) else error)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlzoo.core.system.errors import ConfigError, described, no_such, place, require
+from rlzoo.core.system.errors import ConfigError, describe_error, no_such, place, require
 from rlzoo.core.system.files import check_regular
 
 
@@ -72,7 +72,7 @@ def import_source(source: str) -> ModuleType:
     return sys.modules[source]
 
 
-def given_function(kind: str, spec: Any, example: str) -> Callable[..., Any]:
+def as_function(kind: str, spec: Any, example: str) -> Callable[..., Any]:
     """The function that a user gave: itself, or by name (see `load_function`). `example` is one for messages."""
     if isinstance(spec, str):
         return load_function(kind, spec)
@@ -89,7 +89,7 @@ def _import_module(name: str) -> ModuleType:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is not None and f"{name}.".startswith(f"{missing}."):
                 raise ConfigError(no_such("module", missing, _modules_beside(missing))) from error
-            raise ConfigError(f"importing {name} raised {described(error)}{place(error)}") from error
+            raise ConfigError(f"importing {name} raised {describe_error(error)}{place(error)}") from error
 
 
 @cache
@@ -104,7 +104,7 @@ def _import_file(name: str, path: Path, changed: int) -> ModuleType:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
-            raise ConfigError(f"{described(error)}{place(error)}") from error
+            raise ConfigError(f"{describe_error(error)}{place(error)}") from error
     return module
 
 

@@ -13,7 +13,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that `torchrun` sets in the processes that it starts."""
 
 
-def launched() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """Number of this process, from 0, and the number of processes that torchrun started; (0, 1) without it."""
     if any(name not in os.environ for name in VARIABLES):
         return 0, 1
@@ -22,7 +22,7 @@ def launched() -> tuple[int, int]:
 
 def check_alone(name: str) -> None:
     """Raises `ConfigError` if torchrun started several processes. `name` is what they cannot do together."""
-    require(launched()[1] == 1, f"{name} uses one process: start it without torchrun")
+    require(rank_and_size()[1] == 1, f"{name} uses one process: start it without torchrun")
 
 
 def end_with_parent(parent: int | None = None, end: Callable[[], None] = lambda: os._exit(1)) -> None:

@@ -25,7 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import ProcessError, require
-from rlzoo.core.system.launch import end_with_parent, launched
+from rlzoo.core.system.launch import end_with_parent, rank_and_size
 
 _PATIENCE = datetime.timedelta(days=1)
 """How long a process waits for another: the first one may evaluate for hours. A death ends the wait at once."""
@@ -68,7 +68,7 @@ def joined() -> Iterator[None]:
         ProcessError: another process is gone. The message is empty if another process has reported the same error.
     """
     global _group, _joined
-    if _group is not None or launched()[1] == 1:
+    if _group is not None or rank_and_size()[1] == 1:
         yield
         return
     if not _joined:

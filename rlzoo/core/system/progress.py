@@ -67,10 +67,10 @@ def operation(name: str, total: int | None = None) -> Iterator[Operation]:
 
 def track(name: str, items: Sequence[T]) -> Iterable[T]:
     """The items, one after another, as an operation if they are several."""
-    return items if len(items) < 2 else counted(name, items, len(items))
+    return items if len(items) < 2 else track_iterator(name, items, len(items))
 
 
-def counted(name: str, items: Iterable[T], total: int) -> Iterator[T]:
+def track_iterator(name: str, items: Iterable[T], total: int) -> Iterator[T]:
     """`track` for any iterable, of about `total` items."""
     with operation(name, total) as own:
         for item in items:
@@ -78,7 +78,7 @@ def counted(name: str, items: Iterable[T], total: int) -> Iterator[T]:
             own.done += 1
 
 
-def reached(done: int, total: int, unit: str) -> None:
+def reach(done: int, total: int, unit: str) -> None:
     """Says how far the innermost operation is."""
     if running:
         own = running[-1]

@@ -184,16 +184,16 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     device = next(base.parameters()).device
     use_faster_layers(base)
     base.warn_if_padding_and_no_attention_mask = lambda *_: None  # it would look at every token
-    expected = _checked_states(trunk)
+    expected = _example_states(trunk)
     use_fastest_attention(base)
     trunk.__class__ = FastTrunk
     fast = cast(FastTrunk, trunk)
     same = False
     with contextlib.suppress(TypeError, ValueError, AttributeError, RuntimeError):
-        same = equal_but_for_rounding(_checked_states(trunk), expected)
+        same = equal_but_for_rounding(_example_states(trunk), expected)
         windows = any(getattr(base.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
         fast.unpads = (  # a mask may hold a window that is longer than the rows of the check
-            same and not windows and equal_but_for_rounding(_checked_states(trunk, unpadded=True), expected)
+            same and not windows and equal_but_for_rounding(_example_states(trunk, unpadded=True), expected)
         )
         fast.records = fast.unpads and device.type in _RECORDING and _reads_by_records(fast)
     if not same or (chosen == "eager" and not fast.unpads):
@@ -202,7 +202,7 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
 
 
 @torch.no_grad()
-def _checked_states(trunk: Trunk, unpadded: bool = False) -> Tensor:
+def _example_states(trunk: Trunk, unpadded: bool = False) -> Tensor:
     """The hidden states of three rows, of which two share their prompt."""
     token = torch.tensor([[0, 1, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0]])
     attention = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]]).bool()

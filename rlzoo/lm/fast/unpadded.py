@@ -70,8 +70,8 @@ class Unpadded:
             return np.concatenate([x[first, :end][heads], x[:, end:][tails]])[None]
 
         place = np.zeros(token.shape, np.int64)
-        place[:, :end] = _spread(heads, 0)[which]
-        place[:, end:] = _spread(tails, int(heads.sum()))
+        place[:, :end] = _column_places(heads, 0)[which]
+        place[:, end:] = _column_places(tails, int(heads.sum()))
         step = np.flatnonzero(acts)
 
         def to(x: Array) -> Tensor:
@@ -121,7 +121,7 @@ def _places(used: Bools, start: int) -> tuple[Array, Bools]:
     return np.where(is_token, start + counts.cumsum(0) - counts + column, 0), is_token
 
 
-def _spread(used: Bools, start: int) -> Array:
+def _column_places(used: Bools, start: int) -> Array:
     """The place of each token in the columns that it came from; 0 elsewhere."""
     place = np.zeros(used.shape, np.int64)
     place[used] = start + np.arange(used.sum())

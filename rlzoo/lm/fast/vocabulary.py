@@ -19,7 +19,7 @@ from torch import Tensor
 from rlzoo.core.distributions import Categorical, Distribution, Evaluated, categorical_fisher
 from rlzoo.lm.fast.weights import refuse_second_derivatives, summed_gradient
 from rlzoo.lm.model.precision import autocast, kind_of
-from rlzoo.lm.model.tokens import Head, TokenDistribution, at_least_single, tempered
+from rlzoo.lm.model.tokens import Head, TokenDistribution, apply_temperature, at_least_single
 
 _BLOCK = {"cpu": 2**20, "other": 2**25}
 """Number of logits in a block, by kind of device."""
@@ -32,7 +32,7 @@ _MOST_KEPT = 2**26
 def _logits(head: Head, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
     """Logits of all tokens. Computed as (V, S), which is faster on a CPU for few rows and many columns."""
     with autocast(hidden.device, head.precision):
-        logits = (head.weight @ tempered(hidden, head.temperature).t()).t()
+        logits = (head.weight @ apply_temperature(hidden, head.temperature).t()).t()
     logits = at_least_single(logits)
     return logits if head.bias is None else logits + head.bias / head.temperature
 
@@ -64,7 +64,7 @@ class Steps:
 
     def inputs(self) -> Float[Tensor, "S H"]:
         """hidden / temperature in the precision of the product."""
-        return tempered(self.hidden, self.head.temperature).to(self.precision)
+        return apply_temperature(self.hidden, self.head.temperature).to(self.precision)
 
     def products(self) -> Iterable[Float[Tensor, "S C"]]:
         """inputs · weightᵀ of each block."""
@@ -202,7 +202,7 @@ class BlockedTokenDistribution(TokenDistribution):
         steps, of_old = self._steps, None if old is None else old._steps
         inputs = steps.hidden, self.head.weight, self.head.bias
         log_prob, *others = Evaluate.apply(*inputs, steps, action[self.acts], of_old, entropy, self._differentiable)  # type: ignore[no-untyped-call]
-        return Evaluated(self.placed(log_prob), *(None if x is None else self.placed(x) for x in others))
+        return Evaluated(self.scatter(log_prob), *(None if x is None else self.scatter(x) for x in others))
 
     def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
         return self.evaluate(action).log_prob

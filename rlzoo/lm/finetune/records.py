@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rlzoo.core.system.cache import cache_directory
-from rlzoo.core.system.errors import ConfigError, described, require
+from rlzoo.core.system.errors import ConfigError, describe_error, require
 from rlzoo.core.system.files import check_regular, most_in_memory
 from rlzoo.core.system.functions import optional_module
 
@@ -110,7 +110,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     try:
         return parquet.ParquetFile(path).read().to_pylist()
     except Exception as error:  # of a damaged file
-        raise ConfigError(f"{path} is no Parquet file, or damaged: {described(error)}") from None
+        raise ConfigError(f"{path} is no Parquet file, or damaged: {describe_error(error)}") from None
 
 
 def _directory(path: Path) -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def _directory(path: Path) -> list[dict[str, Any]]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except Exception as error:  # damaged files make the library raise nearly any exception
-        raise ConfigError(f"{path} holds no dataset: {described(error)}") from None
+        raise ConfigError(f"{path} holds no dataset: {describe_error(error)}") from None
     finally:
         if bars:
             datasets.enable_progress_bars()

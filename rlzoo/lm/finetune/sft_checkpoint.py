@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from rlzoo.core.system.cache import cache_directory, made_once
+from rlzoo.core.system.cache import cache_directory, make_once
 from rlzoo.core.system.progress import Progress
 from rlzoo.lm.finetune import chat, data, sft
 from rlzoo.lm.finetune.sft import SFTSettings
@@ -42,7 +42,7 @@ class SFTCheckpoint:
         parts = list(self.texts), words, self.config, self.fit, versions, source
         key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
         folder = cache_directory() / f"{name.rpartition(':')[2]}-{key}"
-        return made_once(folder, lambda new: self._make(new, folder, name, progress))
+        return make_once(folder, lambda new: self._make(new, folder, name, progress))
 
     def _make(self, new: Path, folder: Path, name: str, progress: Progress) -> None:
         progress.say(f"{name}: SFT on {len(self.texts):,} texts, once; cached in {folder}")

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers import modeling_gguf_pytorch_utils as conversion
 
-from rlzoo.core.system.cache import cache_directory, made_once
+from rlzoo.core.system.cache import cache_directory, make_once
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import checksum, memory
 from rlzoo.core.system.progress import Progress, track
@@ -43,12 +43,12 @@ def smollm2() -> Path:
 
 
 def converted(file: Path, progress: Progress) -> Path:
-    """Directory of the model and tokenizer of a GGUF file in the cache, made if it is missing (see `made_once`)."""
+    """Directory of the model and tokenizer of a GGUF file in the cache, made if it is missing (see `make_once`)."""
     require(file.is_file(), f"no such file: {file}")
     source = inspect.getsource(sys.modules[__name__])
     key = hashlib.sha256((checksum(file) + source).encode()).hexdigest()[:16]
     folder = cache_directory() / f"{file.stem}-{key}"
-    return made_once(folder, lambda new: _convert(file, new, folder, progress))
+    return make_once(folder, lambda new: _convert(file, new, folder, progress))
 
 
 def _convert(file: Path, new: Path, folder: Path, progress: Progress) -> None:

@@ -23,7 +23,7 @@ from rlzoo.lm.model.padding import position_ids
 from rlzoo.lm.model.precision import autocast, equal_but_for_rounding, kind_of
 from rlzoo.lm.model.pretrained import check_precision, without_dropout
 from rlzoo.lm.model.saving import save
-from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, at_least_single, tempered
+from rlzoo.lm.model.tokens import Head, TokenDistribution, Tokens, apply_temperature, at_least_single
 
 _NO_GRAD_TOKENS = {"cpu": 2**12, "other": 2**16}
 """Tokens of a micro-batch in forwards without gradient, by kind of device."""
@@ -100,7 +100,7 @@ class TokenHead(Policy):
         """Logits for acting, computed by the module itself."""
         with autocast(hidden.device, self.precision):
             logits = self.head(hidden)
-        return tempered(at_least_single(logits), self.temperature)
+        return apply_temperature(at_least_single(logits), self.temperature)
 
     @property
     def functional(self) -> Head:
@@ -270,10 +270,10 @@ class LanguageModel(ActorCritic):
         self, tokenizer: PreTrainedTokenizerBase, folder: Path | str, stops: Collection[int] = ()
     ) -> None:
         """Saves the actor as a Hugging Face model, with an adapter merged into its weights (see `save`)."""
-        save(merged(self.actor), tokenizer, folder, stops)
+        save(merge_adapter(self.actor), tokenizer, folder, stops)
 
 
-def merged(model: Any) -> Any:
+def merge_adapter(model: Any) -> Any:
     """A Hugging Face model; of a PEFT model, a copy with the adapter merged into its weights."""
     return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
 

@@ -59,10 +59,10 @@ class Head(NamedTuple):
     def __call__(self, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
         with autocast(hidden.device, self.precision):
             logits = linear(hidden, self.weight, self.bias)
-        return tempered(at_least_single(logits), self.temperature)
+        return apply_temperature(at_least_single(logits), self.temperature)
 
 
-def tempered(logits: Tensor, temperature: float) -> Tensor:
+def apply_temperature(logits: Tensor, temperature: float) -> Tensor:
     """logits / temperature."""
     return logits if temperature == 1 else logits / temperature
 
@@ -91,12 +91,12 @@ class TokenDistribution(Distribution):
         categorical = Categorical(self.head(self.hidden[self.acts]))
         return categorical if self.allowed is None else categorical.restrict(self.allowed[self.acts])
 
-    def placed(self, x: Shaped[Tensor, "S"]) -> Shaped[Tensor, "R T"]:
+    def scatter(self, x: Shaped[Tensor, "S"]) -> Shaped[Tensor, "R T"]:
         """Results at the acting steps, and 0 elsewhere."""
         return x.new_zeros(self.acts.shape).masked_scatter(self.acts, x)
 
     def from_noise(self, noise: Float[Tensor, "R T V"]) -> Int[Tensor, "R T"]:
-        return self.placed(self.at_steps.from_noise(noise[self.acts]))
+        return self.scatter(self.at_steps.from_noise(noise[self.acts]))
 
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "R T V"]:
         shape = *self.acts.shape, len(self.head.weight)
@@ -104,16 +104,16 @@ class TokenDistribution(Distribution):
 
     @property
     def mode(self) -> Int[Tensor, "R T"]:
-        return self.placed(self.at_steps.mode)
+        return self.scatter(self.at_steps.mode)
 
     def log_prob(self, action: Int[Tensor, "R T"]) -> Float[Tensor, "R T"]:
-        return self.placed(self.at_steps.log_prob(action[self.acts]))
+        return self.scatter(self.at_steps.log_prob(action[self.acts]))
 
     def entropy(self) -> Float[Tensor, "R T"]:
-        return self.placed(self.at_steps.entropy())
+        return self.scatter(self.at_steps.entropy())
 
     def kl(self, other: TokenDistribution) -> Float[Tensor, "R T"]:
-        return self.placed(self.at_steps.kl(other.at_steps))
+        return self.scatter(self.at_steps.kl(other.at_steps))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TokenDistribution:
         allowed = None if self.allowed is None else fn(self.allowed)

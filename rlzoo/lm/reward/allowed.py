@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from rlzoo.core.env import Bools
-from rlzoo.core.system.errors import EnvError, described, place
-from rlzoo.core.system.functions import brief, given_function
+from rlzoo.core.system.errors import EnvError, describe_error, place
+from rlzoo.core.system.functions import as_function, brief
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.scores import score_name
@@ -33,9 +33,9 @@ class AllowedTokens:
         self.function, self.name, self.vocabulary = function, name, vocabulary
 
     @classmethod
-    def named(cls, spec: Allowed | str, model: LanguageModel) -> AllowedTokens:
+    def of(cls, spec: Allowed | str, model: LanguageModel) -> AllowedTokens:
         """Those of a function, or of its name `module:function`."""
-        function = given_function("allowed_tokens", spec, "legal")
+        function = as_function("allowed_tokens", spec, "legal")
         return cls(function, score_name(spec), len(model.policy.functional.weight))
 
     def __call__(self, rows: Sequence[list[int] | None], step: int) -> Bools:
@@ -50,7 +50,7 @@ class AllowedTokens:
                 allowed[i, self._tokens(row, f"allowed_tokens {self.name}, row {i}, step {step}")] = True
         return allowed
 
-    def observed(self, tokens: Tokens) -> Tokens:
+    def with_allowed(self, tokens: Tokens) -> Tokens:
         """Complete rows (R, T), with the tokens allowed at each acting step."""
         token, attention, acts = (x.cpu() for x in (tokens.token, tokens.attention, tokens.acts))
         columns = []
@@ -66,7 +66,7 @@ class AllowedTokens:
             result = result.tolist() if hasattr(result, "tolist") else result
             tokens: list[Any] = [result] if isinstance(result, (str, bytes)) else list(result)
         except (Exception, SystemExit) as error:
-            raise EnvError(f"{where}: {described(error)}{place(error, self.function)}") from error
+            raise EnvError(f"{where}: {describe_error(error)}{place(error, self.function)}") from error
         if tokens and all(isinstance(x, (bool, np.bool_)) for x in tokens):
             if len(tokens) != self.vocabulary:
                 raise EnvError(f"{where}: a mask of {len(tokens)} booleans; there are {self.vocabulary} tokens")

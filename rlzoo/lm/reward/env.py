@@ -22,7 +22,7 @@ from rlzoo.lm.reward.generation import Generation, Responses, stop_ids
 from rlzoo.lm.reward.prompt import Prompt, Prompts, check_columns, columns_of
 from rlzoo.lm.reward.scores import Score, call_scores, clashing_columns, missing_columns
 from rlzoo.lm.reward.scoring import Scoring
-from rlzoo.lm.reward.turns import decode, spoken, turns_of
+from rlzoo.lm.reward.turns import decode, speech, turns_of
 
 
 class LMEnv(VectorEnv):
@@ -143,7 +143,7 @@ class LMEnv(VectorEnv):
         if self.generation.turns is not None:
             of_turns = torch.where(buffer.mask, buffer.reward, 0.0)
             reward, returns = reward + of_turns, returns + of_turns.sum(1)
-            metrics["turns"] = float(np.mean([len(turns_of(row)) // 2 + 1 for row in spoken(buffer)]))
+            metrics["turns"] = float(np.mean([len(turns_of(row)) // 2 + 1 for row in speech(buffer)]))
             metrics["turn_reward"] = float(of_turns.sum(1).mean())
         lengths = buffer.mask.sum(1).tolist()
         episodes = [Episode(x, n) for x, n in zip(returns.tolist(), lengths, strict=True)]
@@ -161,13 +161,13 @@ class LMEnv(VectorEnv):
         A response has all turns, with the replies. The prompts of conversations have a further column `turns` (see
         `Conversation.turns`).
         """
-        responses = [[token for _, token in row] for row in spoken(rows)]
-        turns = [] if self.generation.turns is None else self.said(rows)
+        responses = [[token for _, token in row] for row in speech(rows)]
+        turns = [] if self.generation.turns is None else self.turn_texts(rows)
         return self.with_turns(self.asked, turns), decode(self.tokenizer, responses, self.stop)
 
-    def said(self, rows: Buffer) -> list[list[str]]:
+    def turn_texts(self, rows: Buffer) -> list[list[str]]:
         """The turns of each row (see `Conversation.turns`)."""
-        return [decode(self.tokenizer, turns_of(row), self.stop) for row in spoken(rows)]
+        return [decode(self.tokenizer, turns_of(row), self.stop) for row in speech(rows)]
 
     def with_turns(self, prompts: Sequence[str], turns: Sequence[list[str]]) -> list[str]:
         """The prompts, which have a further column `turns` if there is a reply."""

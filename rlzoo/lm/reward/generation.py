@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.env import Array, Bools
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.progress import reached
+from rlzoo.core.system.progress import reach
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.tokens import Tokens
 from rlzoo.lm.reward.allowed import AllowedTokens
@@ -97,7 +97,7 @@ class Responses:
             self._spoken[i].append((bool(acted[i]), int(token[i])))
         self._lengths += alive
         tokens, left = int(self._lengths.sum()), self.generation.max_new_tokens - self._steps
-        reached(tokens, tokens + int(np.count_nonzero(alive)) * left, "tokens")
+        reach(tokens, tokens + int(np.count_nonzero(alive)) * left, "tokens")
         stopped = acted & np.isin(token, self._stops)
         ended = acted & (stopped | (self._lengths == self.generation.max_new_tokens))
         if self.generation.turns is not None and stopped.any():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rlzoo.core.system.errors import ConfigError, EnvError, described, place, require
+from rlzoo.core.system.errors import ConfigError, EnvError, describe_error, place, require
 from rlzoo.core.system.functions import brief, load_function
 from rlzoo.lm.reward.prompt import columns_of
 
@@ -69,7 +69,7 @@ def call_scores(score: Score, name: str, prompts: list[str], responses: list[str
         return call_score(score, name, prompts, responses), {}
     parts = {part: call_score(fn, part, prompts, responses) for part, (fn, _) in score.parts.items()}
     total: Any = sum(weight * parts[part].double() for part, (_, weight) in score.parts.items())
-    return _checked(total.tolist(), name, responses), parts
+    return _score_tensor(total.tolist(), name, responses), parts
 
 
 def call_score(score: Score, name: str, prompts: list[str], responses: list[str]) -> Tensor:
@@ -87,16 +87,16 @@ def call_score(score: Score, name: str, prompts: list[str], responses: list[str]
         result = score(*texts, **named, **columns_for(score, prompts))
         items = _items(result, count)
     except (Exception, SystemExit) as error:
-        raise EnvError(f"reward {name}: {described(error)}{place(error, score)}") from error
+        raise EnvError(f"reward {name}: {describe_error(error)}{place(error, score)}") from error
 
     if items is None or len(items) != count:
         more = items is not None and len(items) > count and not isinstance(result, Sized)
         returned = brief(result) if items is None else f"more than {count}" if more else len(items)
         raise EnvError(f"reward {name}: must return {count} numbers, one for each response, returned {returned}")
-    return _checked(items, name, responses)
+    return _score_tensor(items, name, responses)
 
 
-def _checked(items: list[Any], name: str, responses: Sequence[str]) -> Tensor:
+def _score_tensor(items: list[Any], name: str, responses: Sequence[str]) -> Tensor:
     """The scores as a tensor. Raises `EnvError` if one is no finite number."""
     import torch
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.system.errors import EnvError, described, place
+from rlzoo.core.system.errors import EnvError, describe_error, place
 from rlzoo.core.system.functions import brief
 from rlzoo.lm.reward.scores import as_number
 
@@ -73,7 +73,7 @@ class Turns:
         try:
             answers = self.reply(conversations)
         except (Exception, SystemExit) as error:
-            raise EnvError(f"{self._of(rows)}: {described(error)}{place(error, self.reply)}") from error
+            raise EnvError(f"{self._of(rows)}: {describe_error(error)}{place(error, self.reply)}") from error
         count = len(conversations)
         if isinstance(answers, (str, bytes)) or not isinstance(answers, Sequence) or len(answers) != count:
             result = f"{len(answers)}" if isinstance(answers, (list, tuple)) else brief(answers)
@@ -105,7 +105,7 @@ def turns_of(row: Spoken) -> list[list[int]]:
     return [[token for _, token in turn] for _, turn in groupby(row, itemgetter(0))]
 
 
-def spoken(buffer: Buffer) -> list[Spoken]:
+def speech(buffer: Buffer) -> list[Spoken]:
     """What each row says after its prompt."""
     following = buffer.obs.columns(1, buffer.mask.shape[1] + 1)
     masks, token, attention = (x.cpu() for x in (buffer.mask, following.token, following.attention))
@@ -145,7 +145,7 @@ def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) 
     try:
         tokens = encode_further(tokenizer, text, split_special_tokens=not answer.special_tokens)
     except Exception as error:  # tokenizers raise Exception itself
-        raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {described(error)}") from error
+        raise EnvError(f"{name}: {brief(text)} cannot be tokenised: {describe_error(error)}") from error
     if not tokens:
         raise EnvError(f"{name}: {brief(text)} has no tokens; None ends a conversation")
     return tokens

@@ -61,7 +61,7 @@ class Speaker:
         pretrained.check_vocabulary(actor, len(tokenizer), str(name))
         stop = frozenset(x for x in (tokenizer.eos_token_id, *end_ids(actor)) if x is not None)
         speaker = cls(LanguageModel(actor, temperature=temperature), tokenizer, stop, *args)
-        speaker.allowed = None if allowed is None else AllowedTokens.named(allowed, speaker.model)
+        speaker.allowed = None if allowed is None else AllowedTokens.of(allowed, speaker.model)
         return speaker
 
     @classmethod

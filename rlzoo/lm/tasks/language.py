@@ -22,7 +22,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import check_sealed
-from rlzoo.core.system.functions import given_function
+from rlzoo.core.system.functions import as_function
 from rlzoo.core.system.streams import stream, torch_generator
 from rlzoo.core.system.threads import fit_to
 from rlzoo.core.task import DeployedPolicy, Setup, Task, TaskSettings
@@ -33,7 +33,14 @@ from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.hugging_face import loading, on_hub
-from rlzoo.lm.model.language_model import LanguageModel, Reference, causal_lm, merged, with_adapter, without_adapter
+from rlzoo.lm.model.language_model import (
+    LanguageModel,
+    Reference,
+    causal_lm,
+    merge_adapter,
+    with_adapter,
+    without_adapter,
+)
 from rlzoo.lm.model.precision import advice
 from rlzoo.lm.model.saving import LICENSE, save, save_adapter
 from rlzoo.lm.reward.allowed import AllowedTokens
@@ -45,7 +52,7 @@ from rlzoo.lm.reward.scores import Score, call_score, call_scores, missing_colum
 from rlzoo.lm.reward.scoring import Scoring, load_scores
 from rlzoo.lm.reward.shaping import AdaptiveKL, FixedKL, KLController, Moments, ScoreTreatment
 from rlzoo.lm.reward.turns import Reply, Turns
-from rlzoo.lm.tasks.samples import Sample, batches, distinct_words, played, respond, sample
+from rlzoo.lm.tasks.samples import Sample, batches, describe_samples, distinct_words, respond, sample
 from rlzoo.lm.tasks.settings import SMALL, Language, check_language
 
 START, ACTOR, ADAPTER = "start", "actor", "adapter"
@@ -75,7 +82,7 @@ class LanguageTask(Task):
         self.score, self.score_name = self._find_score()
         if not (model is None or isinstance(model, LanguageModel)):
             raise ConfigError(f"model: {env_name(setup.env)} needs a LanguageModel, got a {type(model).__name__}")
-        self.model = (self._build() if model is None else self._given(model)).to(setup.device)
+        self.model = (self._build() if model is None else self._check_own(model)).to(setup.device)
         self.env = self._environment(None if model is None else self._initial(self.model))
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()
@@ -143,7 +150,7 @@ class LanguageTask(Task):
         if model is not None:
             scratch = tempfile.mkdtemp(prefix="rlzoo-")
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-            save(merged(model), self._find_tokenizer(), scratch)
+            save(merge_adapter(model), self._find_tokenizer(), scratch)
             return scratch
         sft = self.own_sft()
         assert sft is not None
@@ -168,7 +175,7 @@ class LanguageTask(Task):
     def _find_turns(self) -> Turns | None:
         spec, most = self.settings.reply, self.settings.max_turns
         if spec is not None:
-            return Turns(given_function("reply", spec, "answer"), score_name(spec), most)
+            return Turns(as_function("reply", spec, "answer"), score_name(spec), most)
         own = self.own_reply()
         return None if own is None else Turns(own, env_name(self.setup.env), most)
 
@@ -191,7 +198,7 @@ class LanguageTask(Task):
         memory = settings.micro_batch_tokens, settings.gradient_checkpointing
         return LanguageModel(actor, critic, settings.temperature, precision, *memory)
 
-    def _given(self, model: LanguageModel) -> LanguageModel:
+    def _check_own(self, model: LanguageModel) -> LanguageModel:
         """The user's own model, which must have something to train, tokens and derivatives for the run."""
         require(bool(model.policy_parameters()), "model: nothing of its policy is trained; unfreeze some of it")
         actor = causal_lm(model.actor)
@@ -222,7 +229,7 @@ class LanguageTask(Task):
             ends = ", ".join(repr(self.tokenizer.decode([x])) for x in sorted(stop))
             self.setup.progress.say(f"responses end with {ends}, as the model's generation configuration has it")
         turns, spec = self._find_turns(), settings.allowed_tokens
-        allowed = None if spec is None else AllowedTokens.named(spec, self.model)
+        allowed = None if spec is None else AllowedTokens.of(spec, self.model)
         generation = Generation(settings.max_new_tokens, settings.max_prompt_tokens, stop, turns, allowed)
         texts = self._read_prompts("prompts") or self.own_prompts()
         own = processes.own_rows(settings.responses_per_batch, "responses_per_batch")
@@ -330,7 +337,7 @@ class LanguageTask(Task):
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
         """Samples responses to the evaluation prompts in turn, as text."""
         require(video is None, f"video: {env_name(self.setup.env)} cannot be recorded; play prints the responses")
-        return played(self.sample(episodes, seed=seed, deterministic=deterministic))
+        return describe_samples(self.sample(episodes, seed=seed, deterministic=deterministic))
 
     def respond_to(self, prompts: Sequence[str], episodes: int, *, seed: int, deterministic: bool = False) -> Played:
         """Samples responses to these prompts in turn, as text; without scores if the score takes a column of prompts.
@@ -344,7 +351,7 @@ class LanguageTask(Task):
             env = copy.copy(env)
             env.scoring = Scoring(lambda prompts, responses: [0.0] * len(responses))
         samples, *_ = sample(env, prompts, episodes, seed, deterministic, self.on_step)
-        return played([x._replace(score=None) for x in samples] if unscored else samples)
+        return describe_samples([x._replace(score=None) for x in samples] if unscored else samples)
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> DeployedPolicy:
         actor = ACTOR if self.setup.folder is None else self.setup.folder / ACTOR

@@ -205,7 +205,7 @@ def expected_optimality(
     solutions = {walk: ids for walk, ids in rows if not {*stop} & {*ids[1:-1]}}
     device = next(model.parameters()).device
     tokens = Tokens.of_texts([*solutions.values()], int(tokenizer.pad_token_id))
-    tokens = (tokens if allowed is None else allowed.observed(tokens)).map(lambda x: x.to(device))
+    tokens = (tokens if allowed is None else allowed.with_allowed(tokens)).map(lambda x: x.to(device))
     logp = model.distribution(tokens).log_prob(tokens.action).double().sum(1).cpu()
     optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))
     start = torch.tensor([prompts.index(w[0]) for w in solutions])

@@ -105,14 +105,14 @@ def distinct_words(response: str) -> float:
     return len(set(words)) / len(words) if words else 1.0
 
 
-def played(samples: Sequence[Sample]) -> Played:
+def describe_samples(samples: Sequence[Sample]) -> Played:
     """Responses for display: some lines of text for each and a line with the means, and as JSON values."""
     lines = []
     for number, x in enumerate(samples, 1):
         end = "" if x.ended else ", cut at the limit"
         scored = "" if x.score is None else f"score {x.score:.4g}, "
         lines += [f"response {number}: {scored}KL {x.kl:.4g} nats, {x.length} tokens{end}"]
-        lines += [_quoted("prompt", x.prompt), _quoted("response", x.response), ""]
+        lines += [_quote("prompt", x.prompt), _quote("response", x.response), ""]
     scores = [x.score for x in samples if x.score is not None]
     mean_score = float(np.mean(scores)) if scores else None
     mean_kl = float(np.mean([x.kl for x in samples]))
@@ -122,6 +122,6 @@ def played(samples: Sequence[Sample]) -> Played:
     return Played(samples, "\n".join(lines), {"mean_score": mean_score, "mean_kl": mean_kl, "responses": responses})
 
 
-def _quoted(name: str, text: str) -> str:
+def _quote(name: str, text: str) -> str:
     """Text indented beside its name."""
     return f"  {name:10}" + printable(text).replace("\n", "\n" + 12 * " ")

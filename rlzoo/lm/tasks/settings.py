@@ -139,7 +139,7 @@ class Language(TaskSettings):
         if given is None:
             return []
         items = given if isinstance(given, (list, tuple)) else [given]
-        pairs = list(given.items()) if isinstance(given, Mapping) else [self._weighted(item) for item in items]
+        pairs = list(given.items()) if isinstance(given, Mapping) else [self._with_weight(item) for item in items]
         for score, weight in pairs:
             number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
             require(number and not isinstance(score, (int, float)), f"{_REWARD}, got {given!r}")
@@ -147,7 +147,7 @@ class Language(TaskSettings):
         return pairs
 
     @staticmethod
-    def _weighted(item: Any) -> tuple[Any, float]:
+    def _with_weight(item: Any) -> tuple[Any, float]:
         """A score with its weight: a pair, a text such as "module:function=0.5", or a score of weight 1."""
         if isinstance(item, (list, tuple)):
             require(len(item) == 2, f"{_REWARD}, got {item!r}")

@@ -17,7 +17,7 @@ from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.compilation import Compilation
-from rlzoo.optim.fast.native import identity, other_tensors, padded, pure
+from rlzoo.optim.fast.native import identity, other_tensors, pad, pure
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss
 from rlzoo.optim.vectors import Vector, clip_norm
@@ -94,7 +94,7 @@ class FastAdam(Adam):
         **_: Any,
     ) -> tuple[int, float] | None:
         """`minimize_each` as one call of native code; None if the code is not there (yet)."""
-        n, fields = minibatches.buffer.num_rows, padded(minibatches.buffer)
+        n, fields = minibatches.buffer.num_rows, pad(minibatches.buffer)
         rows = len(fields[0]) if minibatches.rows == n else minibatches.rows
         most = minibatches.number * -(-len(fields[0]) // rows)
         order, rest = torch.zeros(most, rows, dtype=torch.int64), other_tensors(model, self.parameters)
@@ -113,7 +113,7 @@ class FastAdam(Adam):
         loop = self._compilations[kind].loop() if self._waits() else None
         if loop is None:
             return None
-        drawn = minibatches.drawn()
+        drawn = minibatches.draw()
         for row, counts, indices in zip(*inputs[:2], drawn, strict=False):
             row[: len(indices)], counts[: len(indices)] = indices, True
         theta, m, v, norm = loop(torch.tensor(len(drawn)), *carry, *inputs)

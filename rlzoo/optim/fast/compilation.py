@@ -76,9 +76,9 @@ class Compilation:
         self._loop: TensorFunction | None = None
         try:
             self._package = _private(cache_directory()) / f"{_digest(self._example, key())}.pt2"
-            run = _cached(self._package)
+            run = _load_cached(self._package)
             if run is not None:
-                self._loop = _checked(run, self._example)
+                self._loop = _with_check(run, self._example)
                 return
             _check_possible(self._example)
             _say(logging.INFO, "compiling the update in the background, once on this machine")
@@ -95,7 +95,7 @@ class Compilation:
                 )  # fmt: skip
             weakref.finalize(self, _end, self._process)
         except Exception as error:
-            _failed(error)
+            _warn_failure(error)
 
     def loop(self) -> TensorFunction | None:
         """(count, *carry, *inputs) -> carry, new tensors without gradient; it is not thread-safe.
@@ -108,9 +108,9 @@ class Compilation:
                 _, fault = self._process.communicate()
                 if self._process.returncode:
                     raise RuntimeError(fault.strip().splitlines()[-1] if fault.strip() else "its process was killed")
-                self._loop = _checked(_load(self._package), self._example)
+                self._loop = _with_check(_load(self._package), self._example)
             except Exception as error:
-                _failed(error)
+                _warn_failure(error)
             self._process = None
         return self._loop
 
@@ -123,7 +123,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.communicate(timeout=5)
 
 
-def _failed(error: Exception) -> None:
+def _warn_failure(error: Exception) -> None:
     reason = textwrap.shorten(first_line(error), 200, placeholder=" ...")
     _say(logging.WARNING, f"compilation failed, so updates run in eager mode: {reason}")
     _log.debug("compilation failed", exc_info=True)
@@ -172,7 +172,7 @@ def _processor() -> str:
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {features}"
 
 
-def _cached(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
+def _load_cached(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]] | None:
     """The function in `package`; None if there is no such file, or it was damaged or unsafe and is deleted."""
     try:
         status = package.lstat()
@@ -332,7 +332,7 @@ def _without_aliases(fn: TensorFunction) -> TensorFunction:
     return copied
 
 
-def _checked(run: Callable[[list[Tensor]], Sequence[Tensor]], example: tuple[Tensor, ...]) -> TensorFunction:
+def _with_check(run: Callable[[list[Tensor]], Sequence[Tensor]], example: tuple[Tensor, ...]) -> TensorFunction:
     """`run` with a check of its arguments: native code would read past the end of a smaller tensor."""
     signatures, text = [_signature(x) for x in example], "shape {}, stride {}, {} on {}"
 
@@ -353,7 +353,7 @@ def _main(threads: str) -> None:
     gc.disable()  # of the many small objects that are made, few can go before the end
     step, carried, example, package = cloudpickle.load(sys.stdin.buffer)
     with FileLock(package.with_suffix(".lock"), mode=0o600):
-        if _cached(package) is None:
+        if _load_cached(package) is None:
             _compile(step, carried, example, package)
 
 

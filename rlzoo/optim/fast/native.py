@@ -20,7 +20,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, TermView, unflatten
 
 
-def padded(buffer: Buffer) -> list[Tensor]:
+def pad(buffer: Buffer) -> list[Tensor]:
     """The tensors of a buffer that ends with masked rows of zeros.
 
     With them its rows are a power of two, so that few loops serve whole episodes, of which no two buffers are equal.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.optim.fast.compilation import Compilation
-from rlzoo.optim.fast.native import identity, other_tensors, padded, pure
+from rlzoo.optim.fast.native import identity, other_tensors, pad, pure
 from rlzoo.optim.fisher import FisherProduct
 from rlzoo.optim.natural_gradient import FlatPolicy, Solution, conjugate_gradient
 from rlzoo.optim.vectors import Vector
@@ -40,7 +40,7 @@ class NativeConjugateGradient:
         if not isinstance(product, FisherProduct) or not _is_small(product) or not b.any():
             return conjugate_gradient(product, b, iters, tolerance)
         policy, batch = product.policy, product.batch.replace(old=None)
-        rest, fields = other_tensors(policy.model, policy.named.values()), padded(batch)
+        rest, fields = other_tensors(policy.model, policy.named.values()), pad(batch)
         start = torch.dot(b, b)
         carry = torch.zeros_like(b), b, b, start
         inputs = product.theta, b.new_tensor([product.damping, tolerance]), start, *rest.values(), *fields

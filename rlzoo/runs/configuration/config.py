@@ -26,7 +26,14 @@ from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.core.system.schedules import linear_ends, load_function, values_of
 from rlzoo.core.system.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
-from rlzoo.runs.configuration.objects import describe, first_description, import_name, saved, with_tuples, written
+from rlzoo.runs.configuration.objects import (
+    as_json,
+    as_short_json,
+    describe_object,
+    first_description,
+    import_name,
+    with_tuples,
+)
 from rlzoo.runs.configuration.settings import Setting, is_part, of_others, settings_of, unknown_name
 from rlzoo.runs.configuration.unused import unused
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, check_neighbour, task_class
@@ -99,7 +106,7 @@ class Config:
         An object is `"module:name"` if it can be imported from there, else `{"object": "<short description>"}`.
         """
         kept = self.task.kept
-        flat = {name: (saved if name in kept else written)(x.value) for name, x in self.table.items()}
+        flat = {name: (as_short_json if name in kept else as_json)(x.value) for name, x in self.table.items()}
         return {
             "env": flat.pop("env"),
             "algorithm": _name_of(self.algorithm, _ALGORITHMS),
@@ -341,7 +348,7 @@ def _name_of(part: Any, registry: Mapping[str, type]) -> str | dict[str, str]:
     """The name of a part's class: a registered one, or `module:Class`; else a description of the part."""
     cls = type(part)
     names = (name for name, registered in registry.items() if registered is cls)
-    return next(names, None) or import_name(cls) or {"object": describe(part)}
+    return next(names, None) or import_name(cls) or {"object": describe_object(part)}
 
 
 def _class_of(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:

@@ -20,7 +20,7 @@ from rlzoo.runs.configuration.unused import unused
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, task_class
 
 
-def configured(
+def configure(
     algorithm: str | Algorithm | Config | None,
     env: Any,
     config: Config | os.PathLike[str] | str | None,

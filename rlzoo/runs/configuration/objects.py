@@ -19,7 +19,7 @@ def import_name(x: Any) -> str | None:
     return f"{module}:{name}" if getattr(sys.modules.get(module), name, None) is x else None
 
 
-def written(x: Any) -> Any:
+def as_json(x: Any) -> Any:
     """A setting's value as JSON: itself, `"module:name"`, or `{"object": "<short description>"}`.
 
     The items of lists are written in the same way. A function or class in a dict has no `"module:name"`: nothing would
@@ -28,21 +28,21 @@ def written(x: Any) -> Any:
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
     if isinstance(x, (list, tuple)):
-        return [written(item) for item in x]
+        return [as_json(item) for item in x]
     if isinstance(x, Mapping) and any(callable(key) for key in x):  # scores with their weights, read as pairs
-        return written(list(x.items()))
+        return as_json(list(x.items()))
     if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
-        return {key: _written_item(item) for key, item in x.items()}
-    return import_name(x) or {"object": describe(x)}
+        return {key: _item_as_json(item) for key, item in x.items()}
+    return import_name(x) or {"object": describe_object(x)}
 
 
-def _written_item(x: Any) -> Any:
+def _item_as_json(x: Any) -> Any:
     """A value in a dict, where a tuple is not a list: `{"tuple": [...]}`."""
     if isinstance(x, tuple):
-        return {"tuple": [_written_item(item) for item in x]}
+        return {"tuple": [_item_as_json(item) for item in x]}
     if isinstance(x, list):
-        return [_written_item(item) for item in x]
-    return {"object": describe(x)} if callable(x) else written(x)
+        return [_item_as_json(item) for item in x]
+    return {"object": describe_object(x)} if callable(x) else as_json(x)
 
 
 def with_tuples(record: Any) -> Any:
@@ -54,12 +54,12 @@ def with_tuples(record: Any) -> Any:
     return [with_tuples(item) for item in record] if isinstance(record, list) else record
 
 
-def saved(x: Any) -> Any:
-    """`written`, but a list is described too, because the task saves it in a file of its own."""
-    return {"object": f"a list of {len(x)}"} if isinstance(x, (list, tuple)) else written(x)
+def as_short_json(x: Any) -> Any:
+    """`as_json`, but a list is described too, because the task saves it in a file of its own."""
+    return {"object": f"a list of {len(x)}"} if isinstance(x, (list, tuple)) else as_json(x)
 
 
-def describe(x: Any) -> str:
+def describe_object(x: Any) -> str:
     """A short description of an object: "a function make_env of __main__"."""
     kind = "a class" if isinstance(x, type) else "a function" if hasattr(x, "__qualname__") else "an instance of"
     named = type(x) if kind == "an instance of" else x

@@ -126,7 +126,7 @@ class LineDisplay(_Watching):
     patience, interval, tenths = 10.0, 1.0, True
 
     def show(self, operations: Sequence[Operation]) -> None:
-        self.say(_described(operations))
+        self.say(_describe(operations))
 
     def say(self, line: str) -> None:
         with self._lock, contextlib.suppress(BrokenPipeError):
@@ -175,9 +175,9 @@ class LiveDisplay(_Watching):
     def show(self, operations: Sequence[Operation]) -> None:
         bar = self._bar or self._open("{task.fields[summary]}", None)
         if not self._is_run:
-            timed = _timed(operations) or Operation("")
+            timed = _outermost(operations) or Operation("")
             bar.update(self._task, total=timed.total, completed=timed.done)
-        bar.update(self._task, summary=printable(_described(operations)), refresh=True)
+        bar.update(self._task, summary=printable(_describe(operations)), refresh=True)
 
     def say(self, line: str) -> None:
         with self._lock:
@@ -193,12 +193,12 @@ class LiveDisplay(_Watching):
             self._bar, self._is_run = None, False
 
 
-def _timed(operations: Sequence[Operation]) -> Operation | None:
+def _outermost(operations: Sequence[Operation]) -> Operation | None:
     """The outermost operation of which a part is done."""
     return next((x for x in operations if x.total and x.done), None)
 
 
-def _described(operations: Sequence[Operation]) -> str:
+def _describe(operations: Sequence[Operation]) -> str:
     """What runs, how fast it goes, and the time left: "update: minibatch 3/24  2 s each  0:42 left".
 
     The time so far, if nothing is known of the rest.
@@ -207,7 +207,7 @@ def _described(operations: Sequence[Operation]) -> str:
     for x in operations:
         count = "" if x.total is None else f" {x.done:,}/{x.total:,}{x.unit and ' '}{x.unit}"
         names.append(f"{x.name}{count}{x.note and ', '}{x.note}")
-    timed, now = _timed(operations), time.monotonic()
+    timed, now = _outermost(operations), time.monotonic()
     if timed is None or timed.total is None:
         return f"{': '.join(names)}  {duration(now - operations[0].start)}"
     each = (now - timed.start) / timed.done

@@ -38,7 +38,7 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
         metadata.model_name, metadata.eval_results = algorithm, [result]
     figures = {kind: _figures(evaluation) for kind, evaluation in kinds.items()}
     about = {"kinds": figures, "objects": run.objects, "has_curve": has_curve}
-    return _rendered("card.md.jinja", record, metadata, step, name, spaces, **about)
+    return _render("card.md.jinja", record, metadata, step, name, spaces, **about)
 
 
 def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has_curve: bool) -> str:
@@ -71,10 +71,10 @@ def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has
         "samples": [{name: _figure(x) for name, x in sample.items()} for sample in (sampled[-1] if sampled else [])],
         "has_curve": has_curve,
     }
-    return _rendered("language_card.md.jinja", record, metadata, step, name, facts, **about)
+    return _render("language_card.md.jinja", record, metadata, step, name, facts, **about)
 
 
-def _rendered(
+def _render(
     file: str, record: Mapping[str, Any], metadata: Any, step: int, name: str, facts: Mapping[str, str], **about: Any
 ) -> str:
     """A card from its template, with what all cards have: settings and versions from `config.json`."""

@@ -14,7 +14,7 @@ _MARKUP = r"[&<>\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+=-]|^\d(?=\d*[.)] )"
 """Characters that Markdown could interpret: brackets only before a target, some signs only at the start of a line."""
 
 
-def escaped(value: Any) -> Markup:
+def escape(value: Any) -> Markup:
     """Text in one line, with the characters that Markdown or HTML would interpret replaced by entities."""
     if isinstance(value, Markup):
         return value
@@ -22,7 +22,7 @@ def escaped(value: Any) -> Markup:
 
 
 def template(package: str, name: str) -> jinja2.Template:
-    """A template of a package, for Markdown or HTML. Values that are not `Markup` are `escaped`."""
+    """A template of a package, for Markdown or HTML. Values that are not `Markup` go through `escape`."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(package, ""),
         autoescape=True,
@@ -30,6 +30,6 @@ def template(package: str, name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=escaped,
+        finalize=escape,
     )
     return environment.get_template(name)

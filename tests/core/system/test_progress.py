@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlzoo.core.system.progress import SILENT, operation, reached, running, track
+from rlzoo.core.system.progress import SILENT, operation, reach, running, track
 
 
 def seen():
@@ -46,9 +46,9 @@ def test_error_ends_everything_inside_of_an_operation():
 
 
 def test_innermost_operation_may_learn_its_size():
-    reached(1, 2, "tokens")
+    reach(1, 2, "tokens")
     with operation("evaluation", 3), operation("sampling") as sampling:
-        reached(5, 12, "tokens")
+        reach(5, 12, "tokens")
         assert seen() == [("evaluation", 0, 3), ("sampling", 5, 12)]
         assert sampling.unit == "tokens"
 

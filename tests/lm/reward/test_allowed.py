@@ -14,7 +14,7 @@ import rlzoo
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.system.errors import ConfigError, EnvError
-from rlzoo.core.system.functions import given_function
+from rlzoo.core.system.functions import as_function
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import Reference
 from rlzoo.lm.model.tokens import Head, TokenDistribution
@@ -117,7 +117,7 @@ def test_whole_rows_get_what_they_got_step_by_step():
     env = make_env(make_model(), allowed=only())
     tokens = collect(env).obs
     assert torch.equal(
-        env.generation.allowed.observed(dataclasses.replace(tokens, allowed=None)).allowed, tokens.allowed
+        env.generation.allowed.with_allowed(dataclasses.replace(tokens, allowed=None)).allowed, tokens.allowed
     )
     assert tokens.allowed.sum(-1)[tokens.acts].unique().tolist() == [4]
 
@@ -204,6 +204,6 @@ def test_a_step_without_an_allowed_token_is_named(function, message):
 
 def test_what_is_no_function():
     with pytest.raises(ConfigError, match="such as allowed_tokens=legal; got"):
-        given_function("allowed_tokens", [1, 2], "legal")
+        as_function("allowed_tokens", [1, 2], "legal")
     with pytest.raises(ConfigError, match="allowed_tokens 'legal' is neither module:function nor"):
-        given_function("allowed_tokens", "legal", "legal")
+        as_function("allowed_tokens", "legal", "legal")

@@ -13,12 +13,12 @@ from transformers import PreTrainedTokenizerFast
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, EnvError
-from rlzoo.core.system.functions import given_function
+from rlzoo.core.system.functions import as_function
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.finetune.chat import completion_row
 from rlzoo.lm.reward.gymnasium_env import ResponseEnv
 from rlzoo.lm.reward.prompt import Prompt
-from rlzoo.lm.reward.turns import Answer, Turns, decode, encode_reply, spoken
+from rlzoo.lm.reward.turns import Answer, Turns, decode, encode_reply, speech
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS
 
@@ -160,9 +160,9 @@ def test_turn_by_turn_equals_teacher_forced():
 def test_rewards_of_turns_join_the_score():
     env = conversation_env(rewarding, max_new_tokens=14, rows=6)
     found = experience(env)
-    turns = [len(said) // 2 + 1 for said in env.said(found.buffer)]
+    turns = [len(said) // 2 + 1 for said in env.turn_texts(found.buffer)]
     ended = env.ended(found.buffer).tolist()
-    for episode, said, stopped, n in zip(found.episodes, env.said(found.buffer), ended, turns, strict=True):
+    for episode, said, stopped, n in zip(found.episodes, env.turn_texts(found.buffer), ended, turns, strict=True):
         given = [0.25 * (2 * k + 1) for k in range(n - (not stopped))]
         assert episode.return_ == pytest.approx(half(None, [""], [said])[0] + sum(given))
     total = found.buffer.reward.sum(1)  # the policy is the reference: no KL
@@ -300,9 +300,9 @@ def test_settings(data):
     with pytest.raises(ConfigError, match="max_turns is for conversations: it needs reply"):
         rlzoo.make_config("ppo-clip", **settings(data, reply=None, max_turns=2))
     with pytest.raises(ConfigError, match='reply must be a function or "module:function", such as reply=answer; got 3'):
-        given_function("reply", 3, "answer")
+        as_function("reply", 3, "answer")
     with pytest.raises(ConfigError, match=r"reply 'turns' is neither module:function nor file.py:function"):
-        given_function("reply", "turns", "answer")
+        as_function("reply", "turns", "answer")
     with pytest.raises(ConfigError, match=r"reward half takes a column 'turns' of the prompts; they have none"):
         make_env(make_model(), score=half, name="half")
     with pytest.raises(ConfigError, match="prompts: the column 'turns' has the name of that of conversations"):
@@ -313,11 +313,11 @@ def test_settings(data):
 
 def test_what_was_said_is_read_from_the_gpu_at_once():
     buffer = collect(make_env(make_model(), turns=Turns(echo, "echo"), max_new_tokens=12))
-    expected = spoken(buffer)
+    expected = speech(buffer)
     with simulated() as gpu:
         moved = buffer.map(lambda x: x.to(GPU))
         gpu.waits.clear()
-        assert spoken(moved) == expected
+        assert speech(moved) == expected
         assert gpu.waits == ["_to_copy"] * 3
 
 

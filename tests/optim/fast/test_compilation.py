@@ -219,7 +219,7 @@ def test_only_tensors_on_the_cpu_are_compiled(cache, caplog):
 def test_a_package_that_others_may_write_is_never_loaded(package, mode, monkeypatch, caplog):
     monkeypatch.setattr(compilation, "_load", no_load)
     package.chmod(mode)
-    assert compilation._cached(package) is None
+    assert compilation._load_cached(package) is None
     assert not package.exists()
     assert "others may write to it" in caplog.text
 
@@ -228,7 +228,7 @@ def test_a_package_of_another_user_is_never_loaded(package, monkeypatch, caplog)
     monkeypatch.setattr(compilation, "_load", no_load)
     owner = package.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert compilation._cached(package) is None
+    assert compilation._load_cached(package) is None
     assert "belongs to another user" in caplog.text
 
 
@@ -236,7 +236,7 @@ def test_a_link_in_the_cache_is_never_followed(package, monkeypatch):
     monkeypatch.setattr(compilation, "_load", no_load)
     link = package.with_name("link.pt2")
     link.symlink_to(package)
-    assert compilation._cached(link) is None
+    assert compilation._load_cached(link) is None
     assert not link.is_symlink()
     assert package.exists()
 
@@ -244,7 +244,7 @@ def test_a_link_in_the_cache_is_never_followed(package, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"not a package"])
 def test_a_damaged_package_is_deleted(package, content, caplog):
     package.write_bytes(content)
-    assert compilation._cached(package) is None
+    assert compilation._load_cached(package) is None
     assert not package.exists()
     assert "is damaged" in caplog.text
 
@@ -271,7 +271,7 @@ def test_a_package_is_loaded_by_the_public_name_where_the_private_one_is_missing
 
 
 def test_arguments_unlike_the_example_are_refused():
-    run = compilation._checked(lambda tensors: list(double(0, tensors[0])), (torch.ones(2, 3), torch.tensor(1.0)))
+    run = compilation._with_check(lambda tensors: list(double(0, tensors[0])), (torch.ones(2, 3), torch.tensor(1.0)))
     (result,) = run(torch.full((2, 3), 2.0), torch.tensor(5.0))
     assert result.tolist() == [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     with pytest.raises(ValueError, match="compiled for 2 tensors, called with 1"):
@@ -352,12 +352,12 @@ def test_a_loop_compiled_once_equals_eager_steps_and_is_loaded_from_then_on(
     flipped[len(intact) // 2] ^= 0xFF
     for damaged in (intact[: len(intact) // 2], bytes(flipped)):
         package.write_bytes(damaged)
-        assert compilation._cached(package) is None
+        assert compilation._load_cached(package) is None
 
     package.write_bytes(intact)
     script = (
         "import sys\nfrom pathlib import Path\nfrom rlzoo.optim.fast import compilation\n"
-        "assert compilation._cached(Path(sys.argv[1])) is not None\n"
+        "assert compilation._load_cached(Path(sys.argv[1])) is not None\n"
         "assert 'torch._inductor' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script, package], check=True, cwd=Path(__file__).parents[3])

@@ -11,7 +11,7 @@ from rlzoo.control.task import Control
 from rlzoo.core.estimators import GAE, LeaveOneOut
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.configuration.config import complain_once, make_config
-from rlzoo.runs.configuration.defaults import configured, starting_from
+from rlzoo.runs.configuration.defaults import configure, starting_from
 from rlzoo.runs.configuration.presets import environments, find_preset, find_recipe
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, task_class
 from rlzoo.runs.run import Run
@@ -123,7 +123,7 @@ def test_recipe_gives_way_to_settings_and_comes_on_top_of_the_preset(recipes, mo
     ]
     expected = {"epochs": 2, "gae_lambda": 0.9, "beta": 0.5, "learning_rate": 1e-5, "responses_per_batch": 64}
     assert settings == expected
-    config, _ = configured("ppo", "Reviews", None, "gentle", {"responses_per_batch": 64})
+    config, _ = configure("ppo", "Reviews", None, "gentle", {"responses_per_batch": 64})
     assert config == make_config("ppo", "Reviews", **expected)
 
 
@@ -264,14 +264,14 @@ def test_task_defaults_apply_to_parts_that_are_made_from_names():
 def test_an_instance_keeps_its_values_beside_a_preset_and_a_file(monkeypatch, tmp_path):
     use_preset(monkeypatch, {"gamma": 0.8, "gae_lambda": 0.7, "num_envs": 3, "hidden": (5,), "epochs": 2})
     parts = {"estimator": GAE(gamma=0.5), "network": Network(hidden=(8,))}
-    config, (line, *_) = configured("ppo", "CartPole-v1", None, True, parts)
+    config, (line, *_) = configure("ppo", "CartPole-v1", None, True, parts)
     assert (config.algorithm.estimator, config.task.network) == (parts["estimator"], parts["network"])
     assert (config.algorithm.epochs, config.task.num_envs) == (2, 3)
     assert line == "preset ppo-clip/CartPole-v1: num_envs=3, epochs=2"
-    config, _ = configured("ppo", "CartPole-v1", None, True, {**parts, "gamma": 0.6, "task": Control(num_envs=9)})
+    config, _ = configure("ppo", "CartPole-v1", None, True, {**parts, "gamma": 0.6, "task": Control(num_envs=9)})
     assert (config.algorithm.estimator, config.task.num_envs) == (GAE(gamma=0.6), 9)
     run = Run.create(tmp_path, make_config("ppo", "CartPole-v1", gamma=0.8, hidden=(5,)))
-    config, _ = configured(None, None, run, True, parts)
+    config, _ = configure(None, None, run, True, parts)
     assert (config.algorithm.estimator, config.task.network) == (parts["estimator"], parts["network"])
 
 

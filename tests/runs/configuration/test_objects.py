@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from rlzoo.runs.configuration.objects import (
-    describe,
+    as_json,
+    describe_object,
     first_description,
     import_name,
     names_code,
     with_tuples,
-    written,
 )
 
 
@@ -30,9 +30,9 @@ class TopLevel:
 
 def test_functions_and_classes_at_the_top_level_are_named():
     assert import_name(top_level) == f"{__name__}:top_level"
-    assert written(TopLevel) == f"{__name__}:TopLevel"
-    assert written([top_level, 3]) == [f"{__name__}:top_level", 3]
-    assert written({top_level: 0.5, "models/reward": 2}) == [[f"{__name__}:top_level", 0.5], ["models/reward", 2]]
+    assert as_json(TopLevel) == f"{__name__}:TopLevel"
+    assert as_json([top_level, 3]) == [f"{__name__}:top_level", 3]
+    assert as_json({top_level: 0.5, "models/reward": 2}) == [[f"{__name__}:top_level", 0.5], ["models/reward", 2]]
 
 
 @pytest.mark.parametrize(
@@ -48,25 +48,25 @@ def test_functions_and_classes_at_the_top_level_are_named():
     ],
 )
 def test_others_are_described(x, description):
-    assert written(x) == {"object": description}
-    assert written((1, x)) == [1, {"object": description}]
-    assert first_description(written({"a": [x]})) is not None
-    assert first_description(written({"a": 1, "b": [2, x]})) == description
+    assert as_json(x) == {"object": description}
+    assert as_json((1, x)) == [1, {"object": description}]
+    assert first_description(as_json({"a": [x]})) is not None
+    assert first_description(as_json({"a": 1, "b": [2, x]})) == description
 
 
 def test_main_is_another_module_in_another_program(monkeypatch):
     monkeypatch.setattr(TopLevel, "__module__", "__main__")
     assert import_name(TopLevel) is None
-    assert describe(TopLevel) == "a class TopLevel of __main__"
+    assert describe_object(TopLevel) == "a class TopLevel of __main__"
 
 
 def test_function_in_a_dict_is_described_because_nothing_would_import_it():
-    assert written({"f": top_level}) == {"f": {"object": f"a function top_level of {__name__}"}}
+    assert as_json({"f": top_level}) == {"f": {"object": f"a function top_level of {__name__}"}}
 
 
 def test_plain_values_stay():
     plain = {"a": [1, 2.5, None, "x:y", True], "b": {"c": []}}
-    assert written(plain) == plain
+    assert as_json(plain) == plain
     assert first_description(plain) is None
 
 
@@ -80,4 +80,4 @@ def test_names_of_code(record, expected):
 
 def test_tuples_in_keyword_arguments_come_back_as_tuples():
     kwargs = {"goal": (1, 2), "map": [[0, (1, "a")]], "nested": {"size": ()}}
-    assert with_tuples(json.loads(json.dumps(written(kwargs)))) == kwargs
+    assert with_tuples(json.loads(json.dumps(as_json(kwargs)))) == kwargs

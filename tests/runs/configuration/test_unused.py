@@ -3,7 +3,7 @@
 import pytest
 
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.configuration.defaults import configured
+from rlzoo.runs.configuration.defaults import configure
 from rlzoo.runs.configuration.unused import unused
 
 FIT = {"vf_learning_rate", "vf_epochs", "vf_minibatch_size"}
@@ -44,7 +44,7 @@ def test_those_of_language_tasks():
 
 def test_only_what_the_user_gave_is_named():
     def lines(**settings):
-        return [x for x in configured("trpo", "CartPole-v1", None, True, settings)[1] if "does nothing" in x]
+        return [x for x in configure("trpo", "CartPole-v1", None, True, settings)[1] if "does nothing" in x]
 
     assert lines() == lines(max_kl=0.02) == lines(learning_rate=1.0, epochs=3) == []
     assert lines(learning_rate=1.0) == ["learning_rate does nothing without epochs"]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rlzoo
 from rlzoo.cli import main
-from rlzoo.lm.model.language_model import merged
+from rlzoo.lm.model.language_model import merge_adapter
 from rlzoo.runs.evaluate import load_model, load_task
 from rlzoo.runs.publish import card as cards
 
@@ -57,7 +57,7 @@ def test_folder_holds_the_model_of_the_checkpoint(run, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     assert main(["push", str(run.path), "./shared", "--checkpoint", "best"]) == 0
     assert capsys.readouterr().out == "shared\n"
-    model = merged(load_model(run, "best").actor)
+    model = merge_adapter(load_model(run, "best").actor)
     ids = torch.arange(5)[None]
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained("shared")(ids).logits
