@@ -34,7 +34,7 @@ _UNKNOWN_AT_FIRST = ("mean_return", "mean_length")
 
 
 @dataclass(frozen=True)
-class Record:
+class History:
     """The records of a run as arrays. Null is NaN."""
 
     metrics: Mapping[str, Array]
@@ -46,7 +46,7 @@ class Record:
     """Mean return that counts as solved."""
 
     @classmethod
-    def of(cls, run: Run) -> Record:
+    def of(cls, run: Run) -> History:
         """The record of a run directory."""
         settings = read_settings(run.path / "config.json")
         metrics = _columns(run.metrics())
@@ -106,7 +106,7 @@ class Rule(NamedTuple):
     """Also the section of `docs/metrics.md`."""
     needs: str
     """Metrics without which the rule does not apply."""
-    seen: Callable[[Record], str | None]
+    seen: Callable[[History], str | None]
     """What a record shows, in words with numbers; None if nothing looks wrong."""
     reason: str
     """What it likely means."""
@@ -142,13 +142,13 @@ def diagnose(run: Run | Path | str) -> list[Finding]:
         RunError: there is no run, or it has no metrics yet.
     """
     run = Run.open(run)
-    record = Record.of(run)
+    record = History.of(run)
     if not record.metrics:
         raise RunError(f"{run.path} has no metrics yet")
     return findings(record)
 
 
-def findings(record: Record) -> list[Finding]:
+def findings(record: History) -> list[Finding]:
     """The rules that apply to a record."""
     applicable = [rule for rule in RULES if {*rule.needs.split()} <= record.metrics.keys()]
     seen = [(rule, rule.seen(record)) for rule in applicable]
@@ -174,20 +174,20 @@ def _below(x: float, bound: float, text: str) -> str | None:
     return text.format(x) if x < bound else None
 
 
-def _not_finite(r: Record) -> str | None:
+def _not_finite(r: History) -> str | None:
     counts = {name: int(np.isnan(x).sum()) for name, x in r.metrics.items() if name not in _UNKNOWN_AT_FIRST}
     worst = max(counts, key=lambda name: counts[name])
     return _above(counts[worst], 0, f"{worst} is not a number in {{}} of {len(r.metrics[worst])} iterations")
 
 
-def _returns_equal(r: Record) -> str | None:
+def _returns_equal(r: History) -> str | None:
     x, spread = r.numbers("mean_return"), r.returns("std_return")
     if len(x) < 5 or np.ptp(x) > 0 or (len(spread) and np.nanmax(spread) > 0) or r.solved:
         return None
     return f"every episode returns {x[-1]:g}"
 
 
-def _returns_fall(r: Record) -> str | None:
+def _returns_fall(r: History) -> str | None:
     x, spread = r.numbers("mean_return"), r.returns("std_return")
     if len(x) < 10 or r.solved:
         return None
@@ -198,7 +198,7 @@ def _returns_fall(r: Record) -> str | None:
     return f"the mean return fell from {peak:.4g} to {end:.4g}; it began at {start:.4g}"
 
 
-def _no_progress(r: Record) -> str | None:
+def _no_progress(r: History) -> str | None:
     x, spread = r.numbers("mean_return"), r.returns("std_return")
     if len(x) < 10 or len(spread) == 0 or r.solved or _returns_equal(r) or _returns_fall(r):
         return None
@@ -207,7 +207,7 @@ def _no_progress(r: Record) -> str | None:
     return _below(end - start, 2 * noise, f"the mean return began at {start:.4g} and is {end:.4g}")
 
 
-def _gamma_too_small(r: Record) -> str | None:
+def _gamma_too_small(r: History) -> str | None:
     _, gamma = r.bound("gamma") or ("", 1.0)
     steps, length = 1 / max(1 - gamma, 1e-9), r.median("mean_length", 0.5)
     if gamma >= 0.9 or r.solved or not length > 20 * steps:
@@ -215,7 +215,7 @@ def _gamma_too_small(r: Record) -> str | None:
     return f"gamma {gamma:g} weighs rewards of the next {steps:.2g} steps, and episodes have {length:.4g}"
 
 
-def _never_explores(r: Record) -> str | None:
+def _never_explores(r: History) -> str | None:
     name, least = ("action_std", 1e-3) if "action_std" in r.metrics else ("entropy", 0.01)
     x = r.numbers(name)
     # A negative entropy is that of a density, which has no zero.
@@ -224,44 +224,44 @@ def _never_explores(r: Record) -> str | None:
     return _below(float(x.max()), least, f"{name} is at most {{:.2g}} from the first update on")
 
 
-def _step_too_large(r: Record) -> str | None:
+def _step_too_large(r: History) -> str | None:
     name, bound = r.bound("max_kl", "step_kl", "stop_kl", "target_kl") or ("a usual update", 0.04)
     text = f"the median KL of an update is {{:.2g}}; {name} is {bound:g}"
     largest = float(np.nanmax(r.metrics["kl"], initial=0.0))
     return _above(r.median("kl"), 2.5 * bound, text) or _above(largest, 1, "one update had a KL of {:.2g}")
 
 
-def _line_search_fails(r: Record) -> str | None:
+def _line_search_fails(r: History) -> str | None:
     accepted = float(np.nanmean(r.metrics.get("accepted", np.ones(1))))
     return _above(1 - accepted, 0.3, "{:.0%} of the steps were rejected at every length")
 
 
-def _too_few_cg_iterations(r: Record) -> str | None:
+def _too_few_cg_iterations(r: History) -> str | None:
     if "kl_reference" in r.metrics:  # of a language model, where few iterations fit the buffer less
         return None
     text = "conjugate gradient leaves a residual of {:.0%} with cg_iters " + str(r.settings.get("cg_iters", "?"))
     return _above(r.median("cg_residual"), 0.3, text)
 
 
-def _step_too_small(r: Record) -> str | None:
+def _step_too_small(r: History) -> str | None:
     if _line_search_fails(r) or _step_too_large(r):
         return None
     text = "the median KL of an update is {:.1g} in the first half of the run"
     return _below(r.median("kl", 0, 0.5), 1e-5, text)
 
 
-def _never_clipping(r: Record) -> str | None:
+def _never_clipping(r: History) -> str | None:
     if "kl" in r.metrics and _step_too_large(r):
         return None
     return _below(r.median("clip_fraction", 0, 0.5), 1e-3, "the ratio of {:.1%} of the steps is outside the clip range")
 
 
-def _penalty_at_its_bound(r: Record) -> str | None:
+def _penalty_at_its_bound(r: History) -> str | None:
     _, bound = r.bound("kl_coef_max") or ("", np.inf)
     return f"kl_coef is at its upper bound {bound:g}" if r.median("kl_coef", 0.5) >= bound else None
 
 
-def _updates_cut_short(r: Record) -> str | None:
+def _updates_cut_short(r: History) -> str | None:
     if r.bound("stop_kl") is None:
         return None
     most = float(np.nanmax(r.metrics["gradient_steps"]))
@@ -269,7 +269,7 @@ def _updates_cut_short(r: Record) -> str | None:
     return _below(r.median("gradient_steps"), 0.2 * most, text)
 
 
-def _entropy_collapses(r: Record) -> str | None:
+def _entropy_collapses(r: History) -> str | None:
     name, least = ("action_std", 0.05) if "action_std" in r.metrics else ("entropy", 0.02)
     x = r.numbers(name)
     # A negative entropy is that of a density, which has no zero.
@@ -278,7 +278,7 @@ def _entropy_collapses(r: Record) -> str | None:
     return _below(x[len(x) // 3], least * x[0], f"{name} fell from {x[0]:.2g} to {{:.2g}} in a third of the run")
 
 
-def _value_lags(r: Record) -> str | None:
+def _value_lags(r: History) -> str | None:
     relative = ("leave-one-out", "group-mean", "group-norm")
     no_value = r.settings.get("baseline") is False or r.settings.get("estimator") in relative
     if no_value or r.solved or not len(r.numbers("mean_return")) or _returns_equal(r):
@@ -287,45 +287,45 @@ def _value_lags(r: Record) -> str | None:
     return _below(r.median("explained_variance", 0.5), 0.1, text)
 
 
-def _gradient_grows(r: Record) -> str | None:
+def _gradient_grows(r: History) -> str | None:
     first, last = r.median("grad_norm", 0, 0.2), r.median("grad_norm", 0.8)
     return f"grad_norm grew from {first:.2g} to {last:.2g}" if last > 30 * first > 0 else None
 
 
-def _gradient_always_clipped(r: Record) -> str | None:
+def _gradient_always_clipped(r: History) -> str | None:
     _, bound = r.bound("max_grad_norm") or ("", np.inf)
     return _above(r.median("grad_norm"), 20 * bound, f"the median grad_norm is {{:.3g}}; max_grad_norm is {bound:g}")
 
 
-def _responses_never_stop(r: Record) -> str | None:
+def _responses_never_stop(r: History) -> str | None:
     first, last = r.median("ended", 0, 0.1), r.median("ended", 0.8)
     if first <= 0.2 and not (r.settings.get("missing_eos_penalty") or 0) > 0:  # some tasks fill the limit
         return None
     return _below(last, 0.05, f"{{:.0%}} of the responses end with a stop token, and {first:.0%} did at first")
 
 
-def _responses_collapse(r: Record) -> str | None:
+def _responses_collapse(r: History) -> str | None:
     first, last = r.median("mean_length", 0, 0.1), r.median("mean_length", 0.9)
     return _below(last, 0.35 * first, f"responses shrank from {first:.3g} to {{:.3g}} tokens")
 
 
-def _scores_all_equal(r: Record) -> str | None:
+def _scores_all_equal(r: History) -> str | None:
     x = r.metrics["score_std"]
     share = float(np.mean(x[len(x) // 2 :] < 1e-6))
     return _above(share, 0.5, "all scores of a buffer are equal in {:.0%} of the second half")
 
 
-def _kl_per_token(r: Record) -> float:
+def _kl_per_token(r: History) -> float:
     """Nats of KL to the reference for each token of a response, in the last fifth of the run."""
     return r.median("kl_reference", 0.8) / max(r.median("mean_length", 0.8), 1.0)
 
 
-def _kl_runs_away(r: Record) -> str | None:
+def _kl_runs_away(r: History) -> str | None:
     text = "the KL to the reference is {:.2g} nats a token, and the score does not rise"
     return None if r.rises("score") else _above(_kl_per_token(r), 1.2, text)
 
 
-def _reward_hacking(r: Record) -> str | None:
+def _reward_hacking(r: History) -> str | None:
     if not r.rises("score"):
         return None
     x = r.returns("mean_return")

@@ -13,7 +13,7 @@ from rlzoo.cli import main
 from rlzoo.core.system.errors import RunError
 from rlzoo.runs import registry
 from rlzoo.runs.configuration.config import make_config
-from rlzoo.runs.diagnose import RULES, Record, diagnose, findings
+from rlzoo.runs.diagnose import RULES, History, diagnose, findings
 from rlzoo.runs.run import Run
 
 N = 100
@@ -70,7 +70,7 @@ SCORES = {"mean_return": np.array([0.3, 0.6, 0.95]), "std_return": np.array([0.4
 def record(kind="trpo", evaluations=None, settings=None, threshold=None, **changes):
     metrics = {name: np.asarray(x, float) for name, x in {**ALGORITHMS[kind], **changes}.items()}
     evaluations = evaluations or (SCORES if kind == "language" else STEADY)
-    return Record(metrics, evaluations, SETTINGS | (settings or {}), threshold)
+    return History(metrics, evaluations, SETTINGS | (settings or {}), threshold)
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import Formatter
 
 from rlzoo.benchmark.reports.statistics import Array, Interval
-from rlzoo.benchmark.reports.study import Algorithm
+from rlzoo.benchmark.reports.study import Label
 from rlzoo.core.system.screen import printable
 
 Styles = Mapping[str, dict[str, Any]]
@@ -47,7 +47,7 @@ _STYLE = {
 }
 
 
-def styles(algorithms: Iterable[Algorithm]) -> dict[str, dict[str, Any]]:
+def styles(algorithms: Iterable[Label]) -> dict[str, dict[str, Any]]:
     """Colour and line style of each algorithm, by name.
 
     Each label has its own colour. A peer has the colour of its counterpart and another line style, and so has the same

@@ -21,7 +21,7 @@ from rlzoo.benchmark.job import Key
 from rlzoo.benchmark.reports import figures, interactive, tables
 from rlzoo.benchmark.reports.data import numbers
 from rlzoo.benchmark.reports.statistics import iqm_interval, is_better, performance_profile
-from rlzoo.benchmark.reports.study import Algorithm, Study
+from rlzoo.benchmark.reports.study import Label, Study
 from rlzoo.benchmark.reports.tables import estimate, excerpt, number
 from rlzoo.benchmark.results import Results
 from rlzoo.runs.configuration.record import unequal_versions
@@ -90,7 +90,7 @@ def _against(study: Study, metric: str) -> str:
     """Scores and a metric of the same evaluation, a panel for each environment that has some."""
     lines = {env: line for env in study.environments if (line := study.lines(env))}
     names = dict.fromkeys(name for groups in lines.values() for name in groups)
-    styles = figures.styles(Algorithm(name, name, "") for name in names)
+    styles = figures.styles(Label(name, name, "") for name in names)
     panels: list[Callable[[Axes], None]] = []
     for env, line in lines.items():
         series = {

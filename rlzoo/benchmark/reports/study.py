@@ -23,7 +23,7 @@ from rlzoo.runs.configuration.record import unequal_versions
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Label:
     """A label of one folder."""
 
     name: str
@@ -140,7 +140,7 @@ class Study:
 
     folders: dict[str, Results]
     """Results by the shortest folder names that are unique."""
-    algorithms: dict[str, Algorithm]
+    algorithms: dict[str, Label]
     """Algorithms by name."""
     environments: dict[str, Environment]
     """Environments by id, as the first folder that has them defines them."""
@@ -318,7 +318,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     return next(x for x in names if len(set(x)) == len(x))
 
 
-def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
+def _algorithms(folders: dict[str, Results]) -> dict[str, Label]:
     labels = [label for folder in folders.values() for label in folder.labels]
     apart = bool(unequal_versions({name: folder.record for name, folder in folders.items()}))
 
@@ -331,7 +331,7 @@ def _algorithms(folders: dict[str, Results]) -> dict[str, Algorithm]:
         return name(label, homes[0]) if label is not None and homes else None
 
     algorithms = [
-        Algorithm(name(label, folder), label, folder, counterpart(results.counterparts.get(label), folder))
+        Label(name(label, folder), label, folder, counterpart(results.counterparts.get(label), folder))
         for folder, results in folders.items()
         for label in results.labels
     ]

@@ -26,7 +26,7 @@ from rlzoo.benchmark.job import Failure, Outcome
 from rlzoo.benchmark.reports import figures, interactive, statistics, tables
 from rlzoo.benchmark.reports.data import numbers
 from rlzoo.benchmark.reports.report import draw, to_html, to_markdown, write_report
-from rlzoo.benchmark.reports.study import Algorithm, Study
+from rlzoo.benchmark.reports.study import Label, Study
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import ConfigError
@@ -466,7 +466,7 @@ def test_no_run_has_finished(tmp_path: Path) -> None:
 
 def test_twelve_labels_look_different() -> None:
     labels = [f"TRPO without part {i}" for i in range(9)] + ["trpo", "ppo-clip", "npg"]
-    styles = figures.styles(Algorithm(label, label, "A") for label in labels)
+    styles = figures.styles(Label(label, label, "A") for label in labels)
     assert len({tuple(style.values()) for style in styles.values()}) == 12
     assert styles["trpo"] == {"color": "#009E73", "linestyle": "solid"}
     assert styles["ppo-clip"] == {"color": "#D55E00", "linestyle": "solid"}
@@ -474,7 +474,7 @@ def test_twelve_labels_look_different() -> None:
 
 def test_labels_of_two_folders_look_different() -> None:
     labels = [f"l{i}" for i in range(9)]
-    both = [Algorithm(f"{x} ({folder})", x, folder) for folder in "AB" for x in labels]
+    both = [Label(f"{x} ({folder})", x, folder) for folder in "AB" for x in labels]
     styles = figures.styles(both)
     assert len({tuple(style.values()) for style in styles.values()}) == 18
     assert all(styles[f"{x} (A)"]["color"] == styles[f"{x} (B)"]["color"] for x in labels)
@@ -482,9 +482,9 @@ def test_labels_of_two_folders_look_different() -> None:
 
 def test_a_peer_has_the_colour_of_its_counterpart() -> None:
     algorithms = [
-        Algorithm("sb3-ppo", "sb3-ppo", "A", "ppo-clip"),
-        Algorithm("ppo-clip", "ppo-clip", "A"),
-        Algorithm("other-ppo", "other-ppo", "A", "ppo-clip"),
+        Label("sb3-ppo", "sb3-ppo", "A", "ppo-clip"),
+        Label("ppo-clip", "ppo-clip", "A"),
+        Label("other-ppo", "other-ppo", "A", "ppo-clip"),
     ]
     styles = figures.styles(algorithms)
     assert styles["ppo-clip"] == {"color": "#D55E00", "linestyle": "solid"}
