@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, RunError, require
 
 FORMAT = 3
 """Version of the files in a run directory."""
@@ -51,7 +51,8 @@ def unpack(files: dict[str, bytes], step: int, run: Mapping[str, Any]) -> Checkp
     """The inverse of `pack`.
 
     Raises:
-        ConfigError: it is the checkpoint of another step or of another run than `run`.
+        ConfigError: it is the checkpoint of another step.
+        RunError: it is that of another run than `run`.
         ValueError, KeyError, TypeError, SafetensorError: the files are damaged or have another format.
     """
     manifest = json.loads(files["manifest.json"])
@@ -64,7 +65,8 @@ def unpack(files: dict[str, bytes], step: int, run: Mapping[str, Any]) -> Checkp
     require(record["step"] == step, f"it is that of step {record['step']}")
     for name, own in record.get("run", {}).items():  # rlzoo 0.1.0 wrote none
         there = run.get(name, own)
-        require(own == there, f"it is that of another run: {name} was {own!r} there, and is {there!r} here")
+        if own != there:
+            raise RunError(f"it is that of another run: {name} was {own!r} there, and is {there!r} here")
     state = _join(record["state"], load(files["state.safetensors"]))
     return Checkpoint(load(files["model.safetensors"]), state)
 

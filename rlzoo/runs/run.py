@@ -347,7 +347,7 @@ class Run:
         """The checkpoint at `step`, or the best one; by default the last one.
 
         Raises:
-            RunError: there is none, or it is damaged. The message names the next older one.
+            RunError: there is none, or it is another run's, or damaged; then the message names the next older one.
         """
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
@@ -355,6 +355,8 @@ class Run:
             limits = {name: most_in_memory() if name.endswith(".safetensors") else LARGE for name in FILES}
             files = {name: read_bytes(folder / name, most) for name, most in limits.items()}
             return unpack(files, step, self.identity())
+        except RunError as error:  # if config.json was changed, no other checkpoint can be read either
+            raise RunError(f"cannot read checkpoint {folder}: {error}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
             older = [s for s in self.steps() if s < step]
             remedy = f"; the one before it is at step {older[-1]}: use --checkpoint {older[-1]}" if older else ""

@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_step_is_refused(tmp_path):
 def test_a_changed_configuration_is_refused(tmp_path):
     run = short_runs.quick_run(tmp_path / "run")
     edit(run.path / "config.json", gamma=0.5)
-    refused(run, "it is that of another run: gamma was 0.99 there, and is 0.5 here")
+    refused(run, r"it is that of another run: gamma was 0\.99 there, and is 0\.5 here$")  # as the checkpoint before it
 
 
 def test_length_and_place_of_training_may_change(tmp_path):
