@@ -82,6 +82,8 @@ def joint_state(
     model: ActorCritic, rng: np.random.Generator, warmup: int, vf_learning_rate: Schedule | None, **scalars: float
 ) -> State:
     """The state of an algorithm that trains policy and value by one Adam."""
+    fault = "there is no parameter of the policy to train: unfreeze it with requires_grad_(True)"
+    require(any(p.requires_grad for p in model.policy_parameters()), fault)
     scalars |= {"vf_warmup": warmup} if warmup else {}
     value = model.value_parameters() if warmup or vf_learning_rate is not None else []
     return State(rng, {"all": Adam(list(model.parameters()), value=value)}, scalars)

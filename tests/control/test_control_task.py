@@ -135,6 +135,16 @@ def test_frozen_parameters_do_not_move():
         assert not torch.equal(parameters(model.policy), before[1])
 
 
+def test_a_frozen_policy_is_an_error():
+    """PPO trained the value alone."""
+    for algorithm in ("reinforce", "npg", "trpo", "ppo-penalty", "ppo-clip"):
+        model = Network(hidden=(8,)).build(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+        for p in model.policy_parameters():
+            p.requires_grad_(False)
+        with pytest.raises(ConfigError, match=r"there is no parameter .*unfreeze it with requires_grad_"):
+            Trainer(make_config(algorithm, "CartPole-v1", num_envs=2, total_steps=256), model=model).iterate()
+
+
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_evaluation_repeats_and_leaves_training_alone(deterministic, fast):
