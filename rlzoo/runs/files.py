@@ -85,7 +85,7 @@ def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
     """Locks a folder against other processes. The operating system releases the lock if this process is killed.
 
     Args:
-        file: the file that is locked; `.lock` in the folder by default.
+        file: the file that is locked, which is deleted in the end; by default `.lock` in the folder, which stays.
 
     Raises:
         RunError: another process holds the lock.
@@ -99,4 +99,9 @@ def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
     except Timeout as error:
         raise RunError(f"{folder} is in use by another process") from error
     with held:
-        yield
+        try:
+            yield
+        finally:
+            if file is not None:
+                with contextlib.suppress(OSError):  # Windows does not delete an open file
+                    file.unlink()

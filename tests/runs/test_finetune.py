@@ -136,6 +136,14 @@ def test_models_that_cannot_be_trained(tmp_path):
         rlzoo.train_reward_model(PAIRS, classes, tokenizer=tiny.make_tokenizer())
 
 
+def test_nothing_is_left_beside_the_model(tmp_path):
+    given = {"tokenizer": tiny.make_tokenizer(), **BRIEF}
+    rlzoo.sft(TEXTS, tiny.make_lm(), tmp_path / "model", **given)
+    with pytest.raises(ConfigError, match="no such directory"):
+        rlzoo.sft(TEXTS, tmp_path / "nowhere", tmp_path / "other", **given)
+    assert [x.name for x in tmp_path.iterdir()] == ["model"]
+
+
 def test_one_process_at_a_time(tmp_path):
     out = tmp_path / "model"
     with lock(out, tmp_path / ".model.lock"), pytest.raises(RunError, match="model is in use by another process"):
