@@ -338,7 +338,7 @@ def test_every_run_has_its_place() -> None:
     assert table(page, "Runs and settings")[1:] == [["E", "trpo", "0: 30.00, 2: 30.00"], ["E", "npg", "0: 30.00"]]
     assert [line for line in page.splitlines() if line.startswith("> ")] == [
         "> **Runs failed: 1.** **Runs missing: 2.** A run that failed has no score and is in no statistic, also if its "
-        "training diverged.",
+        "training diverged. ",
         "> - trpo on E, seed 1: failed: ValueError: no",
         "> - npg on E, seeds 1, 2: missing",
     ]
@@ -441,7 +441,7 @@ def test_a_run_that_diverged_counts_as_worst() -> None:
     page = report(results([*runs("trpo", [1, 2, 3, 4]), diverged]))
     # Of −∞, 1, 2, 3, 4 the middle three are 1, 2 and 3.
     assert table(page, "Final scores")[1][2].startswith("2.00 [−∞, ")
-    assert "Runs diverged: 1." in page
+    assert "Runs diverged: 1.** A run that diverged without an error counts as lower than any other.\n" in page
     assert "> - trpo on E, seed 4: diverged" in page
     assert "4: NaN" in page
 
