@@ -78,13 +78,14 @@ class Results:
         """
         path = Path(path)
         record = read_record(path / _SUITE, FORMAT)
+        outcomes = read_outcomes(path, warn)
+        with _reading(path / _FAILURES):
+            failures = [Failure(**line) for _, line in read_jsonl(path / _FAILURES) if line is not None]
+            failed = {failure.key: failure for failure in failures if failure.key not in outcomes}
         with _reading(path / _SUITE):
             suite = record.pop("suite")
             environments = {env: Environment(**fields) for env, fields in suite["environments"].items()}
             order = [(label, env, seed) for env in environments for label in suite["labels"] for seed in suite["seeds"]]
-            outcomes = read_outcomes(path, warn)
-            failures = [Failure(**line) for _, line in read_jsonl(path / _FAILURES) if line is not None]
-            failed = {failure.key: failure for failure in failures if failure.key not in outcomes}
             return cls(
                 path=path,
                 **{key: value for key, value in suite.items() if key not in ("name", "environments")},
@@ -98,7 +99,7 @@ class Results:
 
 @contextlib.contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Turns the errors of a `suite.json` with other content into a `RunError` that names it."""
+    """Turns the errors of a file with other content into a `RunError` that names it."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -470,6 +470,14 @@ def test_a_damaged_suite_json(edited, suite):
         run_suite(suite, out)
 
 
+@pytest.mark.parametrize("line", ['{"label": "trpo"}', '{"label": [], "env": "E", "seed": 0, "error": ""}'])
+def test_a_damaged_line_of_failures(line, edited):
+    out = edited()
+    (out / "failures.jsonl").write_text(line + "\n")
+    with pytest.raises(RunError, match=r"failures\.jsonl is damaged: TypeError"):
+        Results.read(out)
+
+
 def test_a_line_for_each_job(suite, tmp_path, monkeypatch):
     clock = iter([100.0, 110.0, 140.0, 150.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
