@@ -167,13 +167,19 @@ class Writer:
         self.outcomes = dict(outcomes)
         self.failures: list[Failure] = []
         self._order = [job.key for job in suite.jobs]
+        machine, commit = _machine(), git_commit()
+        if outcomes and holds_results(path):
+            before = read_record(path / _SUITE, FORMAT)
+            earlier, remain = dict(before.get("machine") or {}), len(outcomes) < len(suite.jobs)
+            machine = {name: _both(earlier.get(name), x) for name, x in machine.items()} if remain else earlier
+            commit = _both(before.get("git_commit"), commit) if remain else before.get("git_commit")
         self._record: dict[str, Any] = {
             "format": FORMAT,
             "suite": _suite_record(suite),
             "command": command,
-            "machine": _machine(),
+            "machine": machine,
             "versions": versions(),
-            "git_commit": git_commit(),
+            "git_commit": commit,
         }
 
     def add(self, outcome: Outcome | Failure) -> None:
@@ -239,6 +245,11 @@ def _machine() -> dict[str, Any]:
     if hasattr(os, "sysconf"):
         machine["memory_gib"] = round(memory() / 2**30, 1)
     return machine
+
+
+def _both(before: Any, now: Any) -> Any:
+    """A value of this session, after those of the sessions before if they had others: 'A; B'."""
+    return now if before in (None, now) else "; ".join(dict.fromkeys([*str(before).split("; "), str(now)]))
 
 
 def _split(outcome: Outcome) -> dict[str, dict[str, Any]]:
