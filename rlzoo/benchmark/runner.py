@@ -22,7 +22,7 @@ from rlzoo.benchmark.results import Results, Writer, check_folder, finished_jobs
 from rlzoo.benchmark.suite import Suite
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import SILENT, Progress, operation
-from rlzoo.runs.files import lock
+from rlzoo.runs.files import lock, remove_report
 from rlzoo.runs.logs.display import duration
 from rlzoo.runs.signals import interruptible
 
@@ -48,7 +48,7 @@ def run_suite(
         jobs: number of parallel processes, each with one thread; the number of cores by default.
         backend: `loky` for joblib's processes on this machine; `slurm` for jobs of Slurm; `ray` or `dask` for the
             cluster that RAY_ADDRESS or DASK_SCHEDULER_ADDRESS names, which ignores `jobs`, or for a local one.
-        overwrite: delete the results that the folder has.
+        overwrite: delete the results that the folder has, and their report.
         progress: gets a line for each job.
 
     Raises:
@@ -64,6 +64,8 @@ def run_suite(
     with lock(out):
         kept = {} if overwrite else finished_jobs(out, suite, progress.say)
         writer = Writer(out, suite, f"rlzoo benchmark {shlex.quote(suite.source)} --jobs {workers}", kept)
+        if overwrite:
+            remove_report(out)
         writer.rewrite()
         remaining = [job for job in suite.jobs if job.key not in kept]
         total = len(suite.jobs)

@@ -15,6 +15,9 @@ from filelock import FileLock, Timeout
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.files import LARGE, check_regular, naming, sync
 
+_FIGURES = ("overview", "overall", "pairs", "against")
+_REPORT = ("report.html", "report.md", "scores.csv", "curves.csv", *(f"figures/{name}.svg" for name in _FIGURES))
+
 
 def write_and_sync(path: Path, data: bytes) -> None:
     """Writes a new file and flushes it to disk."""
@@ -43,6 +46,12 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def remove_report(folder: Path) -> None:
+    """Deletes what `rlzoo report` has written in a folder whose content is replaced."""
+    for name in _REPORT:
+        remove(folder / name)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:

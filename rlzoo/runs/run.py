@@ -32,7 +32,7 @@ from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import as_json, describe_object, first_description, names_code
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, write_and_sync, write_atomically
+from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, remove_report, write_and_sync, write_atomically
 from rlzoo.runs.publish import hub
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ class Run:
 
     def _clear(self) -> None:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""
+        remove_report(self.path)
         for path in (
             *map(self.path.joinpath, _FOLDERS),
             *self.path.glob("events.out.tfevents.*"),

@@ -85,6 +85,8 @@ def test_benchmark_runs_its_jobs_again_to_overwrite(tmp_path, monkeypatch, capsy
         out = capsys.readouterr().out
         assert ("1 of 1 jobs are done already" in out) == kept
         assert out.endswith("1 of 1 jobs are done; show them with: rlzoo report results\n")
+        assert Path("results/report.md").exists() == kept
+        assert main(["report", "results"]) == 0
 
 
 def test_json_of_train_is_alone_on_standard_output(tmp_path, capsys):
@@ -596,9 +598,14 @@ def test_directory_that_holds_a_run_is_left_alone(run, capsys):
 
 def test_overwrite(tmp_path):
     run = short_runs.quick_run(tmp_path, seed=1)
+    before = {path.name for path in tmp_path.rglob("*")}
+    assert main(["report", str(tmp_path)]) == 0
+    report = {path.name for path in tmp_path.rglob("*")} - before - {"figures"}
+    assert {"report.md", "overview.svg", "scores.csv"} <= report
     arguments = ["train", "ppo", "CartPole-v1", "--out", str(tmp_path), "--quiet", *SMALL_PPO]
     assert main([*arguments, "--overwrite"]) == 0
     assert run.read_config().seed == 0
+    assert report.isdisjoint(path.name for path in tmp_path.rglob("*"))  # it was that of the other run
 
 
 def test_tracker_without_its_package_is_one_line(tmp_path, monkeypatch, capsys):
