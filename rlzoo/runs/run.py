@@ -164,13 +164,19 @@ class Run:
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file")
         if self.path.is_dir() and any(not p.name.startswith(".") for p in self.path.iterdir()):
-            if not self._config.exists():
+            if not self._config.exists() or self._is_foreign():
                 raise RunError(f"{self.path} is not empty, and its files are not those of a run")
             if not overwrite:
                 raise RunError(
                     f"{self.path} already holds a run: continue it with rlzoo resume {self.path}, "
                     "or replace it with --overwrite"
                 )
+
+    def _is_foreign(self) -> bool:
+        """Whether `config.json` is that of something else, such as a language model. A damaged one is the run's."""
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+            return "algorithm" not in json.loads(read_bytes(self._config))
+        return False
 
     def _clear(self) -> None:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""

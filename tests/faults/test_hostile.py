@@ -253,6 +253,17 @@ def test_foreign_directory(tmp_path, capsys):
     assert (tmp_path / "thesis.tex").read_text() == "ten years of work"
 
 
+def test_the_directory_of_a_model_is_not_overwritten(tmp_path):
+    """It has a `config.json` too, which was deleted with the data beside it."""
+    files = {"config.json": '{"model_type": "gpt2"}', "data.jsonl": "{}"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match="is not empty, and its files are not those of a run"):
+            short_runs.quick_run(tmp_path, overwrite=overwrite)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 def test_overwriting_leaves_other_files_alone(run):
     (run.path / "notes.txt").write_text("mine")
     short_runs.quick_run(run.path, overwrite=True)
