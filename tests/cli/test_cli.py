@@ -456,7 +456,10 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo RandomWalks --responses-per-batch 6 --responses-per-prompt 4", PER_PROMPT),
         ("train trpo RandomWalks --attention sdpa", SDPA),
         ("train trpo RandomWalks --attention sdap", ATTENTION),
-        ("train ppo Prompts", "model is missing: Prompts has none of its own"),
+        (
+            "train ppo Prompts",
+            "model is missing: Prompts has none of its own; give a directory, a Hub name or a Hugging Face model",
+        ),
         ("train ppo CartPole-v1 extra", "unexpected argument 'extra'"),
         ("train ppo CartPole-v1 --gamma", "Missing value for argument '--gamma'. Expected 1 values."),
         ("train ppo CartPole-v1 --seed 1 --jobs 2", "--jobs is for several seeds: --seed 1 2 3"),

@@ -119,9 +119,10 @@ class LanguageTask(Task):
         check_language(settings, setup)
         one_turn = cls.own_reply is LanguageTask.own_reply and settings.reply is None
         require(not one_turn or settings.max_turns is None, "max_turns is for conversations: it needs reply")
+        remedy = {"model": "; give a directory, a Hub name or a Hugging Face model"}  # and no LanguageModel
         for name, own in (("model", "own_sft"), ("prompts", "own_prompts"), ("reward", "own_score")):
             there = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
-            require(there, f"{name} is missing: {env_name(setup.env)} has none of its own")
+            require(there, f"{name} is missing: {env_name(setup.env)} has none of its own{remedy.get(name, '')}")
 
     @property
     def _start(self) -> Path | None:

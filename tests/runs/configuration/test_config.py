@@ -119,7 +119,10 @@ def test_flat_form_survives_json(algorithm):
         ({"hidden": (8, 2**31)}, f"hidden must be at most {2**31 - 1}, got (8, {2**31})"),
         ({"vf_coef": 1e39}, "vf_coef must be at most 3.4e+38 in absolute value, got 1e+39"),
         ({"ent_coef": "linear:0:1e39"}, "ent_coef must be at most 3.4e+38 in absolute value, got linear:0:1e39"),
-        ({"env": "Prompts"}, "model is missing: Prompts has none of its own"),
+        (
+            {"env": "Prompts"},
+            "model is missing: Prompts has none of its own; give a directory, a Hub name or a Hugging Face model",
+        ),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
