@@ -182,10 +182,8 @@ class Run:
         """Deletes the run, its configuration last, so that a half-deleted directory is still recognised as a run."""
         remove_report(self.path)
         for path in (
-            *map(self.path.joinpath, _FOLDERS),
+            *map(self.path.joinpath, (*_FOLDERS, *_RECORDS, *_READ_BACK, "tracker.json")),
             *self.path.glob("events.out.tfevents.*"),
-            *self.path.glob("*.jsonl"),
-            self.path / "tracker.json",
             self._config,
         ):
             remove(path)

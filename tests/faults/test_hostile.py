@@ -265,9 +265,10 @@ def test_the_directory_of_a_model_is_not_overwritten(tmp_path):
 
 
 def test_overwriting_leaves_other_files_alone(run):
-    (run.path / "notes.txt").write_text("mine")
+    for name in ("notes.txt", "data.jsonl"):
+        (run.path / name).write_text("mine")
     short_runs.quick_run(run.path, overwrite=True)
-    assert (run.path / "notes.txt").read_text() == "mine"
+    assert (run.path / "notes.txt").read_text() == (run.path / "data.jsonl").read_text() == "mine"
 
 
 def test_checkpoint_that_is_a_link_is_not_followed_when_it_is_let_go(run, tmp_path):
