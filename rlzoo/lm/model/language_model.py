@@ -69,8 +69,9 @@ class Trunk(nn.Module):
             more["position_ids"] = position_ids(attention)[:, -token.shape[1] :]
         if cache is not None:
             more[self._cache_name] = cache
-        if self.gradient_checkpointing:  # works in training mode only, where Hugging Face turns the cache off
-            self.base.train(torch.is_grad_enabled())
+        if self.gradient_checkpointing:  # works in training mode only, in which routers would sample their experts
+            for module in (x for x in self.base.modules() if hasattr(x, "gradient_checkpointing")):
+                module.training = torch.is_grad_enabled()
         with autocast(device, self.precision):
             inputs = {"input_ids": token, "attention_mask": attention.long(), "use_cache": cache is not None}
             return self.call(**{**inputs, **more})

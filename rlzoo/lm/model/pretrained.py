@@ -341,24 +341,24 @@ def _ready(model: Any, name: str) -> PreTrainedModel:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Sets dropout and the noise of routers to 0, and lets embeddings train their row of padding.
+    """Sets dropout to 0, and lets embeddings train their row of padding.
 
     The padding may be a token of texts, such as the end of sequence.
     """
     for module in model.modules():
-        _without_noise(module)
+        _zero_dropout(module)
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
 
 
-def _without_noise(part: nn.Module | PretrainedConfig) -> None:
-    """Sets what is called dropout or jitter to 0 in a module or configuration, and in the configurations within."""
+def _zero_dropout(part: nn.Module | PretrainedConfig) -> None:
+    """Sets what is called dropout to 0 in a module or configuration, and in the configurations within."""
     for name, x in vars(part).items():
         if isinstance(x, PretrainedConfig):
-            _without_noise(x)
-        elif ("drop" in name or "jitter" in name) and isinstance(x, (int, float)) and not isinstance(x, bool):
+            _zero_dropout(x)
+        elif "drop" in name and isinstance(x, (int, float)) and not isinstance(x, bool):
             setattr(part, name, type(x)(0))
 
 

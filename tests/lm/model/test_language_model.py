@@ -24,6 +24,7 @@ from peft import LoraConfig, get_peft_model
 from tiny import PAD, make_tokenizer
 from torch.autograd import forward_ad
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     BartConfig,
     GPT2Config,
@@ -539,6 +540,18 @@ def test_no_layer_is_dropped_while_activations_are_recomputed():
     with torch.no_grad():
         expected = distributed(model, rows)
     torch.testing.assert_close(distributed(model, rows), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_router_weighs_its_experts_as_in_transformers(checkpointing):
+    """That of PhiMoE weighs them by its jitter, and samples them in training mode."""
+    settings = {**SHAPE, "num_local_experts": 8, "router_jitter_noise": 0.5, "vocab_size": PAD + 1}
+    actor = AutoModelForCausalLM.from_config(AutoConfig.for_model("phimoe", **settings)).eval()
+    row = single(make_rows(SIZES), 2)
+    expected = actor(row.token).logits[row.acts].log_softmax(-1)
+    log_probs = LanguageModel(actor, gradient_checkpointing=checkpointing).distribution(row).at_steps.log_probs
+    torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-5)
+    assert actor.config.router_jitter_noise == 0.5
 
 
 @ALL_KINDS
