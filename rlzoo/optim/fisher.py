@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Distribution
 from rlzoo.core.system import processes
+from rlzoo.core.system.errors import ConfigError, first_line
 from rlzoo.core.system.progress import track
 from rlzoo.optim.natural_gradient import FlatPolicy, T, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
@@ -136,7 +137,11 @@ def _moving(policy: FlatPolicy, theta: Vector, v: Vector, part: Buffer) -> tuple
     """π_θ in the states of a micro-batch, and J·v (see `Jacobian`), by a forward-mode pass."""
     with forward_ad.dual_level():
         moving = forward_ad.make_dual(theta.detach(), v)  # type: ignore[no-untyped-call]
-        dual = policy(moving, lambda model: model.distribution(part.obs))
+        try:
+            dual = policy(moving, lambda model: model.distribution(part.obs))
+        except NotImplementedError as error:
+            fault = "the policy has no forward-mode derivatives, which Fisher products need"
+            raise ConfigError(f"{fault}: {first_line(error)}") from error
         pairs = [forward_ad.unpack_dual(x) for x in dual.tensors()]  # type: ignore[no-untyped-call]
         tangents = [torch.zeros_like(x) if u is None else u for x, u in pairs]
         return dual.with_tensors([x for x, _ in pairs]), tangents

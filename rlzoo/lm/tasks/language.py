@@ -83,6 +83,9 @@ class LanguageTask(Task):
         if not (model is None or isinstance(model, LanguageModel)):
             raise ConfigError(f"model: {env_name(setup.env)} needs a LanguageModel, got a {type(model).__name__}")
         self.model = (self._build() if model is None else self._check_own(model)).to(setup.device)
+        lm = causal_lm(self.model.actor)
+        if setup.second_order and hasattr(lm, "set_experts_implementation"):  # since transformers 5
+            lm.set_experts_implementation("eager")  # the only one with forward-mode derivatives
         self.env = self._environment(None if model is None else self._initial(self.model))
         self.collector = Collector(self.env, whole_episodes=True)
         self.eval_texts = self._find_eval_prompts()

@@ -16,6 +16,8 @@ from rlzoo.lm.fast import packed
 from rlzoo.lm.fast.attention import NAMES
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model.language_model import LanguageModel
+from rlzoo.lm.model.pretrained import new_causal_lm
+from rlzoo.lm.model.saving import save
 from rlzoo.lm.tasks.conversation import Speaker
 from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.optim.objective import surrogate
@@ -395,6 +397,27 @@ def test_trpo_with_epochs_needs_no_forward_mode(data):
         weights.append(torch.nn.utils.parameters_to_vector(trainer.model.parameters()))
     assert trainer.model.actor.config._attn_implementation == NAMES["sdpa"]  # by default
     torch.testing.assert_close(weights[1:], [weights[0], weights[0]], rtol=0, atol=1e-5)
+
+
+def second_order_trainer(data, folder, kind, given):
+    shape = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    actor = new_causal_lm({"model_type": kind, **shape, **heads}, tiny.PAD + 1)
+    save(actor, tiny.make_tokenizer(), folder)
+    return Trainer(config(data, "npg", model=str(folder)), model=LanguageModel(actor) if given else None)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_experts_have_fisher_products(given, data, tmp_path):
+    trainer = second_order_trainer(data, tmp_path, "mixtral", given)
+    assert trainer.iterate().metrics["kl"] > 0
+
+
+def test_a_layer_without_forward_mode_is_one_line(data, tmp_path):
+    trainer = second_order_trainer(data, tmp_path, "bloom", given=False)
+    with pytest.raises(ConfigError, match="which Fisher products need: You must implement") as caught:
+        trainer.iterate()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
