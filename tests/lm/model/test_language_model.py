@@ -811,6 +811,15 @@ def test_an_adapter_is_all_that_trains_and_off_it_is_the_reference(kind, tmp_pat
     assert hasattr(model.actor, "disable_adapter")
 
 
+def test_a_router_that_is_a_linear_layer_gets_no_adapter():
+    """PhiMoE's returns its weights and its experts."""
+    actor = with_adapter(other_actor("phimoe"), 2, seed=0)
+    assert {name.split(".")[-4] for name, p in actor.named_parameters() if p.requires_grad} == {
+        "q_proj", "k_proj", "v_proj", "o_proj",
+    }  # fmt: skip
+    assert distributed(LanguageModel(actor), make_rows(SIZES)).isfinite().all()
+
+
 def test_the_reference_leaves_the_frozen_part_of_an_adapter_frozen():
     model = make_model(rank=2)
     for name, p in model.actor.named_parameters():
