@@ -24,7 +24,7 @@ from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
 from rlzoo.control.networks import Network, NetworkSettings
 from rlzoo.control.recurrent import GRU, LSTM
-from rlzoo.control.spaces import action_columns, leaves, space_text
+from rlzoo.control.spaces import action_columns, categories, is_product, leaves, space_text
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name
 from rlzoo.core.evaluation import Evaluation, Played
@@ -125,7 +125,8 @@ class ControlTask(EnvTask):
         space, actions, memory = self.env.observation_space, self.env.action_space, self.model.memory_size
         obs, none = np.zeros((2, *space.shape), space.dtype), np.zeros(2, bool)
         noise = np.tile(1e6 * np.arange(self.noise.shape[1], dtype=np.float32), (2, 1))  # gives the last categories
-        columns = () if isinstance(actions, gymnasium.spaces.Discrete) else (sum(map(action_columns, leaves(actions))),)
+        one = not is_product(actions) and len(categories(actions)) == 1
+        columns = () if one else (sum(map(action_columns, leaves(actions))),)
         try:
             action = self.make_actor(self.model, itertools.repeat(noise))(obs, none, none)
             seen = Seen(obs, start=none, memory=np.zeros((2, memory), np.float32)) if memory else obs

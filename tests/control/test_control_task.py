@@ -1,5 +1,8 @@
 """The task of a control environment: what training continues from, evaluation, and its settings."""
 
+from functools import partial
+
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -122,6 +125,19 @@ def test_fisher_fraction_is_of_the_rows_that_a_recurrent_network_sees():
     ControlTask.check(Control(num_envs=2, num_steps=64), setup)
     with pytest.raises(ConfigError, match=r"fisher_fraction = 0\.1 of the rows of a buffer = 4 leaves no row"):
         ControlTask.check(Control(num_envs=2, num_steps=64, network=GRU(unroll=32)), setup)
+
+
+@pytest.mark.parametrize(
+    ("space", "number"),
+    [
+        (spaces.MultiDiscrete([2]), lambda action: action[0]),
+        (spaces.MultiBinary(1), lambda action: action[0]),
+        (spaces.Tuple([spaces.MultiDiscrete([2])]), lambda action: action[0][0]),
+    ],
+)
+def test_array_of_one_category_is_an_action(space, number):
+    push = partial(gymnasium.wrappers.TransformAction, func=number, action_space=space)
+    assert collect(make_task(wrappers=(push,))).action.unique().tolist() == [0, 1]
 
 
 def test_frozen_parameters_do_not_move():
