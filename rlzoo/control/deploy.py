@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
 from rlzoo.control.spaces import (
+    box_units,
     flat_mask,
     flat_observation,
     illegal_part,
@@ -113,9 +114,10 @@ class ControlPolicy(DeployedPolicy):
             raise ConfigError(f"obs is neither an observation of {name} nor a batch of them: {error!r}") from error
 
     def export(self, format: str, about: Mapping[str, str]) -> bytes:
-        space = batch_space(self.observation_space, 100)
-        space.seed(0)
-        obs = torch.from_numpy(self.flatten(space.sample()))
+        space: Any = spaces.flatten_space(self.observation_space)
+        centre, half = box_units(space)  # Gymnasium cannot sample from bounds near the largest number
+        inside = centre + half * np.random.default_rng(0).uniform(-1, 1, (100, len(half)))
+        obs = torch.from_numpy(inside.clip(space.low, space.high).astype(np.float32))
         require(not self._masks, "no export format takes masks of legal actions: use load_policy")
         return export_model(self.model, obs, self.action_space, format, about)
 

@@ -117,6 +117,15 @@ def test_exported_policy_takes_flat_observations(space, format, tmp_path):
     check_parity(make_policy(ACTIONS["multidiscrete"], space), format, tmp_path, batched.sample())
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint64])
+def test_bounds_that_are_the_largest_numbers(dtype, format, tmp_path):
+    kind = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
+    obs = np.random.default_rng(0).uniform(0, 4, (10_000, 4)).astype(dtype)
+    for low in (kind.min, 0):
+        check_parity(make_policy(ACTIONS["start"], spaces.Box(low, kind.max, (4,), dtype)), format, tmp_path, obs)
+
+
 @pytest.mark.parametrize("start", [-(2**31), 2**31 - 3])
 def test_least_and_greatest_integers_of_c(start, tmp_path):
     obs = np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32) * 2
