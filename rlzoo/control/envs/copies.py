@@ -6,6 +6,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -65,7 +66,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Sets attributes, each of the outermost wrapper that has it, or of the environment. Returns what is wrong."""
         for name, x in values.items():
             try:
-                if not self.env.set_wrapper_attr(name, x, force=False):
+                if not self.env.set_wrapper_attr(name, deepcopy(x), force=False):
                     return f"it has no attribute {name!r}"
             except Exception as error:
                 return f"setting {name!r} raised {describe_error(error)}{place(error)}"

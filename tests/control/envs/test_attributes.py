@@ -66,6 +66,8 @@ def test_attributes_reach_the_environment_or_the_wrapper_that_has_them(asynchron
     env.set_attr("pause", (1, 2))
     assert env.attributes == {"speed": 0, "pause": [1, 2]}
     assert env._vector.get_attr("pause") == ([1, 2], [1, 2])
+    env._vector.get_attr("pause")[0].append(3)  # each copy has a list of its own
+    assert env._vector.get_attr("pause")[1] == env.attributes["pause"] == [1, 2]
     env.reset()
     assert (env.step(np.ones(2, np.int64))[0] == 0).all()
     for name, value, fault in (
