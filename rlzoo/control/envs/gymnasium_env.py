@@ -225,7 +225,6 @@ class GymnasiumEnv(VectorEnv):
         attributes = [x.get("attributes", [[0, {}]]) for x in copies]  # version 0.1.0 had none
         self._attributes = [[(t, values) for t, values in changes] for changes in attributes]
         self.attributes = {name: x for _, values in self._attributes[0] for name, x in values.items()}
-        self._call(self._vector.reset)  # no copy is about to reset itself
         episodes = [(x["start"], self._native(x["actions"]), y) for x, y in zip(copies, attributes, strict=True)]
         results = self._vector.call("replay", episodes)
         with np.errstate(over="ignore"):

@@ -134,6 +134,30 @@ def test_state_at_every_point_of_an_episode(steps, asynchronous):
     np.testing.assert_array_equal(fresh.reset()[0], make().reset()[0])
 
 
+class FromSeed(gymnasium.Env):
+    """Has random numbers from its first reset with a seed on."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,))
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        return self.rng.normal(size=1).astype(np.float32), {}
+
+    def step(self, action):
+        return self.rng.normal(size=1).astype(np.float32), 1.0, False, False, {}
+
+
+def test_no_copy_is_reset_without_a_seed_before_it_repeats_its_episode():
+    env, other = (Source(FromSeed).make(2, 3) for _ in range(2))
+    env.reset()
+    env.step(np.zeros((2, 1)))
+    other.load_state_dict(env.state_dict())
+    np.testing.assert_array_equal(*(x.step(np.zeros((2, 1)))[0] for x in (env, other)))
+
+
 def test_a_state_without_attributes_is_that_of_version_0_1_0():
     env, other = (Source("CartPole-v1", vectorized=False).make(2, 3) for _ in range(2))
     for used, before in ((env, 5), (other, 7)):
