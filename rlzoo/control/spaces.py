@@ -175,11 +175,11 @@ def observation_parts(space: Any, obs: Any, name: str = "observation") -> Iterat
 
 
 def check_observation(space: Any, obs: Any) -> None:
-    """Raises `ValueError` if an observation, or a part of it, has another shape or kind of numbers than its Box."""
+    """Raises `ValueError` if an observation, or a part of it, has another shape than its space, or kind than its Box."""
     for leaf, part, name in observation_parts(space, obs):
         x = np.asarray(part)
-        fits = x.dtype.kind not in "fc" or np.can_cast(x.dtype, leaf.dtype, "same_kind")
-        if isinstance(leaf, spaces.Box) and not (fits and x.shape == leaf.shape):
+        of_kind = x.dtype.kind not in "fc" or np.can_cast(x.dtype, leaf.dtype, "same_kind")
+        if x.shape != (leaf.shape or ()) or (isinstance(leaf, spaces.Box) and not of_kind):
             raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {leaf.shape}")
 
 

@@ -174,7 +174,7 @@ def _flag(name: str, x: Any) -> bool:
 def _reward(x: Any) -> float:
     if isinstance(x, str | bytes):
         raise TypeError(f"reward must be a number, got {x!r}")
-    return float(x)
+    return float(x.item() if isinstance(x, np.ndarray) else x)
 
 
 def make_copies(

@@ -258,6 +258,7 @@ def test_environment_that_cannot_be_made(error):
         (lambda step, obs, reward: (obs, np.inf), r"copy 1 gave a non-finite reward: \[inf\]"),
         (lambda step, obs, reward: (obs, 1e300), r"copy 1 gave a non-finite reward: \[inf\]"),
         (lambda step, obs, reward: (obs, None), r"copy 1 raised TypeError"),
+        (lambda step, obs, reward: (obs, np.ones(2)), r"copy 1 raised ValueError: can only convert an array of size 1"),
         (lambda step, obs, reward: (obs, "1"), r"copy 1 raised TypeError: reward must be a number, got '1'"),
         (lambda step, obs, reward: sys.exit("enough"), r"copy 1 raised SystemExit: enough"),
         (lambda step, obs, reward: raise_mute(), r"copy 1 raised MuteError: its message cannot be made"),
@@ -270,6 +271,13 @@ def test_broken_results_name_the_copy_and_the_step(fault, message):
     env.reset()
     with pytest.raises(EnvError, match=f"'Echo-v0', step 1: {message}"):
         env.step(zeros(env))
+
+
+@pytest.mark.parametrize("two", [2, np.float64(2), np.array(2), np.array([[2]]), np.array([2], object), torch.ones(1) * 2])
+def test_rewards_in_many_forms(two):
+    env = make(fault=lambda step, obs, reward: (obs, two), faulty_seed=11)
+    env.reset()
+    assert env.step(zeros(env))[1].tolist() == [1, 2]
 
 
 def test_broken_part_of_a_dict_observation_is_an_error():
@@ -323,6 +331,8 @@ BYTES, PAIR = spaces.Box(0, 255, (2,), np.uint8), spaces.Box(-1, 1, (2,))
     ("space", "obs", "said"),
     [
         (BYTES, np.array([0.2, 0.9]), "observation is float64 of shape (2,), its space uint8 of shape (2,)"),
+        (spaces.MultiDiscrete([3, 3]), np.array([1]), "observation is int64 of shape (1,), its space int64 of shape (2,)"),
+        (spaces.MultiBinary(2), [1, 0, 1], "observation is int64 of shape (3,), its space int8 of shape (2,)"),
         (PAIR, np.array([1j, 0]), "observation is complex128 of shape (2,), its space float32 of shape (2,)"),
         (
             spaces.Dict(a=spaces.Box(-1, 1, (2, 3)), b=PAIR),
