@@ -273,7 +273,9 @@ def test_broken_results_name_the_copy_and_the_step(fault, message):
         env.step(zeros(env))
 
 
-@pytest.mark.parametrize("two", [2, np.float64(2), np.array(2), np.array([[2]]), np.array([2], object), torch.ones(1) * 2])
+@pytest.mark.parametrize(
+    "two", [2, np.float64(2), np.array(2), np.array([[2]]), np.array([2], object), torch.ones(1) * 2]
+)
 def test_rewards_in_many_forms(two):
     env = make(fault=lambda step, obs, reward: (obs, two), faulty_seed=11)
     env.reset()
@@ -331,7 +333,11 @@ BYTES, PAIR = spaces.Box(0, 255, (2,), np.uint8), spaces.Box(-1, 1, (2,))
     ("space", "obs", "said"),
     [
         (BYTES, np.array([0.2, 0.9]), "observation is float64 of shape (2,), its space uint8 of shape (2,)"),
-        (spaces.MultiDiscrete([3, 3]), np.array([1]), "observation is int64 of shape (1,), its space int64 of shape (2,)"),
+        (
+            spaces.MultiDiscrete([3, 3]),
+            np.array([1]),
+            "observation is int64 of shape (1,), its space int64 of shape (2,)",
+        ),
         (spaces.MultiBinary(2), [1, 0, 1], "observation is int64 of shape (3,), its space int8 of shape (2,)"),
         (PAIR, np.array([1j, 0]), "observation is complex128 of shape (2,), its space float32 of shape (2,)"),
         (
