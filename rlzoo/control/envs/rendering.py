@@ -83,8 +83,16 @@ def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
         raise ConfigError(f"recording a video needs the packages of rlzoo[video]: {error}") from error
     except OSError as error:
         raise ConfigError(f"video: cannot write {path}: {error.strerror or error}") from error
+
+    def record(frame: Any) -> None:
+        try:
+            writer.append_data(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2])
+        except (ValueError, TypeError) as error:
+            fault = f"a frame of {frame.dtype} and shape {frame.shape} cannot be recorded"
+            raise EnvError(f"render(): {fault}: {error}") from error
+
     with contextlib.closing(writer):
-        yield lambda frame: writer.append_data(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2])
+        yield record
 
 
 @contextlib.contextmanager

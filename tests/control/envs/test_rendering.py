@@ -91,6 +91,15 @@ def test_frame_that_is_no_image_is_one_line(frame, suffix, tmp_path):
         show(tmp_path, frame=frame, suffix=suffix)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pipes of imageio's ffmpeg
+@pytest.mark.parametrize(
+    ("suffix", "frame"), [(".gif", np.zeros((8, 8, 3))), (".mp4", np.zeros((3, 8, 8), np.uint8))], ids=["gif", "mp4"]
+)
+def test_frame_that_cannot_be_recorded_is_one_line(suffix, frame, tmp_path):
+    with pytest.raises(EnvError, match=r"^render\(\): a frame of \w+ and shape \(.*\) cannot be recorded: .*$"):
+        show(tmp_path, frame=frame, suffix=suffix)
+
+
 def test_missing_package_names_the_extra(tmp_path):
     fault = gymnasium.error.DependencyNotInstalled("no box2d here")
     with pytest.raises(ConfigError, match=r"rendering needs a package that rlzoo\[video\] may install: no box2d here"):
