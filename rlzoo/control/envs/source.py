@@ -191,6 +191,8 @@ def _check_vector_env(source: Source, env: gymnasium.vector.VectorEnv[Any, Any, 
         f"env must be a vector environment made with autoreset_mode=AutoresetMode.NEXT_STEP, got {mode}: "
         "in other modes an episode that is cut loses its last observation",
     )
+    shared = getattr(env.unwrapped, "shared_memory", True)
+    require(shared, "env must be made with shared_memory=True: without it Gymnasium resets copies twice")
 
 
 def _options(builtin: Callable[..., VectorEnv]) -> dict[str, Any]:

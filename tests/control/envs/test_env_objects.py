@@ -220,6 +220,13 @@ def test_what_a_vector_environment_cannot_have(env, settings, message):
         make_config("ppo", env, num_steps=32, **settings)
 
 
+def test_given_processes_share_their_memory():
+    env = vector()
+    env.shared_memory = False  # as an AsyncVectorEnv has it
+    with pytest.raises(ConfigError, match=r"^env must be made with shared_memory=True: without it Gymnasium resets"):
+        make_config("ppo", env, num_steps=32)
+
+
 def test_spaces_of_a_vector_environment_are_checked():
     env = vector()
     env.single_observation_space = spaces.Text(3)
