@@ -175,7 +175,7 @@ def observation_parts(space: Any, obs: Any, name: str = "observation") -> Iterat
 
 
 def check_observation(space: Any, obs: Any) -> None:
-    """Raises `ValueError` if a part of an observation has another shape than its space, or other numbers than its Box."""
+    """Raises `ValueError` if a part of an observation has another shape than its space, or other kind than its Box."""
     for leaf, part, name in observation_parts(space, obs):
         x = np.asarray(part)
         of_kind = x.dtype.kind not in "fc" or np.can_cast(x.dtype, leaf.dtype, "same_kind")
