@@ -175,11 +175,11 @@ def observation_parts(space: Any, obs: Any, name: str = "observation") -> Iterat
 
 
 def check_observation(space: Any, obs: Any) -> None:
-    """Raises `ValueError` if a part of an observation has another shape than its space, or other kind than its Box."""
+    """Raises `ValueError` if a part has another shape or kind than its Box, or another count than its other space."""
     for leaf, part, name in observation_parts(space, obs):
-        x = np.asarray(part)
-        of_kind = x.dtype.kind not in "fc" or np.can_cast(x.dtype, leaf.dtype, "same_kind")
-        if x.shape != (leaf.shape or ()) or (isinstance(leaf, spaces.Box) and not of_kind):
+        x, is_box = np.asarray(part), isinstance(leaf, spaces.Box)
+        fits = x.shape == leaf.shape if is_box else x.size == math.prod(leaf.shape or ())
+        if not fits or (is_box and x.dtype.kind in "fc" and not np.can_cast(x.dtype, leaf.dtype, "same_kind")):
             raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {leaf.shape}")
 
 

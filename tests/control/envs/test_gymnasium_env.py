@@ -371,6 +371,8 @@ def test_first_observation_that_does_not_fit_its_space_is_named(space, obs, said
         (BYTES, np.array([0, 1])),
         (spaces.Box(-1, 1, (2,), np.float16), (0.0, 1.0)),
         (spaces.Dict(a=PAIR), {"a": torch.tensor([0.0, 1.0])}),
+        (spaces.Discrete(2), np.array([1])),
+        (spaces.MultiBinary((2, 1)), [0, 1]),
     ],
 )
 def test_first_observation_of_another_type_that_fits_is_taken(space, obs):
