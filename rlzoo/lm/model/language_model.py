@@ -289,8 +289,8 @@ def with_adapter(actor: Any, rank: int, seed: int) -> Any:
     peft = optional_module("peft", "lora_rank needs the packages of rlzoo[peft]")
     with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(seed % 2**64)  # a run may have a larger one
-        # A subclass may return more than one tensor, as the router of PhiMoE.
-        special = [name for name, m in actor.named_modules() if isinstance(m, nn.Linear) and type(m) is not nn.Linear]
+        # The routers of PhiMoE and Llama 4 return two tensors, the groups of DeepSeek-V4 one of another width.
+        special = [name for name, m in actor.named_modules() if type(m).__name__.endswith(("Router", "GroupedLinear"))]
         settings = {"target_modules": "all-linear", "exclude_modules": special, "task_type": "CAUSAL_LM"}
         return peft.get_peft_model(actor, peft.LoraConfig(r=rank, lora_alpha=2 * rank, **settings))
 

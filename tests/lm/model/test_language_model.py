@@ -811,12 +811,17 @@ def test_an_adapter_is_all_that_trains_and_off_it_is_the_reference(kind, tmp_pat
     assert hasattr(model.actor, "disable_adapter")
 
 
-def test_a_router_that_is_a_linear_layer_gets_no_adapter():
-    """PhiMoE's returns its weights and its experts."""
-    actor = with_adapter(other_actor("phimoe"), 2, seed=0)
-    assert {name.split(".")[-4] for name, p in actor.named_parameters() if p.requires_grad} == {
-        "q_proj", "k_proj", "v_proj", "o_proj",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("phimoe", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("falcon", {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}),
+    ],
+)
+def test_adapters_of_subclasses_of_linear_layers(kind, layers):
+    """The router of PhiMoE, which returns its weights and its experts, gets none; all layers of Falcon do."""
+    actor = with_adapter(other_actor(kind), 2, seed=0)
+    assert {name.split(".")[-4] for name, p in actor.named_parameters() if p.requires_grad} == layers
     assert distributed(LanguageModel(actor), make_rows(SIZES)).isfinite().all()
 
 
