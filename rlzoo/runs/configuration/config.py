@@ -177,8 +177,9 @@ def merge(
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """`settings` on top of those of `sources`, of which later ones win; and what each source contributes to them.
 
-    If a later source or `settings` name an estimator or a network, a source may have settings that these lack. One that
-    is an instance keeps the values of its fields, except for those that `settings` name.
+    If a later source or `settings` name an estimator or a network, a source may have settings that these lack, and its
+    `vf_coef` of 0 does not count if the estimator needs a value. One that is an instance keeps the values of its
+    fields, except for those that `settings` name.
 
     Args:
         sources: settings from elsewhere than the user, a preset, a recipe or a file, by title.
@@ -195,7 +196,11 @@ def merge(
     inside = {name for part in whole for name in settings_of(part, units=config.task.units)}
     for title, defaults in reversed(present.items()):
         if parts & settings.keys():
-            replaced = _with_parts(algorithm, env, defaults).names - names
+            own = _with_parts(algorithm, env, defaults)
+            replaced = own.names - names
+            untrained = not (own.algorithm.estimator.needs_value or defaults.get("vf_coef"))
+            if untrained and config.algorithm.estimator.needs_value:  # a value that is not trained would be 0
+                replaced |= {"vf_coef"}
             defaults = {name: x for name, x in defaults.items() if name not in replaced}
         for name in sorted(defaults.keys() - names):
             raise ConfigError(f"{title} sets {name}, which {cls.name} on {env_name(env)} does not have")

@@ -27,7 +27,7 @@ def unused(settings: Mapping[str, Any]) -> dict[str, str]:
         (given("baseline") is False, _FIT, "without baseline"),
         (given("vf_epochs") and no_value, f"baseline {_FIT}", f"with estimator {name}, which needs no value"),
         (given("vf_epochs") == 0, _FIT.replace("vf_epochs ", ""), "with vf_epochs 0"),
-        (given("vf_coef") == 0, "clip_value vf_learning_rate vf_warmup", "with vf_coef 0"),
+        (given("vf_coef") == 0, "clip_value vf_learning_rate vf_warmup critic", "with vf_coef 0"),
         (no_value and not given("vf_coef"), "critic", f"with estimator {name}, which needs no value"),
         (whole, "num_steps", f"with estimator {name}, which needs whole episodes"),
         (given("stop_kl") is not None, "compile", "with stop_kl"),

@@ -148,6 +148,18 @@ def test_estimator_of_ones_own_leaves_out_the_recipes_settings_for_its_own(recip
     assert settings == ({"gamma": 1.0, "estimator": "monte-carlo"}, ["preset bootstrapped: gamma=1.0"])
 
 
+@pytest.mark.parametrize("algorithm", ["ppo-clip", "ppo-penalty"])
+def test_estimator_that_needs_a_value_has_one_that_is_trained(algorithm):
+    task = {"model": "m", "prompts": "p", "reward": "r"}
+
+    def vf_coef(**settings):
+        return configure(algorithm, "Prompts", None, True, {**task, **settings})[0].algorithm.vf_coef
+
+    assert vf_coef() == vf_coef(estimator="group-norm") == vf_coef(estimator="gae", vf_coef=0.0) == 0
+    assert vf_coef(estimator="gae") == vf_coef(estimator=GAE(gamma=1.0)) == vf_coef(estimator="monte-carlo") == 1
+    assert vf_coef(estimator="gae", vf_coef=0.5) == 0.5
+
+
 def test_recipe_on_an_instance_of_an_algorithm(recipes):
     settings, _ = starting_from(PPOClip(epochs=3), "RandomWalks", {}, "gentle")
     assert make_config(PPOClip(epochs=3), "RandomWalks", **settings).algorithm == PPOClip(epochs=3, learning_rate=1e-5)

@@ -38,6 +38,8 @@ def test_those_of_language_tasks():
     compared = {"estimator": "rloo", "responses_per_prompt": 2, "vf_coef": 0.0}
     idle = {*names, "num_steps", "clip_value", "vf_learning_rate", "vf_warmup", "critic"}
     assert unused(make_config("ppo", "Prompts", **task, **compared).to_dict()).keys() == idle - {"num_steps"}
+    untrained = unused(make_config("ppo", "Prompts", **task, vf_coef=0.0).to_dict())
+    assert untrained["critic"] == "with vf_coef 0"
     both = {"ptx": "texts.txt", "beta_target": 6.0}
     assert unused(make_config("ppo", "Prompts", **task, **both).to_dict()) == {}
 
