@@ -100,7 +100,8 @@ class LMEnv(VectorEnv):
         for column in missing_columns(self.scoring.score, sample):
             have = ", ".join(columns_of(sample)) or "none"
             fault = f"reward {self.scoring.name} takes a column {column!r} of the {name}; they have {have}"
-            raise ConfigError(f"{fault}: add it to the {name}, or give the argument a default")
+            remedy = "set reply" if column == "turns" else f"add it to the {name}"
+            raise ConfigError(f"{fault}: {remedy}, or give the argument a default")
         encoded = encode(self.tokenizer, prompts)
         for number, (text, ids) in enumerate(zip(prompts, encoded, strict=True), 1):
             require(len(ids) > 0, f"{name}: prompt {number} ({text!r}) is empty")

@@ -303,7 +303,7 @@ def test_settings(data):
         as_function("reply", 3, "answer")
     with pytest.raises(ConfigError, match=r"reply 'turns' is neither module:function nor file.py:function"):
         as_function("reply", "turns", "answer")
-    with pytest.raises(ConfigError, match=r"reward half takes a column 'turns' of the prompts; they have none"):
+    with pytest.raises(ConfigError, match=r"column .turns. of the prompts; they have none: set reply, or"):
         make_env(make_model(), score=half, name="half")
     with pytest.raises(ConfigError, match="prompts: the column 'turns' has the name of that of conversations"):
         conversation_env(prompts=[Prompt("ab", {"turns": 1})])
