@@ -157,7 +157,7 @@ def test_what_a_suite_leaves(whole, suite):
     ]
 
 
-@pytest.mark.parametrize("label", ["trpo", "ppo-clip"])
+@pytest.mark.parametrize("label", [pytest.param("trpo", marks=pytest.mark.slow), "ppo-clip"])
 def test_evaluations_leave_no_trace_in_the_training(label, suite):
     job = next(job for job in suite.jobs if job.label == label)
     outcome = run_job(job)

@@ -35,6 +35,7 @@ def study(folder, name):
     return optuna.load_study(study_name=name, storage=optuna.storages.JournalStorage(file))
 
 
+@pytest.mark.slow
 def test_command_searches_goes_on_and_writes_a_preset(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = ["search", "ppo-clip", "CartPole-v1", "--out", "found", *QUICK]

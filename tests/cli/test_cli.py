@@ -77,6 +77,7 @@ def test_resume_from_an_earlier_checkpoint(tmp_path, capsys):
 SUITE = "algorithms: [ppo-clip]\nenvironments: {CartPole-v1: {total_steps: 256}}\nseeds: [0]\nfinal_episodes: 2\n"
 
 
+@pytest.mark.slow
 def test_benchmark_runs_its_jobs_again_to_overwrite(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("suite.yaml").write_text(SUITE)

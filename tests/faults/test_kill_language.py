@@ -21,10 +21,8 @@ def data(tmp_path_factory):
     return folder
 
 
-SLOW = [kind for kind in KINDS if kind not in ("ppo-clip", *CONTAINED)]
-
-
-@pytest.mark.parametrize("kind", ["ppo-clip", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in CONTAINED])
 def test_stopped_and_killed_at_random_moments(kind, data, tmp_path):
     algorithm, more = KINDS[kind]
     quick = settings(data, algorithm, **more)

@@ -82,6 +82,7 @@ def test_commands_take_them(release, arguments, capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @each_release
 def test_a_suite_takes_its_results_or_says_what_to_do(release, capsys):
     code = main(["benchmark", "suite.yaml", "--out", "results", "--jobs", "1", "--quiet"])

@@ -268,6 +268,7 @@ def test_a_run_that_went_back_can_end_where_it_ended_before(tmp_path):
     assert run.finished
 
 
+@pytest.mark.slow
 def test_a_run_that_went_back_to_an_earlier_end_and_was_killed_is_not_finished(tmp_path):
     run = short_runs.quick_run(tmp_path)
     first_end = run.steps()[-1]

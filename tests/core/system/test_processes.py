@@ -264,6 +264,7 @@ def ended(pids, patience=10.0):
     return not any(map(runs, pids))
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_launcher(tmp_path):
     """One that works, and one that waits for the other."""
     (tmp_path / "worker.py").write_text(f"""
