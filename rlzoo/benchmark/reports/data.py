@@ -40,7 +40,7 @@ def _scores(study: Study, metrics: Iterable[str]) -> Iterator[list[Any]]:
         further = (group.further.get(key) for key in metrics)
         medians = np.median(steps), np.median(group.seconds)
         yield [env, name, None, score.estimate, *_bounds(score, group), deterministic, *medians, *further]
-        each = [x if ended else None for x, ended in zip(group.final_deterministic, ended, strict=True)]
+        each = [x if has_ended else None for x, has_ended in zip(group.final_deterministic, ended, strict=True)]
         values: list[Any] = [group.final, each, steps, group.seconds, *(group.metric(key) for key in metrics)]
         for run, x, *others in zip(group.runs, *values, strict=True):
             yield [env, name, run.seed, x, None, None, *others]
