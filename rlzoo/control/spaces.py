@@ -101,15 +101,15 @@ def action_columns(space: Space) -> int:
 
 
 def box_units(space: spaces.Box, dtype: type[np.floating[Any]] = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Centre and half-width (A,) of a Box's bounds; 0 and 1 where it has not both, or no width.
+    """Centre and half-width (A,) of a Box's bounds; the number nearest to 0, and 1, where it has not both, or no width.
 
-    A Gaussian policy starts with mean 0 and standard deviation 1 in these units.
+    A Gaussian policy starts with mean 0 and standard deviation 1 in these units. The largest number is no bound.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # a bound or a width beyond the precision is none
+    with np.errstate(over="ignore", invalid="ignore"):
         low, high = space.low.reshape(-1).astype(dtype), space.high.reshape(-1).astype(dtype)
         centre, half = (low + high) / 2, (high - low) / 2
-    bounded = np.isfinite(half) & (half > 0)
-    return np.where(bounded, centre, 0).astype(dtype), np.where(bounded, half, 1).astype(dtype)
+        bounded = np.isfinite(4 * half) & (half > 0)  # so that also 0 to the largest number has not both
+    return np.where(bounded, centre, np.clip(0, low, high)).astype(dtype), np.where(bounded, half, 1).astype(dtype)
 
 
 def native_actions(space: Any, action: Array) -> Any:

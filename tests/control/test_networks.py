@@ -82,18 +82,19 @@ def test_global_std_is_a_parameter_and_state_dependent_std_an_output():
     assert not torch.equal(dependent.distribution(x).log_std, dependent.distribution(y).log_std)
 
 
-def test_box_units_are_centre_and_half_width_or_zero_and_one():
-    centre, scale = box_units(spaces.Box(np.float32([-2, 0, -np.inf]), np.float32([2, 10, 3])))
-    assert centre.tolist() == [0, 5, 0]
-    assert scale.tolist() == [2, 5, 1]
+def test_box_units_are_centre_and_half_width_or_the_number_nearest_to_zero_and_one():
+    low, high = np.float32([-2, 0, -np.inf, 5, -np.inf]), np.float32([2, 10, 3, np.inf, -7])
+    centre, scale = box_units(spaces.Box(low, high))
+    assert centre.tolist() == [0, 5, 0, 5, -7]
+    assert scale.tolist() == [2, 5, 1, 1, 1]
 
 
 def test_component_without_a_width_or_with_a_huge_one_counts_as_unbounded():
     largest = np.finfo(np.float32).max
-    space = spaces.Box(np.float32([3, -largest, -1]), np.float32([3, largest, 1]))
+    space = spaces.Box(np.float32([3, -largest, -1, 0]), np.float32([3, largest, 1, largest]))
     centre, scale = box_units(space)
-    assert centre.tolist() == [0, 0, 0]
-    assert scale.tolist() == [1, 1, 1]
+    assert centre.tolist() == [3, 0, 0, 0]
+    assert scale.tolist() == [1, 1, 1, 1]
     policy = Network(hidden=(4,)).build(OBS, space).distribution(torch.zeros(2, 1, 4))
     assert policy.log_prob(policy.sample()).isfinite().all()
 

@@ -62,11 +62,16 @@ def test_they_sample_the_same_tokens(kind, attention, made, monkeypatch):
     assert len(made) >= 2 + 3  # the checks of two models, and passes for 8, 16 and 32 tokens
 
 
-@pytest.mark.parametrize(
-    "settings", [{"rank": 2}, {"settings": {"precision": torch.bfloat16}}], ids=["adapter", "bf16"]
-)
-def test_with_an_adapter_and_in_lower_precision(settings, made):
-    both("llama", GROUPS, **settings)
+def test_with_an_adapter(made):
+    both("llama", GROUPS, rank=2)
+
+
+def test_in_lower_precision_few_rows_are_decided_by_rounding(made):
+    """On a processor without bfloat16 products 1 of 48 rows differed, over seeds 0-3, and none on one that has them."""
+    bf16 = {"precision": torch.bfloat16}
+    plain, model = make("llama", records=False, settings=bf16), make("llama", settings=bf16)
+    expected, found = (collect(make_env(x, **GROUPS)).obs.token for x in (plain, model))
+    assert (found == expected).all(1).sum() >= 10
 
 
 def test_a_pass_is_recorded_once_for_each_room(made, monkeypatch):
