@@ -22,6 +22,7 @@ from rlzoo.benchmark.runner import KILLED, each
 from rlzoo.core.system.errors import Interrupted, RunError, describe_error, require
 from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.evaluate import describe_evaluation
+from rlzoo.runs.files import remove_report
 from rlzoo.runs.logs.display import Display
 from rlzoo.runs.run import Run
 from rlzoo.runs.signals import Signals
@@ -69,6 +70,8 @@ def create_runs(folder: Path | str, config: Config, seeds: Sequence[int], overwr
                 raise RunError(f"{runs[seed].path} has another {name} {values}: give another --out, or --overwrite")
     if created:
         new_trainer(replace(config, compile=False)).task.close()
+    if overwrite:
+        remove_report(folder)
     for seed in created:
         Run.create(runs[seed].path, replace(config, seed=seed), overwrite)
     return runs
