@@ -123,13 +123,15 @@ class ControlTask(EnvTask):
     def _check_model(self) -> None:
         """Raises `ConfigError` if the model does not take the observations, or has no action and value for each."""
         space, actions, memory = self.env.observation_space, self.env.action_space, self.model.memory_size
-        obs, none = np.zeros((2, *space.shape), space.dtype), np.zeros(2, bool)
+        zeros, none = np.zeros((2, *space.shape), space.dtype), np.zeros(2, bool)
+        has_masks = getattr(self.env, "has_masks", False)
+        obs: Any = Seen(zeros, np.ones((2, sum(categories(actions))), bool)) if has_masks else zeros
         noise = np.tile(1e6 * np.arange(self.noise.shape[1], dtype=np.float32), (2, 1))  # gives the last categories
         one = not is_product(actions) and len(categories(actions)) == 1
         columns = () if one else (sum(map(action_columns, leaves(actions))),)
         try:
             action = self.make_actor(self.model, itertools.repeat(noise))(obs, none, none)
-            seen = Seen(obs, start=none, memory=np.zeros((2, memory), np.float32)) if memory else obs
+            seen = Seen.of(obs).replace(start=none, memory=np.zeros((2, memory), np.float32)) if memory else obs
             seen, taken = map_leaves(lambda x: torch.from_numpy(x[:, None]).to(self.setup.device), (seen, action))
             policy, value = self.model(seen)
             shapes = {"action": (action, (2, *columns)), "value": (value, (2, 1))}

@@ -18,6 +18,7 @@ from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs.source import Source
 from rlzoo.control.spaces import flat_mask, native_actions
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
+from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, TrainingError
 from rlzoo.runs.train import train
@@ -68,6 +69,17 @@ SMALL = {k: x for k, x in short_runs.QUICK.items() if k != "env"} | {"total_step
 def test_no_illegal_action_is_ever_taken(space, tell, more, tmp_path):
     run = train("ppo-clip", lambda: Forbidding(space, tell), out=tmp_path / "run", **SMALL, **more)
     assert run.evaluations()[-1]["mean_length"] == 11
+
+
+class SeesMasks(ActorCritic):
+    def inputs(self, obs):
+        return torch.cat([obs.obs, obs.legal.float()], -1)
+
+
+def test_networks_of_ones_own_may_see_the_legal_actions(tmp_path):
+    model = make_model(Forbidding().action_space, obs_size=6, dtype=torch.float32)
+    run = train("ppo-clip", Forbidding, model=SeesMasks(model.policy, model.value), out=tmp_path / "run", **SMALL)
+    assert run.finished
 
 
 class Obedient(gymnasium.Wrapper):
