@@ -15,6 +15,8 @@ from gymnasium.spaces.utils import flatten
 
 import rlzoo
 from rlzoo.cli import main
+from rlzoo.core.system.errors import RunError
+from rlzoo.runs.files import lock
 
 pytestmark = pytest.mark.slow
 
@@ -145,3 +147,16 @@ def test_data_of_another_library(tmp_path, model):
     texts = datasets.Dataset.from_dict({"text": ["one two", "three"] * 3})
     texts.to_parquet(str(tmp_path / "texts.parquet"))
     assert rlzoo.sft(str(tmp_path / "texts.parquet"), model, tmp_path / "sft", epochs=1)["loss"] > 0
+
+
+def test_file_of_a_lock_that_is_deleted_after_another_process_opened_it_is_not_locked(tmp_path, monkeypatch):
+    fcntl, file = pytest.importorskip("fcntl"), tmp_path / "lock"
+    flock = fcntl.flock
+
+    def flock_late(fd, operation):
+        file.unlink(missing_ok=True)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_late)
+    with pytest.raises(RunError, match="is in use by another process"), lock(tmp_path, file):
+        pass
