@@ -249,7 +249,9 @@ def _machine() -> dict[str, Any]:
 
 def _both(before: Any, now: Any) -> Any:
     """A value of this session, after those of the sessions before if they had others: 'A; B'."""
-    return now if before in (None, now) else "; ".join(dict.fromkeys([*str(before).split("; "), str(now)]))
+    if None in (before, now) or before == now:
+        return now if before is None else before
+    return "; ".join(dict.fromkeys([*str(before).split("; "), str(now)]))
 
 
 def _split(outcome: Outcome) -> dict[str, dict[str, Any]]:

@@ -273,9 +273,10 @@ def test_a_suite_that_is_continued_elsewhere_names_both_machines_and_commits(tmp
     suite = load(tmp_path, TINY)
     outcomes = {x.key: Outcome(*x.key, x.settings, [0], [1.0], [1.0], 1.0, 1.0, seconds=[0.0]) for x in suite.jobs}
     some = dict([*outcomes.items()][:2])
-    for machine, kept in (("A", {}), ("B", some), ("A", some), ("C", outcomes)):
+    sessions = (("A", "A1", {}), ("B", "B1", some), ("A", "A1", some), ("B", None, some), ("C", "C1", outcomes))
+    for machine, commit, kept in sessions:
         monkeypatch.setattr("rlzoo.benchmark.results._machine", lambda machine=machine: {"cores": 2, "system": machine})
-        monkeypatch.setattr("rlzoo.benchmark.results.git_commit", lambda machine=machine: f"{machine}1")
+        monkeypatch.setattr("rlzoo.benchmark.results.git_commit", lambda commit=commit: commit)
         Writer(tmp_path, suite, "command", kept).rewrite()
     record = Results.read(tmp_path).record
     assert (record["machine"], record["git_commit"]) == ({"cores": 2, "system": "A; B"}, "A1; B1")
