@@ -9,14 +9,18 @@ from unittest import mock
 import hypothesis
 import jaxtyping
 import pytest
+import shape_checks
 
 # A shell ignores Ctrl-C for what it starts with `&`. Children inherit that from a process that ignores it too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+os.fsync = lambda file: None  # no test loses power
 
 # Checking costs time in every call, so only the modules that state shapes are checked.
 PACKAGE = Path(importlib.util.find_spec("rlzoo").origin).parent
 SHAPED = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if "from jaxtyping" in path.read_text()]
 MODULES = [".".join(("rlzoo", *path.with_suffix("").parts)) for path in SHAPED]
+jaxtyping.jaxtyped = shape_checks.jaxtyped  # the hook wraps every function
 jaxtyping.install_import_hook(MODULES, "shape_checks.check")
 
 import torch  # noqa: E402

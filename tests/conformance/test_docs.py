@@ -144,15 +144,15 @@ def test_commands_parse(page, workplace, monkeypatch, capsys):
 
     for module in (cli.benchmarks, cli.language, cli.policies, cli.runs, options):
         monkeypatch.setattr(module, "parse", parse_and_stop)
+    for path in ("runs/cartpole", "runs/old", "runs/first"):  # for --config
+        Run(path).write_config(make_config("ppo-clip", "CartPole-v1"))
+    preset = workplace / "searches" / "ppo-clip-CartPole-v1" / "preset.toml"  # for --preset
+    preset.parent.mkdir(parents=True)
+    preset.write_text("[CartPole-v1]\n")
     for language, title, text in blocks(page):
         if title:
             (workplace / title).write_text(text)
         elif language == "sh":
-            for path in ("runs/cartpole", "runs/old", "runs/first"):  # for --config
-                Run(path).write_config(make_config("ppo-clip", "CartPole-v1"))
-            preset = workplace / "searches" / "ppo-clip-CartPole-v1" / "preset.toml"  # for --preset
-            preset.parent.mkdir(parents=True, exist_ok=True)
-            preset.write_text("[CartPole-v1]\n")
             for words in commands(text):
                 arguments = arguments_of(words)
                 if arguments is not None:

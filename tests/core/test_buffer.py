@@ -13,6 +13,7 @@ from simulated_gpu import GPU, simulated
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
+from rlzoo.core.kl import k1
 
 
 def buffer_of(x, mask):
@@ -155,6 +156,11 @@ def test_fields_of_unequal_shape_are_an_error():
     buffer = buffer_of([[1.0, 2.0]], [[True, True]])
     with pytest.raises(TypeCheckError, match="mask"):
         buffer.replace(mask=buffer.mask[:, :1])
+
+
+def test_arguments_of_unequal_shape_are_an_error():
+    with pytest.raises(TypeCheckError, match="logq"):
+        k1(torch.zeros(2), torch.zeros(3))
 
 
 def spread(rows=7, steps=5, seed=0):

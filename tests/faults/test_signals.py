@@ -168,7 +168,7 @@ def test_many_signals_give_one_line_at_most(moment, tmp_path):
             while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
                 time.sleep(0.01)
         elif moment == "training":
-            while not (path / "metrics.jsonl").exists():
+            while process.poll() is None and not (path / "metrics.jsonl").exists():
                 time.sleep(0.05)
         else:
             while "deterministic" not in process.stdout.readline():

@@ -75,7 +75,7 @@ def check_fields(instance: Any) -> None:
         ConfigError: names the field, what it accepts and what it got.
     """
     cls: Any = type(instance)
-    for name, hint in _hints(cls).items():
+    for name, hint in field_types(cls).items():
         x = getattr(instance, name)
         if isinstance(x, int) and abs(x) >= _BEYOND:
             raise ConfigError(f"{name} must be below {_BEYOND:g}, got an integer of {x.bit_length()} bits")
@@ -85,7 +85,8 @@ def check_fields(instance: Any) -> None:
 
 
 @cache
-def _hints(cls: Any) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
+    """The types of the fields of a dataclass, with their marks and ranges."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import json
 import platform
@@ -80,6 +81,9 @@ def reason(error: BaseException) -> str:
     return text if isinstance(error, (ConfigError, UnknownEnv)) else f"{type(error).__name__}: {text}"
 
 
+_version = functools.cache(importlib.metadata.version)  # which searches all directories of packages
+
+
 def versions() -> dict[str, str]:
     """Versions of rlzoo and of the libraries that its results depend on; of language models, where they are in use."""
     # The metadata of PyTorch lacks the version of CUDA.
@@ -87,7 +91,7 @@ def versions() -> dict[str, str]:
     language = filter(sys.modules.get, ("transformers", "tokenizers", "peft"))
     for name in ("numpy", "gymnasium", "mujoco", *language):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            known[name] = importlib.metadata.version(name)
+            known[name] = _version(name)
     return known
 
 

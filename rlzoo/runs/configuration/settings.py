@@ -11,10 +11,10 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.core.system.fields import ADVANCED
+from rlzoo.core.system.fields import ADVANCED, field_types
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 
@@ -134,7 +134,7 @@ def help_texts(cls: type) -> dict[str, str]:
 
 def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting]:
     cls: Any = type(part)
-    hints, texts = get_type_hints(cls, include_extras=True), help_texts(cls)
+    hints, texts = field_types(cls), help_texts(cls)
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)
         if is_part(value):
