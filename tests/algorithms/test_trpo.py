@@ -45,6 +45,7 @@ def update(algorithm, model, buffer, progress=0.0):
     return before, algorithm.estimator(buffer).rows(1), algorithm.update(model, state, buffer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, BY_ADAM], ids=["natural", "adam"])
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_every_step_of_a_run_stays_in_the_trust_region_and_improves_the_surrogate(env, settings):

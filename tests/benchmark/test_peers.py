@@ -137,6 +137,7 @@ def test_job_of_ppo_ends_after_the_rollout_that_fills_the_budget():
     assert all(1 <= x <= 500 for x in outcome.stochastic + outcome.deterministic)
 
 
+@pytest.mark.slow
 def test_seed_decides_the_outcome():
     first, again, other = (
         dataclasses.replace(run("PPO", "Pendulum-v1", seed, 1, total_steps=512), seconds=[], seed=0)
@@ -146,6 +147,7 @@ def test_seed_decides_the_outcome():
     assert first != other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "env"), SHORT)
 def test_evaluation_leaves_no_trace(name, env):
     def evaluate_twice(step, evaluate):

@@ -353,7 +353,8 @@ def test_a_failed_job_does_not_stop_the_others(tmp_path, capsys):
     assert "5 of 6 jobs are done; show them with: rlzoo report" in shown.out
 
 
-@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_a_process_that_is_killed_does_not_stop_the_others(jobs, tmp_path):
     results = run_suite(of_peers(tmp_path, "dying", "fine", seeds="0-3"), tmp_path / "results", jobs=jobs)
     assert len(results.outcomes) == 7

@@ -21,6 +21,7 @@ def test_help_runs_nothing(name, monkeypatch, capsys):
     assert f"python benchmarks/{name}.py" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_from_each_of_the_committed_curves():
     data = read()
     assert all(drawn(failure, data[name]) for name, failure in FAILURES.items())

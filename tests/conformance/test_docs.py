@@ -97,7 +97,7 @@ def brief(monkeypatch):
     monkeypatch.setattr("rlzoo.runs.finetune.read_pairs", lambda *arguments: read_pairs(*arguments)[:100])
 
 
-SLOW = [page for page in WITH_PYTHON if page.name in ("environments.md", "language-data.md", "tasks.md")]
+SLOW = [page for page in WITH_PYTHON if page.name != "README.md"]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def check_parity(policy, format, folder, obs):
     assert difference.max() < (1e-5 if expected.dtype.kind == "f" else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("space", ACTIONS)

@@ -50,6 +50,7 @@ class _Proxy:
         self.file.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [8_000, 14_000, 20_000, 26_000, 32_000])
 def test_full_disk_stops_the_run_and_spares_its_checkpoints(room, tmp_path):
     settings = {"checkpoint_interval": 100, "eval_interval": 100}

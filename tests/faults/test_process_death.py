@@ -159,7 +159,8 @@ def test_only_the_first_process_calls_back(tmp_path):
     assert len(Run(tmp_path / "run").metrics()) == 1
 
 
-@pytest.mark.parametrize("kind", ["control", pytest.param("language", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["control", "language"])
 def test_killed_together_and_resumed(kind, tmp_path):
     settings = SETTINGS
     if kind == "language":

@@ -48,6 +48,7 @@ def trained(algorithm, env, iterations=3, **settings):
     return trainer, [trainer.iterate().metrics for _ in range(iterations)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 @pytest.mark.parametrize("algorithm", SIZES)
 def test_fast_changes_results_by_rounding_alone(algorithm, network):

@@ -78,6 +78,7 @@ def assert_same(one, two, iterations=10):
         assert b["mean_return"] == pytest.approx(a["mean_return"], rel=1e-5, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [PPO, TRPO], ids=["ppo-clip", "trpo"])
 def test_two_processes_are_one_on_cartpole(settings, tmp_path):
     one, two = (trained(tmp_path / str(count), count, settings) for count in (1, 2))

@@ -34,6 +34,7 @@ def stale(judge, task, policies):
     return dataclasses.replace(judge, new=later, beta=0.0)
 
 
+@pytest.mark.slow
 def test_k1_in_the_reward_is_unbiased_and_measured_so(judge, rows):
     found = judge.measure(BY_NAME["k1, in the reward"], rows, rng())
     assert found.exact_bias < 1e-12

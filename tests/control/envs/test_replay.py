@@ -70,6 +70,7 @@ def settings_of(env, *without, **more):
     return {name: x for name, x in {**SMALL, "env": env, **more}.items() if name not in without}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

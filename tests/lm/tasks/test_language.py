@@ -92,13 +92,14 @@ def test_advantages_within_groups_train_too(algorithm, estimator, data):
     trainer.iterate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         {},
         {"lora_rank": 2},
-        pytest.param({"precision": "bfloat16"}, marks=pytest.mark.slow),
-        pytest.param({"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 50}, marks=pytest.mark.slow),
+        {"precision": "bfloat16"},
+        {"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 50},
     ],
     ids=["all weights", "adapter", "bfloat16", "adapter in bfloat16"],
 )

@@ -62,6 +62,7 @@ def test_recipe_sets_all_that_another_turns_on(name):
     assert known - without_off - unpublished <= recipes()[name].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ENVS)
 @pytest.mark.parametrize("name", NAMES)
 def test_recipe_starts_at_ratio_1_and_trains(name, env, models, tmp_path):

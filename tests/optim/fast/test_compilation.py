@@ -182,6 +182,7 @@ def test_a_failed_compilation_is_reported_by_its_last_line_alone(cache, monkeypa
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_modules_in_the_current_directory_hide_none_of_pythons(cache, tmp_path, monkeypatch, caplog):
     def untraceable(i, x):
         import beside

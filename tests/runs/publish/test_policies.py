@@ -409,6 +409,7 @@ def test_name_that_the_hub_does_not_take(name):
         rlzoo.load_policy(f"hf:{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["push", "RUN", "user/name"], ["export", "hf:user/name"], ["eval", "hf:user/name"]],
