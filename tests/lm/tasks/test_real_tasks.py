@@ -59,7 +59,7 @@ def test_sentiment_says_which_package_it_needs(monkeypatch):
 
 
 FOLLOWED = {
-    "words": ([3], "Rain falls softly.", "Rain falls."),
+    "words": ([3], "Rain falls - softly.", "Rain falls -"),
     "lower case": ([], "the rain falls.", "The rain falls."),
     "capitals": ([], "THE RAIN.", "The rain."),
     "json": (["name", "age"], '{"name": "cat", "age": 3}', '{"name": "cat"}'),
