@@ -318,6 +318,8 @@ class GymnasiumEnv(VectorEnv):
             results = method()
         except (Exception, SystemExit) as error:
             raise self._error(describe_error(error)) from error
+        if not isinstance(results[-1], dict):
+            raise self._error(f"info must be a dict of arrays, got a {type(results[-1]).__name__}")
         for report in filter(None, results[-1].get(REPORT, ())):
             raise self._error(str(report)) from report.__cause__ or report
         return results

@@ -234,6 +234,11 @@ def test_spaces_of_a_vector_environment_are_checked():
         Source(env).make(3, 0)
 
 
+def test_info_of_a_vector_environment_is_a_dict():
+    with pytest.raises(EnvError, match=r"step 0: info must be a dict of arrays, got a list$"):
+        Source(gymnasium.wrappers.vector.DictInfoToList(vector())).make(3, 0).reset()
+
+
 # Wrappers
 
 
