@@ -1,11 +1,13 @@
 """Every test runs with the shapes in rlzoo's signatures checked at run time."""
 
+import contextlib
 import importlib.util
 import os
 import signal
 from pathlib import Path
 from unittest import mock
 
+import cloudpickle
 import hypothesis
 import jaxtyping
 import pytest
@@ -37,6 +39,15 @@ def own_environment():
     with mock.patch.dict(os.environ), mock.patch("rlzoo.core.system.threads._chosen", None):
         os.environ.pop("OMP_NUM_THREADS", None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def classes_by_value(request):
+    """Processes of environments and suites get the classes of a test file without importing it, and PyTorch with it."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    with contextlib.suppress(ValueError):  # a test has done it
+        cloudpickle.unregister_pickle_by_value(request.module)
 
 
 def pytest_collection_modifyitems(items):

@@ -64,7 +64,8 @@ def parts(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_run_of_parts_in_a_file(asynchronous, parts, tmp_path):
-    run = rlzoo.train(**parts | {"num_envs": 2}, async_envs=asynchronous)
+    few = {"num_envs": 2, "eval_episodes": 2, "final_eval_episodes": 2}
+    run = rlzoo.train(**parts | few, async_envs=asynchronous)
     record = json.loads((run.path / "config.json").read_text())
     assert {name: record[name] for name in PARTS} == PARTS | {"wrappers": list(PARTS["wrappers"])}
     assert record["extra"] == 0.5

@@ -1,5 +1,8 @@
 """Attributes of the copies that a hook sets, and numbers in `info` that are logged."""
 
+import sys
+
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -61,6 +64,7 @@ def faster(trainer, _):
 
 @pytest.mark.parametrize("asynchronous", ASYNC)
 def test_attributes_reach_the_environment_or_the_wrapper_that_has_them(asynchronous):
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # an error is to name this file
     env = Source(Drift, wrappers=(Slow,), asynchronous=asynchronous).make(2, 0)
     env.set_attr("speed", 0)
     env.set_attr("pause", (1, 2))
