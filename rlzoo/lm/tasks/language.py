@@ -217,6 +217,8 @@ class LanguageTask(Task):
             return None
         lm = causal_lm(given.actor)
         kind = {"dtype": lm.dtype, "attn_implementation": lm.config._attn_implementation}
+        if hasattr(lm.config, "_experts_implementation"):  # since transformers 5
+            kind["experts_implementation"] = lm.config._experts_implementation
         with loading(str(self._start), "model"):
             actor = type(lm).from_pretrained(self._start, **kind)
         initial = LanguageModel(actor, None, given.policy.temperature, given.trunk.precision)

@@ -121,12 +121,18 @@ def test_reference_of_a_given_actor_critic_is_what_it_was_before_training(tmp_pa
     assert kl == same > 0
 
 
-@pytest.mark.parametrize(("algorithm", "dtype"), [("npg", torch.float32), ("ppo", torch.float64)])
-def test_a_resumed_run_has_the_attention_and_precision_of_a_given_actor_critic(algorithm, dtype, tmp_path):
+EXPERTS = {"model_type": "mixtral", "num_key_value_heads": 2, "num_experts_per_tok": 3}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "dtype", "kind"),
+    [("npg", torch.float32, {}), ("npg", torch.float32, EXPERTS), ("ppo", torch.float64, {})],
+)
+def test_a_resumed_run_computes_with_a_given_actor_critic_as_before(algorithm, dtype, kind, tmp_path):
     tiny.save_lm(tmp_path / "model")
 
     def given():
-        return rlzoo.LanguageModel(tiny.make_lm(kind="llama").to(dtype))
+        return rlzoo.LanguageModel(tiny.make_lm("llama", **kind).to(dtype))
 
     settings = {
         name: x for name, x in SMALL.items() if algorithm == "ppo" or name not in ("minibatch_responses", "epochs")
