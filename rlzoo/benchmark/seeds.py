@@ -70,7 +70,7 @@ def create_runs(folder: Path | str, config: Config, seeds: Sequence[int], overwr
                 raise RunError(f"{runs[seed].path} has another {name} {values}: give another --out, or --overwrite")
     if created:
         new_trainer(replace(config, compile=False)).task.close()
-    if overwrite:
+    if overwrite and seed_runs(folder):
         remove_report(folder)
     for seed in created:
         Run.create(runs[seed].path, replace(config, seed=seed), overwrite)

@@ -38,11 +38,12 @@ def test_each_seed_is_a_run_as_alone(tmp_path):
 
 
 def test_runs_of_the_same_settings_are_kept_and_others_refused(tmp_path):
-    create_runs(tmp_path, config(), [1])
+    (tmp_path / "report.md").write_text("none of rlzoo's")
+    create_runs(tmp_path, config(), [1], overwrite=True)
+    assert (tmp_path / "report.md").exists()
     assert list(create_runs(tmp_path, config(), [1, 3])) == [1, 3]
     with pytest.raises(RunError, match=r"seed-1 has another gamma \(0.99, not 0.5\): give another --out"):
         create_runs(tmp_path, config(gamma=0.5), [1])
-    (tmp_path / "report.md").write_text("of the seeds before")
     create_runs(tmp_path, config(gamma=0.5), [1], overwrite=True)
     assert not (tmp_path / "report.md").exists()
     assert Run(tmp_path / "seed-1").read_config().algorithm.estimator.gamma == 0.5
