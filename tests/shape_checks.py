@@ -11,7 +11,15 @@ _jaxtyped = jaxtyping.jaxtyped
 def jaxtyped(*, typechecker):
     """jaxtyping's decorator, which the hook puts before every class and function. One without shapes stays as it is."""
     decorate = _jaxtyped(typechecker=typechecker)
-    return lambda x: decorate(x) if inspect.isclass(x) or "[Tensor, " in str(x.__annotations__) else x
+    return lambda x: decorate(x) if inspect.isclass(x) or _states_shapes(x) else x
+
+
+def _states_shapes(fn):
+    """Whether an annotation has a shape, or the name of one, such as `Vector`."""
+    classes = ((name, x) for name, x in fn.__globals__.items() if inspect.isclass(x))
+    named = (name for name, x in classes if issubclass(x, jaxtyping.AbstractArray))
+    text = str(fn.__annotations__)
+    return any(part in text for part in ("[Tensor, ", *named))
 
 
 def check(fn):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from simulated_gpu import GPU, simulated
 
 from rlzoo.optim.vectors import inner, norm
@@ -20,3 +21,8 @@ def test_on_a_gpu_they_are_those_of_the_cpu():
     with simulated():
         found = inner(a.to(GPU), b.to(GPU)), norm(a.to(GPU))
     assert found == pytest.approx((inner(a, b), norm(a)), rel=1e-5)
+
+
+def test_a_shape_that_has_a_name_is_checked():
+    with pytest.raises(TypeCheckError, match="norm"):
+        norm(torch.ones(2, 2))
