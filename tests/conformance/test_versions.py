@@ -4,9 +4,11 @@ Slow, because other tests hold the same in detail: `.ci/run` also runs these wit
 `pyproject.toml` allows.
 """
 
+import contextlib
 import importlib
 import json
 import pkgutil
+from pathlib import Path
 
 import pytest
 import short_runs
@@ -160,3 +162,19 @@ def test_file_of_a_lock_that_is_deleted_after_another_process_opened_it_is_not_l
     monkeypatch.setattr(fcntl, "flock", flock_late)
     with pytest.raises(RunError, match="is in use by another process"), lock(tmp_path, file):
         pass
+
+
+def test_end_of_a_lock_leaves_the_file_that_another_process_has_locked_since(tmp_path, monkeypatch):
+    """filelock before 3.29.7 deletes the file too, which by then may be that of the next lock."""
+    file, unlink = tmp_path / ".lock", Path.unlink
+    with contextlib.ExitStack() as other:
+
+        def unlink_and_lock(path, **options):
+            unlink(path, **options)
+            monkeypatch.undo()
+            other.enter_context(lock(tmp_path, file))
+
+        with lock(tmp_path, file):
+            monkeypatch.setattr(Path, "unlink", unlink_and_lock)
+        with pytest.raises(RunError, match="is in use by another process"), lock(tmp_path, file):
+            pass
