@@ -25,7 +25,7 @@ from rlzoo.core.system.errors import ConfigError, NonFiniteError, RunError, Trai
 from rlzoo.core.system.files import naming
 from rlzoo.core.system.functions import optional_module
 from rlzoo.core.system.screen import one_line
-from rlzoo.runs.configuration.config import assemble, make_config
+from rlzoo.runs.configuration.config import assemble, make_config, merge
 from rlzoo.runs.configuration.defaults import starting_from
 from rlzoo.runs.files import lock, write_atomically
 from rlzoo.runs.registry import ALGORITHMS, ALIASES
@@ -135,7 +135,7 @@ class _Problem:
     def settings(self, trial: Any) -> dict[str, Any]:
         """All settings of a trial, which are noted in the study. Those of the start and of a variant are as given."""
         parameters = {name: _suggest(trial, name, space) for name, space in self.space.items()}
-        settings = self.base | trial.user_attrs.get("variant", {})
+        settings, _ = merge(self.algorithm, self.env, trial.user_attrs.get("variant", {}), {"the start": self.base})
         if not {"start", "variant"} & trial.user_attrs.keys():
             settings |= as_settings(self.algorithm, parameters)
             check_buffer(settings, self.space)
@@ -168,8 +168,8 @@ def search(
     Args:
         out: folder of the study. A study that it holds is continued; trials that were running are run again.
         fixed: settings that are not searched.
-        variant: settings of one more trial, which are otherwise those of the first. It runs also if the study has all
-            its trials.
+        variant: settings of one more trial, which are otherwise those of the first, as far as its estimator and network
+            have them. It runs also if the study has all its trials.
         jobs: processes, with one thread each.
         command: the command, for the preset file.
 
@@ -213,7 +213,7 @@ def _problem(
     _optuna()
     base = starting_from(algorithm, env, fixed)[0]
     values = {name: x.value for name, x in assemble(algorithm, env, base).table.items()}
-    make_config(algorithm, env, **{**base, **variant})
+    make_config(algorithm, env, **merge(algorithm, env, variant, {"the start": base})[0])
     space = space_for(algorithm, values, fixed)
     require(bool(space), f"there is nothing to search for {algorithm} on {env}")
     file = (out / _STUDY).absolute()  # worker processes may have another working directory

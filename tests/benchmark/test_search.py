@@ -79,12 +79,14 @@ def test_command_searches_goes_on_and_writes_a_preset(tmp_path, monkeypatch, cap
 def test_variant_is_tried_with_exactly_its_settings(tmp_path):
     fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
     variant = {"hidden": (5,), "num_steps": 32, "epochs": 3, "learning_rate": "linear:0.00123456:0.001"}
-    for more, count in ((None, 1), (variant, 2), (variant, 2), ({"gae_lambda": 0.5}, 3)):
+    other = {"estimator": "monte-carlo"}  # which has no λ
+    for more, count in ((None, 1), (variant, 2), (variant, 2), ({"gae_lambda": 0.5}, 3), (other, 4)):
         once = {"trials": 1, "seeds": [0], "validation_seeds": [], "fixed": fixed}
         search("ppo-clip", "CartPole-v1", tmp_path, **once, variant=more)
         first, *tried = (x.user_attrs["settings"] for x in study(tmp_path / "study.log", "ppo-clip/CartPole-v1").trials)
         assert len(tried) == count - 1
-    assert tried == [first | variant | {"hidden": [5]}, first | {"gae_lambda": 0.5}]
+    without = {name: x for name, x in first.items() if name != "gae_lambda"}
+    assert tried == [first | variant | {"hidden": [5]}, first | {"gae_lambda": 0.5}, without | other]
 
 
 def test_preset_is_toml_after_a_command_of_two_lines():
