@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -318,7 +318,7 @@ class GymnasiumEnv(VectorEnv):
             results = method()
         except (Exception, SystemExit) as error:
             raise self._error(describe_error(error)) from error
-        if not isinstance(results[-1], dict):
+        if not isinstance(results[-1], Mapping):
             raise self._error(f"info must be a dict of arrays, got a {type(results[-1]).__name__}")
         for report in filter(None, results[-1].get(REPORT, ())):
             raise self._error(str(report)) from report.__cause__ or report

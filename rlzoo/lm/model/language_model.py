@@ -40,6 +40,8 @@ class Trunk(nn.Module):
         self.precision = precision
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
+            fault = f"{type(base).__name__} has no gradient checkpointing: use micro_batch_tokens to save memory"
+            require(getattr(base, "supports_gradient_checkpointing", True), fault)
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
         parameters = inspect.signature(base.forward).parameters

@@ -21,7 +21,7 @@ from lm_builders import (
     single,
 )
 from peft import LoraConfig, get_peft_model
-from tiny import PAD, make_tokenizer
+from tiny import PAD, make_lm, make_tokenizer
 from torch.autograd import forward_ad
 from transformers import (
     AutoConfig,
@@ -530,6 +530,12 @@ def test_dropout_of_a_model_from_elsewhere_is_off(mode):
     model, rows = LanguageModel(GPT2LMHeadModel(config).train(mode)), make_rows(SIZES)
     model.train()
     assert torch.equal(distributed(model, rows), distributed(model, rows))
+
+
+def test_a_model_without_gradient_checkpointing_is_named():
+    model = make_lm("llama", model_type="jetmoe", num_local_experts=2, num_experts_per_tok=1, kv_channels=16)
+    with pytest.raises(ConfigError, match=r"^JetMoeModel has no gradient checkpointing: use micro_batch_tokens"):
+        LanguageModel(model, gradient_checkpointing=True)
 
 
 def test_no_layer_is_dropped_while_activations_are_recomputed():
