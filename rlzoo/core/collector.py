@@ -214,12 +214,12 @@ def evaluate(model: ActorCritic, buffer: Buffer) -> Buffer:
     """Fills `logp` and `value` by one forward pass of the training model.
 
     So the ratio π/π_old of the first minibatch is 1 up to rounding, even if acting used another implementation. Each
-    process computes its own rows.
+    process computes its own rows. The value is a copy, since it may be a view of a parameter, which training changes.
     """
 
     def forward(rows: Buffer) -> tuple[torch.Tensor, torch.Tensor]:
         policy, value = model(rows.obs)
-        return policy.map(lambda x: x[:, : rows.action.shape[1]]).log_prob(rows.action), value
+        return policy.map(lambda x: x[:, : rows.action.shape[1]]).log_prob(rows.action), value.clone()
 
     logp, value = processes.rowwise(forward, buffer)
     return buffer.replace(logp=logp, value=value)

@@ -96,8 +96,8 @@ class Distribution(Tensors, abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no categories")
 
     def detach(self) -> Self:
-        """The same distribution without gradient."""
-        return self.map(torch.Tensor.detach)
+        """The same distribution without gradient, in tensors of its own: training changes parameters in place."""
+        return self.map(lambda x: x.detach().clone())
 
     @abc.abstractmethod
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "*batch"]) -> list[Tensor]:

@@ -12,8 +12,10 @@ from builders import SPACES, Imitation, make_buffer, make_model, parameters, wit
 
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, State, measure
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.distributions import Categorical
+from rlzoo.core.collector import evaluate
+from rlzoo.core.distributions import Categorical, DiagGaussian
 from rlzoo.core.estimators import GAE, Estimator, LeaveOneOut, MonteCarlo
+from rlzoo.core.models import ActorCritic, Policy, Value
 from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.optim import adam
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
@@ -161,6 +163,46 @@ def test_update_leaves_the_buffer_alone(algorithm):
     updated(algorithm, buffer)
     for name in ("obs", "action", "reward", "terminated", "truncated", "mask", "logp", "value"):
         assert torch.equal(getattr(buffer, name), getattr(before, name))
+
+
+class Constant(torch.nn.Module):
+    """The same numbers in every state: a view of parameters, which training changes in place, or a copy."""
+
+    def __init__(self, numbers, copies):
+        super().__init__()
+        self.numbers, self.copies = torch.nn.Parameter(torch.tensor(numbers, dtype=torch.float64)), copies
+
+    def forward(self, obs):
+        x = self.numbers.expand(*obs.shape[:-1], *self.numbers.shape)
+        return x.clone() if self.copies else x
+
+
+class ConstantPolicy(Policy):
+    def __init__(self, copies):
+        super().__init__()
+        self.mean, self.log_std = Constant([0.1, 0.2], copies), Constant([-0.3, 0.4], copies)
+
+    def forward(self, features, memory=None):
+        return DiagGaussian(self.mean(features), self.log_std(features)), memory
+
+
+class ConstantValue(Value):
+    def __init__(self, copies):
+        super().__init__()
+        self.net = Constant(0.5, copies)
+
+    def forward(self, features):
+        return self.net(features)
+
+
+@ALL
+def test_the_old_policy_and_value_stay_where_they_are_views_of_parameters(algorithm):
+    metrics = []
+    for copies in (True, False):
+        model = ActorCritic(ConstantPolicy(copies), ConstantValue(copies))
+        state, buffer = algorithm.init(model, np.random.default_rng(0)), make_buffer(make_model(SPACES["box"]))
+        metrics.append(algorithm.update(model, state, evaluate(model, buffer)))
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-9)
 
 
 @ALL
