@@ -25,7 +25,7 @@ PROMPTS, HELD_OUT = 400, 60
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w[\w'-]*", text)
+    return re.findall(r"\w+(?:['’-]\w+)*", text)
 
 
 def _has_keys(text: str, keys: Sequence[str]) -> bool:

@@ -26,8 +26,8 @@ HELD_OUT = 0.1
 
 def last_number(prompts: list[str], responses: list[str], answer: list[int]) -> list[float]:
     """1 if the last whole number of a response is the answer, else 0."""
-    numbers = (re.findall(r"\d+", response) for response in responses)
-    return [float(bool(x) and x[-1].lstrip("0") == str(right)) for x, right in zip(numbers, answer, strict=True)]
+    numbers = (re.findall(r"0*(\d+)", response) for response in responses)
+    return [float(x[-1:] == [str(right)]) for x, right in zip(numbers, answer, strict=True)]
 
 
 def sums(largest: int, tokenizer: PreTrainedTokenizerBase) -> tuple[list[Prompt], list[Prompt]]:

@@ -34,6 +34,10 @@ def test_the_last_number_is_the_answer(response, score):
     assert last_number([""], [response], [68]) == [score]
 
 
+def test_the_last_number_may_be_0():
+    assert last_number([""] * 4, ["0", "it is 00", "10", ""], [0] * 4) == [1, 1, 0, 0]
+
+
 def test_sums_are_enough_to_train_and_to_evaluate():
     with pytest.raises(ConfigError, match="largest must be "):
         Sums.Settings(largest=2)
@@ -59,12 +63,12 @@ def test_sentiment_says_which_package_it_needs(monkeypatch):
 
 
 FOLLOWED = {
-    "words": ([3], "Rain falls - softly.", "Rain falls -"),
+    "words": ([3], "It’s well-known - softly.", "Rain falls -"),
     "lower case": ([], "the rain falls.", "The rain falls."),
     "capitals": ([], "THE RAIN.", "The rain."),
     "json": (["name", "age"], '{"name": "cat", "age": 3}', '{"name": "cat"}'),
     "question": ([], "Is it rain?", "It is rain."),
-    "two words": (["red", "seven"], "Seven red cats.", "Seven cats."),
+    "two words": (["red", "seven"], "Seven 'red' cats.", "Seven well-red cats."),
     "begins": (["green"], "Green bread.", "Bread, green."),
     "no comma": ([], "It rains. I wait.", "It rains, I wait. No."),
     "lines": ([2], "one\n\ntwo", "one"),
