@@ -149,7 +149,7 @@ def measure(
         return batch.mean((x - batch.mean(x)).square())
 
     error = batch.return_ - batch.value
-    unexplained = variance(error) / variance(batch.return_).clamp(min=1e-12)
+    unexplained = variance(error) / variance(batch.return_).clamp(min=1e-24)
     return metrics | {
         "entropy": float(batch.mean(after.entropy)),
         "policy_loss": -float(batch.mean(objective)),

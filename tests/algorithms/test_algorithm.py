@@ -358,6 +358,7 @@ def test_explained_variance_by_hand():
     errors = torch.tensor([[0.5], [-0.5], [0.5], [-0.5]], dtype=torch.float64)
     for changes, expected in (
         ({"return_": returns, "value": returns - errors}, 1 - 0.25 / 1.25),
+        ({"return_": returns / 2**23, "value": (returns - errors) / 2**23}, 1 - 0.25 / 1.25),
         ({"return_": returns, "value": returns}, 1),
         ({}, 1),
     ):
