@@ -69,7 +69,8 @@ def train_reward_model(
         return preference_loss(*scores, margins[batch], settings.centring).sum()
 
     def right(batch: Sequence[int]) -> Tensor:
-        return torch.gt(*_both_scores(model, [both[i] for i in batch])).sum()
+        differ = torch.tensor([both[i][0] != both[i][1] for i in batch], device=model.model.device)
+        return (differ & torch.gt(*_both_scores(model, [both[i] for i in batch]))).sum()
 
     metrics: Metrics = {}
     counts = [1] * len(pairs)

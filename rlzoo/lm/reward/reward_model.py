@@ -66,9 +66,14 @@ class RewardModel:
         return float(getattr(self.model.config, "rlzoo_bias", 0.0))
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
-        """One score for each prompt and response. Raises `ConfigError` if a prompt and its response are empty."""
+        """One score for each prompt and response. Raises `ConfigError` if a prompt and its response are empty.
+
+        Equal texts are scored once: rounding depends on the row, and `group_norm` would make ±1 of it.
+        """
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
-        return self.score_ids(*self._pad(texts)).tolist()
+        different = list(dict.fromkeys(texts))
+        scores = dict(zip(different, self.score_ids(*self._pad(different)).tolist(), strict=True))
+        return [scores[text] for text in texts]
 
     def score_ids(self, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
         """One score for each row of tokens, padded on either side. Raises `ConfigError` if a row is all padding."""

@@ -128,6 +128,16 @@ def test_accuracy_and_calibration_are_over_pairs_whose_prompts_were_not_trained_
     assert (metrics["gain"], metrics["bias"]) == (rewards.gain, rewards.bias)
 
 
+def test_a_pair_of_equal_responses_is_not_right(make):
+    texts = ["a", "b", "ab", "cab", "bcd", "dcbae"]
+    pairs = [Pair(f"{prompt}u", text, text) for prompt in "pq" for text in texts]
+    for size in range(1, 60, 7):
+        metrics = train_reward_model(
+            pairs, settings(learning_rate=1e-12, held_out=0.5, micro_batch_tokens=size), make()
+        )
+        assert metrics["held_out_accuracy"] == 0
+
+
 def test_margin_asks_for_more(make):
     """With a large margin training goes on to part the scores of a pair that is in order already."""
     gaps = []

@@ -86,6 +86,14 @@ def test_scores_are_those_of_prompt_and_response_in_one(make):
     assert rewards([], []) == []
 
 
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_equal_texts_have_equal_scores(make, number):
+    rewards = make()
+    for text in TEXTS:
+        assert len(set(rewards([text] * number, [""] * number))) == 1
+    assert rewards(["u", "v", "u"], ["ab", "d", "ab"]) == rewards(["u", "v", "ua"], ["ab", "d", "b"])
+
+
 def test_scores_of_rows_of_tokens(make):
     rewards = make()
     rewards.calibrate(["abc", "de", "fgh"])
