@@ -207,9 +207,10 @@ def expected_optimality(
     tokens = Tokens.of_texts([*solutions.values()], int(tokenizer.pad_token_id))
     tokens = (tokens if allowed is None else allowed.with_allowed(tokens)).map(lambda x: x.to(device))
     logp = model.distribution(tokens).log_prob(tokens.action).double().sum(1).cpu()
-    optimality = torch.tensor(graph.optimality([w[0] for w in solutions], [w[1:] for w in solutions]))
+    of_each = graph.optimality([walk[0] for walk in solutions], [walk[1:] for walk in solutions])
     start = torch.tensor([prompts.index(w[0]) for w in solutions])
-    return torch.zeros(len(prompts), dtype=torch.float64).index_add(0, start, logp.exp() * optimality.double())
+    expected = logp.exp() * torch.tensor(of_each, dtype=torch.float64)
+    return torch.zeros(len(prompts), dtype=torch.float64).index_add(0, start, expected)
 
 
 def legal_moves(tokens: list[int]) -> list[int]:

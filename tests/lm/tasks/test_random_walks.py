@@ -181,6 +181,10 @@ def test_solutions_give_the_expected_optimality_of_a_policy():
         left = step @ left
         left[0] = 10 - n
     np.testing.assert_allclose(expected[1:], (left / (10 - GRAPH.shortest))[1:], rtol=1e-12)
+    tokenizer = GRAPH.tokenizer()
+    legal = AllowedTokens(legal_moves, "legal_moves", len(tokenizer))
+    uniform = expected_optimality(make_policy(GRAPH).double(), tokenizer, GRAPH, GRAPH.prompts, legal)
+    np.testing.assert_allclose(uniform, expected[1:], rtol=1e-12)
     assert len(GRAPH.solutions()) == 4736
     sampled = GRAPH.optimality([walk[0] for walk in GRAPH.walks], [walk[1:] for walk in GRAPH.walks])
     assert abs(np.mean(sampled) - expected[1:].mean()) < 3 * np.std(sampled) / 1000**0.5
