@@ -169,7 +169,8 @@ class Buffer(Tensors):
         A constant `x` gives zeros, in float32 if it is below 10⁵.
         """
         centred = x - self.mean(x)
-        centred = centred - self.mean(centred)  # rounding leaves the mean of a constant a little off 0
+        for _ in range(2):  # rounding leaves the mean of a constant a little off 0
+            centred = centred - self.mean(centred)
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 
     @cached_property

@@ -44,12 +44,12 @@ def test_whitened_is_a_copy_with_whitened_advantages():
     assert float(white.mean(white.advantage.square())) == pytest.approx(1)
 
 
-@given(st.floats(-100, 100), st.integers(1, 300), st.integers(0, 9))
+@given(st.integers(-100_000, 100_000), st.integers(1, 3000), st.integers(0, 9))
 def test_whitened_constant_is_zero_in_single_precision(constant, steps, masked):
-    x = torch.full((1, steps + masked), constant)
+    x = torch.full((1, steps + masked), constant / 1.1)
     mask = torch.arange(steps + masked)[None] < steps
     buffer = Buffer(x, x, x, ~mask, ~mask, mask)
-    assert buffer.whiten(torch.where(mask, x, 0.0))[mask].abs().max() < 1e-3
+    assert buffer.whiten(torch.where(mask, x, 0.0))[mask].abs().max() < 1e-4
 
 
 def test_empty_mask_gives_zero_mean_and_finite_whitening():
