@@ -111,11 +111,14 @@ def group_norm(
     A_i = (R_i − mean of R_j) / (std of R_j + 1e-8), over all rows j of the group, including i
 
     The standard deviation is the biased one (divided by n), as in `Buffer.whiten`: the advantages of a group have mean
-    square 1. If all returns are equal, they are 0. Returns, groups and errors are those of `leave_one_out`.
+    square 1. If all returns are equal but for rounding, they are 0: the log-probabilities of equal responses may be
+    rounded differently in each row. Returns, groups and errors are those of `leave_one_out`.
     """
     centred, count = _centred_returns(reward, mask, group, gamma)
     std = (centred.square().sum(1, keepdim=True) / count.clamp(min=1)).sqrt()
-    return _over_steps(centred / (std + 1e-8), mask)
+    size = _as_groups(torch.where(mask, reward.abs(), 0.0).sum(1), group).amax(1, keepdim=True)
+    equal = std <= 8 * torch.finfo(std.dtype).eps * size
+    return _over_steps(torch.where(equal, 0.0, centred / (std + 1e-8)), mask)
 
 
 def _centred_returns(reward: Tensor, mask: Tensor, group: int, gamma: float) -> tuple[Tensor, Tensor]:

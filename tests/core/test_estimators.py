@@ -1,6 +1,7 @@
 """Advantages and returns: hand numbers, the definitions, and what must not matter."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -268,6 +269,19 @@ def test_relative_advantages_equal_their_definitions(experience, gamma):
 def test_equal_returns_have_no_relative_advantage(relative, dtype, size, r):
     advantage = relative(torch.full((2 * size, 3), r, dtype=dtype), torch.ones(2 * size, 3, dtype=torch.bool), size)
     assert torch.equal(advantage, torch.zeros_like(advantage))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_returns_that_differ_by_rounding_alone_are_equal_when_normalised(dtype):
+    rounded = torch.nextafter(torch.tensor(2.4, dtype=dtype), torch.tensor(9, dtype=dtype))
+    reward = torch.tensor([[2.4, -3.0], [rounded, -3.0], [2.4, -3.0], [2.4, math.nan]], dtype=dtype)
+    mask = torch.ones(4, 2, dtype=torch.bool)
+    assert torch.equal(group_norm(reward[:2], mask[:2], 2), torch.zeros(2, 2, dtype=dtype))
+    assert group_norm(reward, mask, 2)[2:].isnan().all()
+    reward[1, 0] = 2.4 * (1 + 1e-4)
+    torch.testing.assert_close(
+        group_norm(reward[:2], mask[:2], 2).abs(), torch.ones(2, 2, dtype=dtype), rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("relative", RELATIVE)

@@ -68,7 +68,7 @@ class RewardModel:
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
         """One score for each prompt and response. Raises `ConfigError` if a prompt and its response are empty.
 
-        Equal texts are scored once: rounding depends on the row, and `group_norm` would make ±1 of it.
+        Equal texts are scored once, since rounding depends on the row.
         """
         texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
         different = list(dict.fromkeys(texts))
