@@ -39,8 +39,8 @@ def compound(completions: list[str], **columns: Any) -> list[float]:
 
 def last_number(completions: list[str], answer: list[int], **columns: Any) -> list[float]:
     """1 if the last whole number of a response is the answer, else 0."""
-    numbers = (re.findall(r"\d+", text) for text in completions)
-    return [float(bool(x) and x[-1].lstrip("0") == str(right)) for x, right in zip(numbers, answer, strict=True)]
+    numbers = (re.findall(r"0*(\d+)", text) for text in completions)
+    return [float(x[-1:] == [str(right)]) for x, right in zip(numbers, answer, strict=True)]
 
 
 SCORES = {score.__name__: score for score in (compound, last_number)}
