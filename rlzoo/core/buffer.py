@@ -166,11 +166,10 @@ class Buffer(Tensors):
     def whiten(self, x: Float[Tensor, "N T"]) -> Float[Tensor, "N T"]:
         """`x` shifted and scaled to mean 0 and (biased) standard deviation 1 over the unmasked steps.
 
-        A constant `x` gives zeros, in float32 if it is below 10⁵.
+        A constant `x` gives zeros.
         """
-        centred = x - self.mean(x)
-        for _ in range(2):  # rounding leaves the mean of a constant a little off 0
-            centred = centred - self.mean(centred)
+        centred = x - x.take(self.weight.argmax())  # an unmasked step; the mean of a constant has rounding
+        centred = centred - self.mean(centred)
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 
     @cached_property
