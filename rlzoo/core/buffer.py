@@ -168,7 +168,8 @@ class Buffer(Tensors):
 
         A constant `x` gives zeros.
         """
-        centred = x - x.take(self.weight.argmax())  # an unmasked step; the mean of a constant has rounding
+        one = x.flatten().index_select(0, self.weight.argmax()[None])  # unmasked; the mean of a constant has rounding
+        centred = x - one
         centred = centred - self.mean(centred)
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 
