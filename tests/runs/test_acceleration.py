@@ -83,10 +83,10 @@ def test_ten_compiled_updates_equal_eager_ones_to_rounding(algorithm, cache, mon
     """Both see the buffers of the eager one, since one action that is rounded the other way would change the rest.
 
     The measure is the norm, relative to what training moved: Adam divides by the size of a gradient, so a single
-    parameter whose gradient is near 0 shows its rounding as a step. Measured: 1.4e-5 for REINFORCE, whose baseline
-    moves far, and 3.3e-7 for PPO. Conjugate gradient amplifies rounding: 4.8e-4 for NPG and 3.8e-4 for TRPO, where two
-    eager implementations differ by 6.3e-4 and 3.4e-4. With seed 4 no line search of TRPO depends on rounding; with seed 3
-    one does, since a KL is within 2e-5 of its bound.
+    parameter whose gradient is near 0 shows its rounding as a step. Measured: 1.2e-5 for REINFORCE, whose baseline
+    moves far, 2.6e-7 for PPO, 6.5e-5 for NPG and 2.4e-5 for TRPO. Conjugate gradient amplifies rounding: with seed 3,
+    two eager implementations of NPG differ by 6.3e-4. There a KL of TRPO is within 2e-5 of its bound, so that
+    rounding decides how far its line search goes.
     """
     monkeypatch.setenv("RLZOO_CACHE", str(cache))
     settings = {"normalize_obs": True, "num_envs": 4, "num_steps": 64, "seed": 4} | SIZES[algorithm]
