@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import platform
+import re
 import shutil
 import signal
 import stat
@@ -107,7 +108,7 @@ class Compilation:
             try:
                 _, fault = self._process.communicate()
                 if self._process.returncode:
-                    raise RuntimeError(fault.strip().splitlines()[-1] if fault.strip() else "its process was killed")
+                    raise RuntimeError(_raised(fault) or "its process was killed")
                 self._loop = _with_check(_load(self._package), self._example)
             except Exception as error:
                 _warn_failure(error)
@@ -121,6 +122,12 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=5)
+
+
+def _raised(traceback: str) -> str:
+    """The line of a traceback that names the exception; advice may follow it. The last line if there is none."""
+    *others, last = traceback.strip().splitlines() or [""]
+    return next((line for line in reversed([*others, last]) if re.match(r"[\w.]+(Error|Exception|Exit):", line)), last)
 
 
 def _warn_failure(error: Exception) -> None:

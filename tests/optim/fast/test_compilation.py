@@ -173,8 +173,8 @@ def test_two_compilations_that_fail_for_one_reason_say_so_once(cache, tmp_path, 
     assert len(caplog.records) == 1
 
 
-def test_a_failed_compilation_is_reported_by_its_last_line_alone(cache, monkeypatch, caplog):
-    failing = [sys.executable, "-c", "raise RuntimeError('cannot lower')"]
+def test_a_failed_compilation_is_reported_by_the_line_of_its_exception(cache, monkeypatch, caplog):
+    failing = [sys.executable, "-c", "raise RuntimeError('cannot lower\\n\\nUse a log to see more.')"]
     monkeypatch.setattr(subprocess, "Popen", lambda command, own=subprocess.Popen, **options: own(failing, **options))
     assert doubled() is None
     (record,) = caplog.records
