@@ -168,8 +168,10 @@ class Buffer(Tensors):
 
         A constant `x` gives zeros.
         """
-        one = x.flatten().index_select(0, self.weight.argmax()[None])  # unmasked; the mean of a constant has rounding
-        centred = x - one
+        if x.numel() == 0:
+            return x
+        unmasked = x.flatten().index_select(0, self.weight.argmax()[None])
+        centred = x - unmasked  # 0 for a constant, whose mean has rounding
         centred = centred - self.mean(centred)
         return centred / (self.mean(centred.square()).sqrt() + 1e-8)
 

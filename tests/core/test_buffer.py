@@ -53,6 +53,11 @@ def test_whitened_constant_is_zero_in_single_precision(constant, steps, masked, 
     assert (buffer.whiten(torch.where(mask, x, 0.0))[mask] == 0).all()
 
 
+def test_a_buffer_without_rows_is_whitened():
+    x, mask = torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.bool)
+    assert Buffer(x, x, x, mask, mask, mask).whiten(x).shape == (0, 3)
+
+
 def test_empty_mask_gives_zero_mean_and_finite_whitening():
     buffer = buffer_of([[1, 2]], [[False, False]])
     assert buffer.mean(buffer.reward) == 0

@@ -108,7 +108,8 @@ class Compilation:
             try:
                 _, fault = self._process.communicate()
                 if self._process.returncode:
-                    raise RuntimeError(_raised(fault) or "its process was killed")
+                    raised = re.findall(r"^[\w.]+(?:Error|Exception|Exit):.*", fault, re.MULTILINE)  # advice may follow
+                    raise RuntimeError(["its process was killed", *fault.strip().splitlines()[-1:], *raised][-1])
                 self._loop = _with_check(_load(self._package), self._example)
             except Exception as error:
                 _warn_failure(error)
@@ -122,12 +123,6 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=5)
-
-
-def _raised(traceback: str) -> str:
-    """The line of a traceback that names the exception; advice may follow it. The last line if there is none."""
-    *others, last = traceback.strip().splitlines() or [""]
-    return next((line for line in reversed([*others, last]) if re.match(r"[\w.]+(Error|Exception|Exit):", line)), last)
 
 
 def _warn_failure(error: Exception) -> None:
