@@ -19,7 +19,7 @@ from rlzoo.core.system.fields import check_fields
 from rlzoo.core.system.schedules import Schedule, at
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import Solution, conjugate_gradient
-from rlzoo.optim.objective import PolicyStatistics, evaluate_policy
+from rlzoo.optim.objective import PolicyStatistics, clipped_objective, evaluate_policy
 
 Metrics = dict[str, float]
 
@@ -135,7 +135,7 @@ def measure(
     objective = ratio * batch.advantage
     metrics = {}
     if clip_coef is not None:
-        objective = objective.minimum(ratio.clamp(1 - clip_coef, 1 + clip_coef) * batch.advantage)
+        objective = clipped_objective(ratio, batch.advantage, clip_coef)
         outside = ((after.log_prob - batch.logp).expm1().abs() > clip_coef).to(ratio.dtype)
         metrics["clip_fraction"] = float(batch.mean(outside))
     if after.kl is None:

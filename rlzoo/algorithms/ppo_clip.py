@@ -25,7 +25,7 @@ from rlzoo.core.system.fields import (
     PositiveSchedule,
 )
 from rlzoo.optim.epochs import Epochs
-from rlzoo.optim.objective import KLStop, value_error
+from rlzoo.optim.objective import KLStop, clipped_objective, value_error
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class PPOClip(Algorithm):
         if stop is not None:
             stop.add(batch, logp)
         ratio = torch.exp(logp - batch.logp)
-        clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-        objective = torch.min(ratio * batch.advantage, clipped * batch.advantage)
+        objective = clipped_objective(ratio, batch.advantage, clip_coef)
         error = value_error(value, batch, clip_coef if self.clip_value else None)
         loss = 0.5 * self.vf_coef * error - objective
         if self.ent_coef:

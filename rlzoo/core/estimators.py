@@ -176,7 +176,7 @@ class Estimator(abc.ABC):
 
 @dataclass(frozen=True)
 class GAE(Estimator):
-    """`gae` as an estimator. The critic's target is the λ-return: advantage + value, with a λ of its own if set."""
+    """Generalised advantage estimation (see `gae`). The critic's target is the λ-return, advantage + value."""
 
     gamma: UnitInterval = 0.99
     """Discount factor, in [0, 1]."""
@@ -194,7 +194,7 @@ class GAE(Estimator):
 
 @dataclass(frozen=True)
 class MonteCarlo(Estimator):
-    """`monte_carlo` as an estimator, with advantage = return_ − value. Needs rows of complete episodes."""
+    """Monte-Carlo returns (see `monte_carlo`); advantage = return − value. Needs rows of complete episodes."""
 
     gamma: UnitInterval = 0.99
     """Discount factor, in [0, 1]."""
@@ -231,7 +231,7 @@ class _Grouped(Estimator):
 
 @dataclass(frozen=True)
 class LeaveOneOut(_Grouped):
-    """`leave_one_out` over groups of `buffer.group_size` rows. Needs rows of complete episodes.
+    """The return minus the mean of the others in its group (see `leave_one_out`). Needs rows of complete episodes.
 
     The critic's target is the Monte-Carlo return. The advantage does not use the critic, so it does not bootstrap at a
     truncation, and only PPO with `vf_coef` above 0 fits the critic.
@@ -242,14 +242,14 @@ class LeaveOneOut(_Grouped):
 
 @dataclass(frozen=True)
 class GroupMean(_Grouped):
-    """`group_mean` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
+    """The return minus the mean of its group (see `group_mean`); otherwise like `LeaveOneOut`."""
 
     advantage = staticmethod(group_mean)
 
 
 @dataclass(frozen=True)
 class GroupNorm(_Grouped):
-    """`group_norm` over groups of `buffer.group_size` rows; otherwise like `LeaveOneOut`."""
+    """The normalised return of its group (see `group_norm`); otherwise like `LeaveOneOut`."""
 
     advantage = staticmethod(group_norm)
 

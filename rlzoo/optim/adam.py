@@ -20,7 +20,7 @@ from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import operation, track
 from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.epochs import Epochs
-from rlzoo.optim.objective import KLExceededError, KLStop, Loss, loss_terms, value_loss
+from rlzoo.optim.objective import KLStop, Loss, loss_terms, value_loss
 from rlzoo.optim.vectors import Vector, clip_norm
 
 _SMALL = 2**20
@@ -68,16 +68,15 @@ class Adam:
         """One step down the gradient of `loss(model, batch, *scalars)`; returns its norm before clipping.
 
         With `auxiliary`, the model's auxiliary loss is added. `vf_learning_rate` is that of the `value` parameters.
-        `stop` is given to the loss, which adds the KL of its minibatch.
+        `stop` is given to the loss, which adds the KL of its minibatch. Where that is too large there is no step.
 
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
-            KLExceededError: `stop` ends the update; nothing was changed.
         """
         watched = loss if stop is None else functools.partial(loss, stop=stop)
         g = self.gradient(loss_terms(watched, model, batch, *scalars, auxiliary=auxiliary), model)
-        if stop is not None:
-            stop.check()
+        if stop is not None and stop.check():
+            return 0.0
         grad_norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
         theta, g = self.theta[self.share], g[self.share]
         parts = [(slice(None), learning_rate)]
@@ -89,17 +88,19 @@ class Adam:
         return grad_norm
 
     def minimize_each(
-        self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
-    ) -> tuple[int, float]:
+        self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float,
+        stop: KLStop | None = None, **options: Any,
+    ) -> tuple[int, float]:  # fmt: skip
         """A step of `minimize` for each minibatch, until a `stop` ends the update.
 
         Returns the number of steps, and the norm of the last one's gradient.
         """
         steps, grad_norm = 0, 0.0
-        with contextlib.suppress(KLExceededError):
-            for minibatch in minibatches:
-                grad_norm = self.minimize(loss, model, minibatch, *scalars, **options)
-                steps += 1
+        for minibatch in minibatches:
+            norm = self.minimize(loss, model, minibatch, *scalars, stop=stop, **options)
+            if stop is not None and stop.reached:
+                break
+            steps, grad_norm = steps + 1, norm
         return steps, grad_norm
 
     def gradient(self, terms: Sequence[Term], model: ActorCritic) -> Vector:

@@ -55,11 +55,15 @@ def surrogate(policy: Distribution, batch: Buffer) -> Tensor:
     return batch.mean(ratio * batch.advantage)
 
 
+def clipped_objective(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
+    """min(r·Â, clip(r, 1 − ε, 1 + ε)·Â) at each step, (R, T), with r = π_θ/π_old (Schulman et al. 2017, eq. 7)."""
+    return torch.min(ratio * advantage, ratio.clamp(1 - clip_coef, 1 + clip_coef) * advantage)
+
+
 def clipped_loss(model: ActorCritic, batch: Buffer, clip_coef: float) -> Tensor:
-    """−E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)], r = π_θ/π_old (Schulman et al. 2017, eq. 7)."""
+    """−E[min(r·Â, clip(r, 1 − ε, 1 + ε)·Â)]."""
     ratio = torch.exp(model.distribution(batch.obs).log_prob(batch.action) - batch.logp)
-    clipped = ratio.clamp(1 - clip_coef, 1 + clip_coef)
-    return -batch.mean(torch.min(ratio * batch.advantage, clipped * batch.advantage))
+    return -batch.mean(clipped_objective(ratio, batch.advantage, clip_coef))
 
 
 @torch.no_grad()
@@ -99,10 +103,6 @@ def evaluate_policy(model: ActorCritic, batch: Buffer) -> PolicyStatistics:
     return PolicyStatistics(log_prob, kl, entropy, rest[0] if rest else None)
 
 
-class KLExceededError(Exception):
-    """A `KLStop` ends an update."""
-
-
 class KLStop:
     """Stops an update where a minibatch's E[k3], an estimate of KL(π_old ‖ π_θ) from its actions, exceeds `limit`.
 
@@ -110,17 +110,17 @@ class KLStop:
     """
 
     def __init__(self, limit: float) -> None:
-        self.limit, self._kl = limit, 0.0
+        self.limit, self.reached, self._kl = limit, False, 0.0
 
     def add(self, batch: Buffer, log_prob: Tensor) -> None:
         """Adds the part of a micro-batch, given log π_θ of its actions."""
         self._kl += float(batch.mean(k3(batch.logp, log_prob.detach())))
 
-    def check(self) -> None:
-        """Raises `KLExceededError` if the KL of the minibatch exceeds the limit. The next minibatch starts from 0."""
+    def check(self) -> bool:
+        """Whether the KL of the minibatch exceeds the limit. The next minibatch starts from 0."""
         kl, self._kl = processes.all_reduce(self._kl), 0.0
-        if kl > self.limit:
-            raise KLExceededError
+        self.reached = kl > self.limit
+        return self.reached
 
 
 def value_error(value: Tensor, batch: Buffer, clip_coef: float | None = None) -> Tensor:

@@ -445,6 +445,16 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo CartPole-v1 --top-p 1", "no option '--top-p'"),
         ("train grpo RandomWalks", "no algorithm 'grpo'; use ppo-clip --estimator grpo"),
         ("train a2c CartPole-v1", "no algorithm 'a2c'; use ppo-clip --epochs 1 --minibatch-size all"),
+        ("train SAC CartPole-v1", "no algorithm 'SAC': it is off-policy, and all algorithms here are on-policy"),
+        (
+            "train PPO CartPole-v1",
+            "no algorithm 'PPO'; did you mean 'ppo'? (known: reinforce, npg, trpo, ppo-penalty, ppo-clip, ppo)",
+        ),
+        (
+            "train ppo Atari/Pong-v5",
+            "no environment 'Atari/Pong-v5': no imported module registers Atari/; "
+            "name the one that does before a colon, such as ale_py:Atari/Pong-v5",
+        ),
         ("train ppo CartPole-v1 --lr 1", "no option '--lr'; did you mean '--learning-rate'?"),
         (
             "train ppo RandomWalks --minibatch-size 8",

@@ -88,8 +88,9 @@ def place(error: BaseException, function: Any = None) -> str:
 
 def no_such(kind: str, name: str, names: Iterable[str]) -> str:
     """The message for an unknown name: "no setting 'gama'; did you mean 'gamma'?"."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f"no {kind} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    known = {other.lower(): other for other in names}
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f"no {kind} {name!r}" + (f"; did you mean {known[near[0]]!r}?" if near else "")
 
 
 def require(condition: bool, message: str) -> None:
