@@ -168,7 +168,7 @@ def to_markdown(study: Study) -> str:
     parts = [
         f"{finished} of {planned} runs have finished. Environments: {', '.join(comparison.environments)}. Runs of each "
         f"algorithm in each of them: {' to '.join(map(str, sorted({min(seeds), max(seeds)})))}.{few}\n",
-        table(["Algorithm", "In the paper", *PROTOCOLS, f"{BEST} is better", "Runs"], scores(comparison)),
+        table(["Algorithm", "In the paper", *PROTOCOLS, f"P({BEST} > row)", "Runs"], scores(comparison)),
         table(["Claim", *PROTOCOLS], claims(comparison)),
         updates(comparison),
     ]

@@ -25,36 +25,35 @@ def runs(finals, env="Hopper-v5"):
 def test_differences_are_those_of_interquartile_means_beside_the_papers(tmp_path):
     text = tables(write(tmp_path / "x", runs(FINALS), range(3)))
     found = rows(text, 0)
-    assert list(found) == ["algorithm, without", "details of PPO"]  # the pairs that both have runs
+    assert list(found) == ["PPO-M − TRPO", "PPO − PPO-M"]  # the pairs that both have runs
     # Nothing is trimmed from three runs. A resampled difference is between 100 − 80 and 140 − 60.
-    pair, env, in_paper, difference, probability = found["details of PPO"]
-    assert (pair, env, in_paper, probability) == ("PPO − PPO-M", "Hopper-v5", "371", "1.00 (too few runs)")
+    env, in_paper, difference, probability = found["PPO − PPO-M"]
+    assert (env, in_paper, probability) == ("Hopper-v5", "371", "1.00 (too few runs)")
     assert difference.startswith("50 [")
     low, high = map(int, difference[4:-1].split(", "))
     assert 20 <= low < 50 < high <= 80
-    assert found["algorithm, without"][2] == "99"
-    assert found["algorithm, without"][3].startswith("−20 [")
+    assert found["PPO-M − TRPO"][1] == "99"
+    assert found["PPO-M − TRPO"][2].startswith("−20 [")
 
 
 def test_single_details_are_compared_with_ppo(tmp_path):
     single = rows(tables(write(tmp_path / "x", runs(FINALS), range(3))), 1)
-    assert list(single) == ["no annealing"]
-    assert single["no annealing"][0] == "PPO − no annealing"
-    assert single["no annealing"][2] == "–"
-    assert single["no annealing"][3].startswith("−10 [")
-    assert single["no annealing"][4].startswith("0.33 [")  # of 9 pairs, 2 wins and 2 ties
+    assert list(single) == ["PPO − no annealing"]
+    assert single["PPO − no annealing"][1] == "–"
+    assert single["PPO − no annealing"][2].startswith("−10 [")
+    assert single["PPO − no annealing"][3].startswith("0.33 [")  # of 9 pairs, 2 wins and 2 ties
 
 
 def test_scores_and_what_the_updates_did(tmp_path):
     scores = rows(tables(write(tmp_path / "x", runs(FINALS), range(3))), 2)
-    assert scores["TRPO"] == ["Hopper-v5", "2\u202f043", "90", "0.00400", "0.200", "3"]
+    assert scores["TRPO"] == ["Hopper-v5", "2,043", "90", "0.00400", "0.200", "3"]
     assert scores["no annealing"][1] == "–"
 
 
 def test_two_runs_have_no_intervals(tmp_path):
     text = tables(write(tmp_path / "x", runs({name: of[:2] for name, of in FINALS.items()}), range(2)))
     assert "[" not in text
-    assert rows(text, 0)["details of PPO"][3:] == ["45", "1.00"]
+    assert rows(text, 0)["PPO − PPO-M"][2:] == ["45", "1.00"]
 
 
 def test_no_results_are_one_line(tmp_path, monkeypatch, capsys):

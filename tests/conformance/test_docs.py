@@ -444,7 +444,7 @@ def test_suites_can_be_loaded(page, title, workplace):
 
 RESULTS = ROOT / "benchmarks/results"
 TABLES = {path.read_text() for path in RESULTS.glob("*.md")}
-NUMBER = r"(?<![\w.])−?(?:\d{1,3}(?:[,\u202f]\d{3})+|\d+)(?:\.\d+)?"
+NUMBER = r"(?<![\w.])−?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 FIGURE = re.compile(rf"{NUMBER}(?: \[{NUMBER}, {NUMBER}\])?")
 UNSAID = {"rlzoo", "float32", "fp32", "without"}
 """Words of a row that a passage about it need not have."""
@@ -453,7 +453,7 @@ SAID_AS = {"bf16": "bfloat16", "box": "continuous"}
 
 def numbers(text):
     """The numbers in a text, with their decimals."""
-    return [Decimal(re.sub("[,\u202f]", "", x).replace("−", "-")) for x in re.findall(NUMBER, text)]
+    return [Decimal(x.replace(",", "").replace("−", "-")) for x in re.findall(NUMBER, text)]
 
 
 def rows(results, said):
@@ -467,7 +467,7 @@ def rows(results, said):
         header, _, *lines = ([cell.replace("**", "") for cell in x[2:-2].split(" | ")] for x in table.splitlines())
         if is_report and header[0] == "Algorithm" and "probability" not in said:
             continue
-        meant = [not is_report or words(cell) & {*said, "stochastic"} for cell in header]
+        meant = [not is_report or words(cell) & {*said, "stochastic"} - {"with"} for cell in header]
         for cells in lines:
             measured = [numbers(x[0]) for x in map(FIGURE.match, itertools.compress(cells, meant)) if x]
             labels = [re.sub(r"rlzoo\S*/|-v\d", "", cell) for cell in cells if not FIGURE.match(cell)]

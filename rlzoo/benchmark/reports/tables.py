@@ -1,6 +1,6 @@
 """Tables of a report: each is a list of column names and a list of rows of text.
 
-Numbers have thin spaces between thousands, true minus signs, and few digits.
+Numbers have commas between thousands, true minus signs, and few digits.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rlzoo.runs.logs.display import duration
 
 Table = tuple[list[str], list[list[str]]]
 NOTHING = "–"
-_SIGNS = {"-": "−", ",": "\u202f", "inf": "∞", "nan": "NaN"}
+_SIGNS = {"-": "−", "inf": "∞", "nan": "NaN"}
 
 
 def number(x: float, spec: str = ".10g") -> str:
-    """A number in a format of Python: '475', '−0.25', '100 000'."""
+    """A number in a format of Python: '475', '−0.25', '100,000'."""
     text = f"{x:z,{spec}}"
     for sign, shown in _SIGNS.items():
         text = text.replace(sign, shown)
@@ -31,7 +31,7 @@ def number(x: float, spec: str = ".10g") -> str:
 
 
 def fixed(x: float, digits: int) -> str:
-    """A number with that many digits after the point: '−1 204.5'."""
+    """A number with that many digits after the point: '−1,204.5'."""
     return number(x, f".{digits}f")
 
 
@@ -175,14 +175,15 @@ def pairs(study: Study) -> Table:
             rows.append([ours, theirs, env, better(study, ours, theirs, [env]), *scores, ratio])
         if len(environments) > 1:
             rows.append([ours, theirs, "all", better(study, ours, theirs, environments), *[NOTHING] * 3])
-    head = ["First", "Second", "Environment", "First is better", "Score of first", "Score of second", "Time ratio"]
+    head = ["First", "Second", "Environment", "P(first is better)", "Score of first", "Score of second", "Time ratio"]
     return head, rows
 
 
 UPDATES = {
-    "kl_median": "KL, median", "kl_p95": "KL, 95 %", "kl_above": "KL above 0.01", "kl_above_bound": "KL above δ",
-    "surrogate_fell": "Surrogate fell", "return_fell": "Return fell", "ratio_outside": "Ratio outside",
-    "ratio_p95": "Largest ratio, 95 %", "backtracks": "Backtracks", "rejected": "Rejected",
+    "kl_median": "KL, median", "kl_p95": "KL, 95th percentile", "kl_above": "Updates with KL above 0.01",
+    "kl_above_bound": "Updates with KL above δ", "surrogate_fell": "Updates with lower surrogate",
+    "return_fell": "Buffers with lower return", "ratio_outside": "Ratios outside 1 ± 0.2",
+    "ratio_p95": "Largest ratio, 95th percentile", "backtracks": "Backtracks", "rejected": "Updates rejected",
 }  # fmt: skip
 """Columns by the names of `Updates.summary`."""
 
@@ -200,7 +201,7 @@ def updates(study: Study) -> Table:
         if values := group.updates:
             cells = (significant(values[key]) if key in values else NOTHING for key in columns)
             rows.append([env, name, *cells, significant(1000 * float(np.median(1 / group.pace)))])
-    return ["Environment", "Algorithm", *columns.values(), "Seconds per 1\u202f000 steps"], rows
+    return ["Environment", "Algorithm", *columns.values(), "Seconds per 1,000 steps"], rows
 
 
 def responses(study: Study) -> Table:
