@@ -38,7 +38,7 @@ WITH_PYTHON = [page for page in PAGES if "```python" in page.read_text()]
 WITH_COMMANDS = [page for page in PAGES if "rlzoo" in page.read_text() and "```sh" in page.read_text()]
 
 BLOCK = re.compile(r'^```(python|sh|json|yaml)(?: title="(.+?)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
-QUOTATION = re.compile(r'^``` { \.python \.source title="(.+?)" }\n(.*?)^```', re.MULTILINE | re.DOTALL)
+QUOTATION = re.compile(r'^```(?:py| { \.python \.source) title="(.+?)"(?: })?\n(.*?)^```', re.MULTILINE | re.DOTALL)
 SOURCES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "rlzoo").rglob("*.py"))}
 
 
