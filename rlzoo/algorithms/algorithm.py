@@ -19,7 +19,7 @@ from rlzoo.core.system.fields import check_fields
 from rlzoo.core.system.schedules import Schedule, at
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import Solution, conjugate_gradient
-from rlzoo.optim.objective import PolicyStatistics, clipped_objective, evaluate_policy
+from rlzoo.optim.objective import PolicyStatistics, clipped_objective, policy_statistics
 
 Metrics = dict[str, float]
 
@@ -130,7 +130,7 @@ def measure(
     Args:
         after: the policy after the update; by default it is evaluated here.
     """
-    after = evaluate_policy(model, batch) if after is None else after
+    after = policy_statistics(model, batch) if after is None else after
     ratio = torch.exp(after.log_prob - batch.logp)
     objective = ratio * batch.advantage
     metrics = {}

@@ -25,7 +25,7 @@ from rlzoo.core.system.fields import (
     PositiveSchedule,
 )
 from rlzoo.optim.epochs import Epochs
-from rlzoo.optim.objective import evaluate_policy, value_error, with_old
+from rlzoo.optim.objective import policy_statistics, value_error, with_old
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class PPOPenalty(Algorithm):
             self.loss, model, minibatches, kl_coef, ent_coef, **rates, max_grad_norm=self.max_grad_norm
         )
 
-        after = evaluate_policy(model, batch)
+        after = policy_statistics(model, batch)
         assert after.kl is not None
         if rates["learning_rate"]:
             state.scalars["kl_coef"] = self.adapt(kl_coef, d=float(batch.mean(after.kl)))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlzoo.core.models import ActorCritic
-from rlzoo.optim.objective import evaluate_policy, with_old
+from rlzoo.optim.objective import policy_statistics, with_old
 from rlzoo.runs.loop import Iteration, Trainer
 
 BOUND = 0.01
@@ -37,7 +37,7 @@ class Updates:
         """The algorithm's update, measured."""
         batch = with_old(model, self._algorithm.estimator(buffer).rows(model.context).whitened)
         metrics = self._algorithm.update(model, state, buffer)
-        after = evaluate_policy(model, batch)
+        after = policy_statistics(model, batch)
         assert after.kl is not None
         ratio = torch.exp(after.log_prob - batch.logp)
         delta = getattr(self._algorithm, "max_kl", getattr(self._algorithm, "step_kl", None))

@@ -87,7 +87,7 @@ class PolicyStatistics(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate_policy(model: ActorCritic, batch: Buffer) -> PolicyStatistics:
+def policy_statistics(model: ActorCritic, batch: Buffer) -> PolicyStatistics:
     """The policy as it is now in the states of the batch. Each process computes its own rows."""
     has_kl = batch.old is not None
 

@@ -12,7 +12,7 @@ from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
-from rlzoo.optim.objective import KLStop, evaluate_policy, loss_terms, surrogate, value_error, value_loss, with_old
+from rlzoo.optim.objective import KLStop, loss_terms, policy_statistics, surrogate, value_error, value_loss, with_old
 
 LOSSES = {
     "reinforce": (Reinforce(ent_coef=0.01).loss, (0.01,)),
@@ -225,21 +225,22 @@ def test_surrogate_and_kl_by_hand():
     model, batch = make(seed=0)
     advantage = batch.advantage[batch.mask]
     assert float(surrogate(batch.old, batch)) == pytest.approx(float(advantage.mean()), rel=1e-12)  # at ratio 1
-    assert evaluate_policy(model, batch).kl.abs().max() < 1e-15
+    assert policy_statistics(model, batch).kl.abs().max() < 1e-15
     model, batch = make(seed=1)
     new, old = model.distribution(batch.obs), batch.old
     ratio = torch.exp(new.log_prob(batch.action) - old.log_prob(batch.action))
     expected = float((ratio * batch.advantage)[batch.mask].mean())
     assert float(surrogate(new, batch)) == pytest.approx(expected, rel=1e-12)
     kl = (old.log_probs.exp() * (old.log_probs - new.log_probs)).sum(-1)
-    torch.testing.assert_close(evaluate_policy(model, batch).kl, kl, rtol=1e-12, atol=0)
+    torch.testing.assert_close(policy_statistics(model, batch).kl, kl, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("has_old", [True, False])
 @pytest.mark.parametrize("space", ["discrete", "box"])
 def test_evaluated_policy_names_what_it_holds(space, has_old):
     model, batch = make(space=SPACES[space])
-    after, policy = evaluate_policy(model, batch if has_old else batch.replace(old=None)), model.distribution(batch.obs)
+    after = policy_statistics(model, batch if has_old else batch.replace(old=None))
+    policy = model.distribution(batch.obs)
     torch.testing.assert_close(after.log_prob, policy.log_prob(batch.action).detach())
     torch.testing.assert_close(after.entropy, policy.entropy().detach())
     assert (after.kl is not None) == has_old
