@@ -222,7 +222,7 @@ def test_a_suite_killed_at_any_moment_ends_with_the_same_results(suite, whole, t
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    subprocess.run([*command, "--jobs", "1"], check=True, stdout=subprocess.DEVNULL)
+    run_suite(suite, tmp_path / "out", jobs=1)
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == (whole / "results.jsonl").read_bytes()
 
 

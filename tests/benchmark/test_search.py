@@ -104,19 +104,20 @@ def test_missing_package_is_one_line(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_killed_search_loses_only_the_trial_that_was_running(tmp_path):
     code = "import sys; from rlzoo.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "search", "ppo-clip", "CartPole-v1", *QUICK, "--out"]
+    command = ["search", "ppo-clip", "CartPole-v1", *QUICK, "--seeds", "0", "--trials", "3", "--out"]
 
     def trials(folder):
         return [x for x in study(folder / "study.log", "ppo-clip/CartPole-v1").trials if x.state.name != "FAIL"]
 
-    process = subprocess.Popen([*command, tmp_path / "killed", "--trials", "3"], stdout=subprocess.PIPE, text=True)
+    program = [sys.executable, "-c", code, *command, tmp_path / "killed"]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline().startswith("trial 0: ")
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
     time.sleep(3)  # its worker ends
     for folder in ("killed", "whole"):
-        subprocess.run([*command, tmp_path / folder, "--trials", "3"], check=True, stdout=subprocess.DEVNULL)
+        assert main([*command, str(tmp_path / folder)]) == 0
     killed, whole = (trials(tmp_path / folder) for folder in ("killed", "whole"))
     assert len(killed) == len(whole) == 3
     assert killed[0].values == whole[0].values

@@ -118,7 +118,7 @@ def settings(**more):
 
 
 def test_an_iteration_of_ppo(tmp_path):
-    sizes = {"total_steps": 32, "eval_episodes": 2, "final_eval_episodes": 2, "minibatch_responses": 2}
+    sizes = {"total_steps": 8, "eval_episodes": 2, "final_eval_episodes": 2, "minibatch_responses": 2}
     run = train("ppo-clip", "Prompts", out=tmp_path / "run", learning_rate=2e-6, epochs=1, **sizes, **settings())
     (first, *_) = run.metrics()
     assert first["kl_reference"] == pytest.approx(0, abs=1e-4)

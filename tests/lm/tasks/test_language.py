@@ -99,7 +99,7 @@ def test_advantages_within_groups_train_too(algorithm, estimator, data):
         {},
         {"lora_rank": 2},
         {"precision": "bfloat16"},
-        {"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 50},
+        {"precision": "bfloat16", "lora_rank": 2, "micro_batch_tokens": 100},
     ],
     ids=["all weights", "adapter", "bfloat16", "adapter in bfloat16"],
 )
