@@ -4,7 +4,8 @@
 
 Each algorithm trains the SFT checkpoint of three tasks from the preset of its kind (`kinds.toml`) instead of the task's
 own, with two seeds. The table has the mean score of sampled responses before and after, and the KL of a response to the
-initial model, in nats. Runs that are in `benchmarks/results/language-defaults.jsonl` are not run again.
+initial model, in nats. "Annealed" is a learning rate that falls from that of the defaults to 0. Runs that are in
+`benchmarks/results/language-defaults.jsonl` are not run again.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ from rlzoo.runs.files import append_jsonl, read_jsonl
 from rlzoo.runs.registry import ALGORITHMS, task_class
 
 TASKS, SEEDS, EPISODES = ("RandomWalks", "Reviews", "Arithmetic"), (10, 11), 200
+ANNEALED = ("reinforce", "ppo-penalty", "ppo-clip")
+"""Algorithms whose policy has a learning rate."""
+KEY = ("algorithm", "task", "seed", "annealed")
 RESULTS = Path(__file__).parents[1] / "results" / "language-defaults.jsonl"
 
 
-def run(algorithm: str, task: str, seed: int) -> dict[str, float]:
+def run(algorithm: str, task: str, seed: int, annealed: bool) -> dict[str, float]:
     """Score before and after, and KL after."""
     kind = task_class(task).Settings.kind(task, {})
     settings = dict(preset_of_kind(algorithm, kind) or {}, seed=seed)
     settings |= {"eval_episodes": EPISODES, "final_eval_episodes": EPISODES}
     settings["eval_interval"] = settings["total_steps"]
+    if annealed:
+        settings["learning_rate"] = f"linear:{settings['learning_rate']}:0"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch, "run")
         trained = rlzoo.train(algorithm, task, preset=False, out=folder, **settings)
@@ -38,17 +44,23 @@ def run(algorithm: str, task: str, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    rows = [row for _, row in read_jsonl(RESULTS)]
-    done = {(row["algorithm"], row["task"], row["seed"]) for row in rows}
-    for key in itertools.product(ALGORITHMS, TASKS, SEEDS):
-        if key not in done:
-            row = dict(zip(("algorithm", "task", "seed"), key, strict=True)) | run(*key)
-            append_jsonl(RESULTS, [row])
-            rows.append(row)
-    lines = ["| algorithm | task | score before | score after | KL, nats |", "|---|---|--:|--:|--:|"]
+    rows = {tuple(row[x] for x in KEY): row for _, row in read_jsonl(RESULTS)}
+    for key in itertools.product(ALGORITHMS, TASKS, SEEDS, (False, True)):
+        if key not in rows and (key[0] in ANNEALED or not key[3]):
+            rows[key] = dict(zip(KEY, key, strict=True)) | run(*key)
+            append_jsonl(RESULTS, [rows[key]])
+    lines = [
+        "| algorithm | task | score before | score after | KL, nats | annealed: score after | KL, nats |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
     for algorithm, task in itertools.product(ALGORITHMS, TASKS):
-        mine = [row for row in rows if (row["algorithm"], row["task"]) == (algorithm, task)]
-        cells = (" / ".join(f"{row[name]:.2f}" for row in mine) for name in ("before", "after", "kl"))
+        cells = [
+            " / ".join(f"{rows[algorithm, task, seed, annealed][name]:.2f}" for seed in SEEDS)
+            if algorithm in ANNEALED or not annealed
+            else "–"
+            for annealed, names in ((False, ("before", "after", "kl")), (True, ("after", "kl")))
+            for name in names
+        ]
         lines.append(f"| {algorithm} | {task} | {' | '.join(cells)} |")
     title = "# The defaults of language models on SFT checkpoints\n\nTwo seeds, separated by a stroke.\n\n"
     RESULTS.with_suffix(".md").write_text(title + "\n".join(lines) + "\n")
