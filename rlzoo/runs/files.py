@@ -52,6 +52,8 @@ def remove_report(folder: Path) -> None:
     """Deletes what `rlzoo report` has written in a folder whose content is replaced."""
     for name in _REPORT:
         remove(folder / name)
+    with contextlib.suppress(OSError):  # it holds other files
+        (folder / "figures").rmdir()
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:

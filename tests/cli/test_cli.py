@@ -614,8 +614,8 @@ def test_overwrite(tmp_path):
     run = short_runs.quick_run(tmp_path, seed=1)
     before = {path.name for path in tmp_path.rglob("*")}
     assert main(["report", str(tmp_path)]) == 0
-    report = {path.name for path in tmp_path.rglob("*")} - before - {"figures"}
-    assert {"report.md", "overview.svg", "scores.csv"} <= report
+    report = {path.name for path in tmp_path.rglob("*")} - before
+    assert {"report.md", "figures", "overview.svg", "scores.csv"} <= report
     arguments = ["train", "ppo", "CartPole-v1", "--out", str(tmp_path), "--quiet", *SMALL_PPO]
     assert main([*arguments, "--overwrite"]) == 0
     assert run.read_config().seed == 0
