@@ -140,6 +140,9 @@ def new_causal_lm(
         settings["vocab_size"] = vocab_size
     with loading(name, "model"):
         plain = AutoConfig.for_model(kind)
+        text = plain.get_text_config()
+        remedy = f'give its text_config alone, with "model_type": "{text.model_type}"'
+        require(text is plain, f"{name}: {kind} is more than a language model; {remedy}")
         _check_names(kind, settings, {*vars(plain), *plain.attribute_map})
         complete = AutoConfig.for_model(kind, **settings)
         _forget_tokens(complete)
