@@ -44,6 +44,9 @@ class Trunk(nn.Module):
             require(getattr(base, "supports_gradient_checkpointing", True), fault)
             enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
             enable({"use_reentrant": False})
+        double = any(p.dtype == torch.float64 for p in base.parameters())
+        if double and hasattr(base, "set_experts_implementation"):  # since transformers 5
+            base.set_experts_implementation("eager")  # the only one in double precision
         parameters = inspect.signature(base.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # its name before transformers 5.24

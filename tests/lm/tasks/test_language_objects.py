@@ -126,7 +126,7 @@ EXPERTS = {"model_type": "mixtral", "num_key_value_heads": 2, "num_experts_per_t
 
 @pytest.mark.parametrize(
     ("algorithm", "dtype", "kind"),
-    [("npg", torch.float32, {}), ("npg", torch.float32, EXPERTS), ("ppo", torch.float64, {})],
+    [("npg", torch.float32, {}), ("npg", torch.float32, EXPERTS), ("ppo", torch.float64, EXPERTS)],
 )
 def test_a_resumed_run_computes_with_a_given_actor_critic_as_before(algorithm, dtype, kind, tmp_path):
     tiny.save_lm(tmp_path / "model")
