@@ -16,7 +16,7 @@ from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.models import ActorCritic, Policy, Value
-from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.errors import ConfigError, first_line, require
 from rlzoo.core.system.functions import optional_module
 from rlzoo.core.system.progress import track
 from rlzoo.lm.model.padding import position_ids
@@ -297,7 +297,12 @@ def with_adapter(actor: Any, rank: int, seed: int) -> Any:
         # The routers of PhiMoE and Llama 4 return two tensors, the groups of DeepSeek-V4 one of another width.
         special = [name for name, m in actor.named_modules() if type(m).__name__.endswith(("Router", "GroupedLinear"))]
         settings = {"target_modules": "all-linear", "exclude_modules": special, "task_type": "CAUSAL_LM"}
-        return peft.get_peft_model(actor, peft.LoraConfig(r=rank, lora_alpha=2 * rank, **settings))
+        try:
+            return peft.get_peft_model(actor, peft.LoraConfig(r=rank, lora_alpha=2 * rank, **settings))
+        except ValueError as error:
+            LanguageModel(actor)  # the error for an architecture that is not supported without an adapter either
+            fault = f"lora_rank: PEFT has no adapter for {type(actor).__name__}: {first_line(error)}"
+            raise ConfigError(f"{fault}; leave out lora_rank to train all parameters") from error
 
 
 class Memory(NamedTuple):

@@ -230,8 +230,14 @@ def test_a_critic_of_another_size_has_a_head_and_a_room_of_its_own():
 @pytest.mark.parametrize("name", ["mamba", "rwkv"])
 def test_an_architecture_without_a_cache_of_keys_and_values_is_refused(name):
     """Its later tokens would be drawn as if there were no prompt."""
-    with pytest.raises(ConfigError, match="is not supported: it cannot continue from a key-value cache"):
-        LanguageModel(other_actor(name))
+    for make in (LanguageModel, lambda actor: with_adapter(actor, 2, seed=0)):  # PEFT refuses Mamba
+        with pytest.raises(ConfigError, match="is not supported: it cannot continue from a key-value cache"):
+            LanguageModel(make(other_actor(name)))
+
+
+def test_a_model_without_layers_to_adapt_is_named():
+    with pytest.raises(ConfigError, match=r"^lora_rank: PEFT has no adapter for GPT2LMHeadModel: .*; leave out lora_"):
+        with_adapter(make_actor(n_layer=0), 2, seed=0)
 
 
 @pytest.mark.parametrize("name", ["cohere", "gemma2", "llama4_text"])
