@@ -210,7 +210,8 @@ class Run:
             extended_at: the step at which the run was last taken on with another number of steps.
         """
         objects = config.objects | ({} if model is None else {"model": describe_object(model)})
-        record = new_record(config, objects, spaces or {}, extended_at)
+        before = self.record if self.steps() else {}
+        record = new_record(config, objects, spaces or {}, extended_at, before)
         write_atomically(self._config, (json.dumps(record, indent=2) + "\n").encode())
 
     def read_config(self, **objects: Any) -> Config:

@@ -28,6 +28,7 @@ from rlzoo.core.system.errors import (
 )
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configure
+from rlzoo.runs.configuration.record import changed_versions
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.sinks import check_tracker, continue_tracker, start_tracker
@@ -180,7 +181,10 @@ def resume(
         display.say(f"resuming {run.path} at step {trainer.step:,}")
         ended = any(e["final"] and e["deterministic"] and e["step"] == trainer.step for e in run.evaluations())
         extended = (ended or config != before) and not trainer.done
-        if extended or config != before or saved is None:
+        changed = {} if saved is None else changed_versions(run.record)
+        for library, versions in changed.items():
+            display.say(f"{run.path} was trained with another {library}: {versions}")
+        if extended or config != before or saved is None or changed:
             run.write_config(config, model, spaces, trainer.step if extended else run.extended_at)
         run.forget_final_model()
         trainer.task.begin(run.path)

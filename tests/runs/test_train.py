@@ -300,6 +300,17 @@ def test_resume_from_an_earlier_checkpoint_does_the_rest_again(tmp_path):
     assert short_runs.outcome(run)["metrics"] == reference["metrics"]
 
 
+def test_versions_of_all_sessions_are_recorded(tmp_path, capsys):
+    run = short_runs.quick_run(tmp_path)
+    file, now = tmp_path / "config.json", torch.__version__
+    before = file.read_text()
+    file.write_text(before.replace(f'"torch": "{now}"', '"torch": "1.0"'))
+    for total_steps in (None, None, 700):
+        resume(run, total_steps, checkpoint=run.steps()[0], progress=True)
+        assert run.record["versions"] == json.loads(before)["versions"] | {"torch": f"1.0, then {now}"}
+    assert capsys.readouterr().out.count(f"{tmp_path} was trained with another torch: 1.0, then {now}\n") == 1
+
+
 def test_resume_without_a_checkpoint_starts_again(tmp_path):
     reference = short_runs.outcome(short_runs.quick_run(tmp_path / "whole"))
     config = Run.open(tmp_path / "whole").read_config()

@@ -27,9 +27,17 @@ NOT_SETTINGS = ("format", "objects", "spaces", "extended_at", "threads", "versio
 
 
 def new_record(
-    config: Config, objects: Mapping[str, str], spaces: Mapping[str, str], extended_at: int | None
+    config: Config,
+    objects: Mapping[str, str],
+    spaces: Mapping[str, str],
+    extended_at: int | None,
+    before: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The contents of a `config.json`; `objects` has the descriptions of what it cannot hold."""
+    """The contents of a `config.json`; `objects` has the descriptions of what it cannot hold.
+
+    Args:
+        before: the contents so far of a run that is resumed; empty for a new one.
+    """
     return {
         "format": FORMAT,
         **config.to_dict(),
@@ -37,7 +45,7 @@ def new_record(
         "spaces": dict(spaces),
         "extended_at": extended_at,
         "threads": torch.get_num_threads(),
-        "versions": versions(),
+        "versions": {**versions(), **dict(before.get("versions") or {}), **changed_versions(before)},
         "git_commit": git_commit(),
     }
 
@@ -102,6 +110,13 @@ def unequal_versions(records: Mapping[str, Mapping[str, Any]]) -> dict[str, dict
         for library, version in dict(record.get("versions") or {}).items():
             versions.setdefault(library, {})[name] = str(version)
     return {library: x for library, x in versions.items() if len(set(x.values())) > 1}
+
+
+def changed_versions(record: Mapping[str, Any]) -> dict[str, str]:
+    """The libraries that a run had in another version, such as {"torch": "2.11.0, then 2.13.0"}."""
+    unequal = unequal_versions({"before": record, "now": {"versions": versions()}}).items()
+    both = ((library, x["before"], f"then {x['now']}") for library, x in unequal)
+    return {library: f"{before}, {now}" for library, before, now in both if not before.endswith(now)}
 
 
 def git_commit() -> str | None:
