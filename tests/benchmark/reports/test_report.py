@@ -509,9 +509,10 @@ def test_committed_reports_are_those_of_the_committed_results(folder: Path) -> N
     assert {*re.findall(r"\(figures/(\w+)\.svg\)", text)} == {x.stem for x in (folder / "figures").iterdir()}
 
 
-def test_the_committed_comparison_is_that_of_its_two_folders() -> None:
-    study = Study.of([Results.read(RESULTS / name) for name in ("classic", "peers")])
-    assert to_markdown(study) == (RESULTS / "classic-and-peers" / "report.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("ours", ["classic", "white-noise"])
+def test_the_committed_comparison_is_that_of_its_two_folders(ours: str) -> None:
+    study = Study.of([Results.read(RESULTS / name) for name in (ours, "peers")])
+    assert to_markdown(study) == (RESULTS / f"{ours}-and-peers" / "report.md").read_text(encoding="utf-8")
 
 
 # Text and files
