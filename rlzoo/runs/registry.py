@@ -96,9 +96,9 @@ def algorithm_class(name: str) -> Any:
 
 def check_neighbour(name: str) -> None:
     """Raises `ConfigError` for an algorithm of other libraries that has another name here, or none."""
-    fault = f"no algorithm {name!r}"
-    require(name.lower() not in _OFF_POLICY, f"{fault}: it is off-policy, and all algorithms here are on-policy")
-    require(name not in _NEIGHBOURS, f"{fault}; use {_NEIGHBOURS.get(name)}")
+    plain, fault = name.lower(), f"no algorithm {name!r}"
+    require(plain not in _OFF_POLICY, f"{fault}: it is off-policy, and all algorithms here are on-policy")
+    require(plain not in _NEIGHBOURS, f"{fault}; use {_NEIGHBOURS.get(plain)}")
 
 
 def task_class(name: Any) -> type[Task]:
@@ -139,10 +139,10 @@ def _in_module(name: str) -> Any:
     module, _, attribute = name.rpartition(":")
     if not module:
         if name not in gymnasium.registry:
-            namespace, slash, _ = name.partition("/")
-            if slash and not any(known.startswith(f"{namespace}/") for known in gymnasium.registry):
+            space = name[: name.find("/") + 1]
+            if space and not any(known.startswith(space) for known in gymnasium.registry):
                 remedy = f"name the one that does before a colon, such as ale_py:{name}"
-                raise UnknownEnv(f"no environment {name!r}: no imported module registers {namespace}/; {remedy}")
+                raise UnknownEnv(f"no environment {name!r}: no imported module registers {space}; {remedy}")
             raise UnknownEnv(no_such("environment", name, (*gymnasium.registry, *TASKS)))
         return None
     try:

@@ -17,15 +17,7 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import (
-    ConfigError,
-    Interrupted,
-    RunError,
-    TrainingError,
-    describe_error,
-    first_line,
-    require,
-)
+from rlzoo.core.system.errors import ConfigError, Interrupted, RunError, TrainingError, describe_error, require
 from rlzoo.runs.configuration.config import ANY_INTEGER, Config
 from rlzoo.runs.configuration.defaults import configure
 from rlzoo.runs.configuration.record import changed_versions
@@ -241,7 +233,7 @@ def check_device(device: str) -> None:
     try:
         torch.zeros((), dtype=torch.float64, device=place).item()
     except (RuntimeError, AssertionError, TypeError) as error:
-        reason = first_line(error).split(". ")[0]  # all backends of PyTorch follow
+        reason = str(error).splitlines()[0].split(". ")[0]  # all backends of PyTorch follow
         raise ConfigError(f"device {device!r} is not available: {reason}") from error
     processes.check_gpu(place)
 

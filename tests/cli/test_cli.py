@@ -444,6 +444,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train trpo CartPole-v1 --ent-coef=1", "trpo has no ent_coef; reinforce, ppo-penalty, ppo-clip have"),
         ("train ppo CartPole-v1 --top-p 1", "no option '--top-p'"),
         ("train grpo RandomWalks", "no algorithm 'grpo'; use ppo-clip --estimator grpo"),
+        ("train GRPO RandomWalks", "no algorithm 'GRPO'; use ppo-clip --estimator grpo"),
         ("train a2c CartPole-v1", "no algorithm 'a2c'; use ppo-clip --epochs 1 --minibatch-size all"),
         ("train SAC CartPole-v1", "no algorithm 'SAC': it is off-policy, and all algorithms here are on-policy"),
         (
