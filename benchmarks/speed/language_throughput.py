@@ -55,6 +55,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """By algorithm, which is the first word."""
 
 
+def on_device(settings: dict[str, Any], device: str) -> dict[str, Any]:
+    """The settings there. A GPU has the memory for a whole buffer as one micro-batch."""
+    return {name: x for name, x in settings.items() if device == "cpu" or name != "micro_batch_tokens"}
+
+
 def random_scores(prompts: list[str], responses: list[str]) -> list[float]:
     """Random scores, which take no time."""
     import numpy as np
@@ -183,7 +188,8 @@ def contestant(what: str, size: str, precision: str, folder: Path, options: argp
     torch.set_num_threads(options.threads)
     iterations = options.iterations or SIZES[size]["iterations"]
     if what in SETTINGS:
-        result = train(what.split()[0], size, precision, iterations, folder, options.device, **SETTINGS[what])
+        settings = on_device(SETTINGS[what], options.device)
+        result = train(what.split()[0], size, precision, iterations, folder, options.device, **settings)
     else:
         result = generate(size, precision, iterations, folder, options.device)
     return {**result, "peak_memory_gb": round(peak_memory_gb(options.device), 2)}
@@ -273,11 +279,11 @@ def compare_natural(options: argparse.Namespace) -> list[str]:
             kl = metrics.get("kl", metrics.get("kl_k3"))
             searched = [f"{metrics[key]:.0f}" if key in metrics else "" for key in ("accepted", "backtracks")]
             lines.append(
-                f"| {size} | {name} | {statistics.median(r['iteration_seconds'] for r in results):.1f} "
+                f"| {size} | {name} | {statistics.median(r['iteration_seconds'] for r in results):.3g} "
                 f"| **{statistics.median(prices):.2f}** ({prices[0]:.2f} – {prices[-1]:.2f}) "
                 f"| {max(r['peak_memory_gb'] for r in results):.2f} | {kl:.4f} | {' | '.join(searched)} |"
             )
-    settings = ", ".join(f"{key} {value}" for key, value in _NATURAL.items())
+    settings = ", ".join(f"{key} {value}" for key, value in on_device(_NATURAL, options.device).items())
     return [*lines, "", f"The price is in iterations of ppo-clip, in turns. npg and trpo by natural steps: {settings}."]
 
 
@@ -306,7 +312,10 @@ def main() -> None:
     words = ["python benchmarks/speed/language_throughput.py", *sys.argv[1:]]
     shown = " ".join(words).replace(options.peer, "trl/bin/python")
     RESULTS.mkdir(exist_ok=True)
-    text = "\n".join([f"`{shown}`, {options.threads} PyTorch threads.", "", *table, ""])
+    import torch
+
+    where = torch.cuda.get_device_name() if options.device != "cpu" else f"{options.threads} PyTorch threads"
+    text = "\n".join([f"`{shown}`, {where}.", "", *table, ""])
     name = options.what if options.device == "cpu" else f"{options.what}-{options.device.replace(':', '-')}"
     (RESULTS / f"language-{name}.md").write_text(text)
     print(text)
