@@ -17,7 +17,7 @@ def finished(prompts, responses):
     return [float(text.rstrip().endswith(".")) for text in responses]
 
 
-for name, algorithm in {"rloo": "reinforce", "grpo": "ppo-clip"}.items():
+for name, algorithm, passes in (("rloo", "reinforce", {}), ("grpo", "ppo-clip", {"epochs": 1})):
     run = rlzoo.train(
         algorithm,
         "Prompts",
@@ -26,6 +26,8 @@ for name, algorithm in {"rloo": "reinforce", "grpo": "ppo-clip"}.items():
         prompts=prompts,
         reward=[(short, 1.0), (finished, 2.0)],
         estimator=name,
+        normalize_advantage=False,
+        **passes,
         responses_per_prompt=4,
         responses_per_batch=16,
         max_new_tokens=16,

@@ -5,17 +5,24 @@ Loading never unpickles.
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
+import os
+import re
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlzoo.core.system.errors import ConfigError, RunError, require
+from rlzoo.core.system.files import LARGE, check_regular, checksum, most_in_memory, read_bytes, sync
+from rlzoo.runs.files import write_and_sync
 
 FORMAT = 3
 """Version of the files in a run directory."""
@@ -30,36 +37,51 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
 
 
-def pack(step: int, checkpoint: Checkpoint, run: Mapping[str, Any] | None = None) -> dict[str, bytes]:
-    """The contents of a checkpoint's files by name. Tensors are copied, so they may change afterwards.
+def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, run: Mapping[str, Any] | None = None) -> None:
+    """Writes the files of a checkpoint into an empty folder, and flushes them to disk.
 
     Args:
         run: what identifies the run (see `Run.identity`).
+
+    Raises:
+        OSError: a file cannot be written, for example because the disk is full.
     """
     arrays, rest = _split(checkpoint.state)
     record = {"format": FORMAT, "step": step, "run": run or {}, "state": rest}
-    files = {
-        "model.safetensors": save(_apart(checkpoint.model)),
-        "state.safetensors": save(arrays),
-        "state.json": json.dumps(record, default=_refuse).encode(),
-    }
-    manifest = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-    return files | {"manifest.json": json.dumps(manifest).encode()}
+    write_and_sync(folder / "state.json", json.dumps(record, default=_refuse).encode())
+    for name, tensors in (("model.safetensors", _apart(checkpoint.model)), ("state.safetensors", arrays)):
+        _write_tensors(folder / name, tensors)
+        shutil.copymode(folder / "state.json", folder / name)  # safetensors makes files for their owner alone
+        sync(folder / name)
+    manifest = {name: checksum(folder / name) for name in FILES[:-1]}
+    write_and_sync(folder / "manifest.json", json.dumps(manifest).encode())
 
 
-def unpack(files: dict[str, bytes], step: int, run: Mapping[str, Any]) -> Checkpoint:
-    """The inverse of `pack`.
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Writes tensors without a copy in memory. Its errors are those of Python."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from error
+
+
+def read_checkpoint(folder: Path, step: int, run: Mapping[str, Any]) -> Checkpoint:
+    """The checkpoint that `write_checkpoint` has written. Its tensors stay in their files until they are read.
 
     Raises:
         ConfigError: it is the checkpoint of another step.
         RunError: it is that of another run than `run`.
-        ValueError, KeyError, TypeError, SafetensorError: the files are damaged or have another format.
+        OSError, ValueError, KeyError, TypeError, SafetensorError: the files are damaged or have another format.
     """
-    manifest = json.loads(files["manifest.json"])
+    for name in FILES:
+        check_regular(folder / name, most_in_memory() if name.endswith(".safetensors") else LARGE)
+    manifest = json.loads(read_bytes(folder / "manifest.json", LARGE))
     for name in FILES[:-1]:
-        if hashlib.sha256(files[name]).hexdigest() != manifest[name]:
+        if checksum(folder / name) != manifest[name]:
             raise ValueError(f"{name} is damaged")
-    record = json.loads(files["state.json"])
+    record = json.loads(read_bytes(folder / "state.json", LARGE))
     if record["format"] != FORMAT:
         raise ValueError(f"format {record['format']}; this rlzoo reads {FORMAT}")
     require(record["step"] == step, f"it is that of step {record['step']}")
@@ -67,8 +89,8 @@ def unpack(files: dict[str, bytes], step: int, run: Mapping[str, Any]) -> Checkp
         there = run.get(name, own)
         if own != there:
             raise RunError(f"it is that of another run: {name} was {own!r} there, and is {there!r} here")
-    state = _join(record["state"], load(files["state.safetensors"]))
-    return Checkpoint(load(files["model.safetensors"]), state)
+    state = _join(record["state"], load_file(folder / "state.safetensors"))
+    return Checkpoint(load_file(folder / "model.safetensors"), state)
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -88,6 +88,12 @@ class History:
         return None
 
     @property
+    def has_no_value(self) -> bool:
+        """Whether the advantages need no value, so that none may be trained."""
+        relative = ("leave-one-out", "group-mean", "group-norm")
+        return self.settings.get("baseline") is False or self.settings.get("estimator") in relative
+
+    @property
     def solved(self) -> bool:
         """Whether the returns at the end are at least the threshold, or differ little after a long rise."""
         x = self.numbers("mean_return")
@@ -279,9 +285,7 @@ def _entropy_collapses(r: History) -> str | None:
 
 
 def _value_lags(r: History) -> str | None:
-    relative = ("leave-one-out", "group-mean", "group-norm")
-    no_value = r.settings.get("baseline") is False or r.settings.get("estimator") in relative
-    if no_value or r.solved or not len(r.numbers("mean_return")) or _returns_equal(r):
+    if r.has_no_value or r.solved or not len(r.numbers("mean_return")) or _returns_equal(r):
         return None
     text = "the median explained_variance of the second half is {:.2g}"
     return _below(r.median("explained_variance", 0.5), 0.1, text)
@@ -294,6 +298,8 @@ def _gradient_grows(r: History) -> str | None:
 
 def _gradient_always_clipped(r: History) -> str | None:
     _, bound = r.bound("max_grad_norm") or ("", np.inf)
+    if r.has_no_value:
+        return None
     return _above(r.median("grad_norm"), 20 * bound, f"the median grad_norm is {{:.3g}}; max_grad_norm is {bound:g}")
 
 
@@ -404,7 +410,7 @@ RULES = [
          "Short responses cost less KL or score higher: the length has become the goal.",
          "look at the samples; lower `beta`; a score that does not grow as responses shrink; lower `learning_rate`"),
     Rule("scores-all-equal", "score_std", _scores_all_equal,
-         "Equal scores give advantages of 0: the score is saturated, or the same for all responses.",
+         "Only the KL to the reference is left to learn from: the score is saturated, or the same for all responses.",
          "a finer score; harder prompts; higher `temperature`; more `responses_per_prompt`"),
     Rule("kl-runs-away", "kl_reference score mean_length", _kl_runs_away,
          "The policy leaves the reference without a higher score for it.",

@@ -30,7 +30,8 @@ def describe_evaluation(step: int, summary: Mapping[str, Any], deterministic: Ma
         return f"{summary['mean_return']:,.{digits}f} ± {summary['std_return']:,.{digits}f}"
 
     kind = "deterministic " if summary["deterministic"] else ""
-    line = f"step {step:,}: {kind}mean return {spread(summary)} over {summary['episodes']} episodes"
+    return_, episodes = ("score", "responses") if "kl_reference" in summary else ("return", "episodes")
+    line = f"step {step:,}: {kind}mean {return_} {spread(summary)} over {summary['episodes']} {episodes}"
     labels = {"success_rate": "success rate", "kl_reference": "KL to the reference"}
     labels |= {name: name for name in summary if name.startswith("pass@")}
     line += "".join(f", {label} {summary[name]:.3g}" for name, label in labels.items() if name in summary)

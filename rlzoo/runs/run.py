@@ -26,13 +26,13 @@ from safetensors import SafetensorError
 
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import RunError
-from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, most_in_memory, read_bytes, sync
-from rlzoo.runs.checkpoint import FILES, Checkpoint, unpack
+from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, read_bytes, sync
+from rlzoo.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import as_json, describe_object, first_description, names_code
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, remove_report, write_and_sync, write_atomically
+from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, remove_report, write_atomically
 from rlzoo.runs.publish import hub
 
 if TYPE_CHECKING:
@@ -313,8 +313,11 @@ class Run:
         """Steps of the checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
 
-    def save(self, step: int, files: Mapping[str, bytes]) -> None:
-        """Writes the files of a checkpoint, then deletes all checkpoints but the last two and the best.
+    def save(self, step: int, checkpoint: Checkpoint, identity: Mapping[str, Any] | None = None) -> None:
+        """Writes a checkpoint, then deletes all checkpoints but the last two and the best.
+
+        Args:
+            identity: that of the run (see `identity`), which a loaded checkpoint must have.
 
         Raises:
             OSError: it could not be written, for example because the disk is full. Older checkpoints are intact.
@@ -327,8 +330,7 @@ class Run:
         self.checkpoints.mkdir(exist_ok=True)  # not with parents: an error if the run directory was deleted
         temporary.mkdir()
         try:
-            for name, data in files.items():
-                write_and_sync(temporary / name, data)
+            write_checkpoint(temporary, step, checkpoint, identity)
             sync(temporary)
             temporary.rename(target)
             sync(self.checkpoints)
@@ -358,9 +360,7 @@ class Run:
         step = self.step_of(step)
         folder = self.checkpoints / str(step)
         try:
-            limits = {name: most_in_memory() if name.endswith(".safetensors") else LARGE for name in FILES}
-            files = {name: read_bytes(folder / name, most) for name, most in limits.items()}
-            return unpack(files, step, self.identity())
+            return read_checkpoint(folder, step, self.identity())
         except RunError as error:  # if config.json was changed, no other checkpoint can be read either
             raise RunError(f"cannot read checkpoint {folder}: {error}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:

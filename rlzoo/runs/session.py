@@ -17,7 +17,6 @@ from rlzoo.core.env import ENDLESS, Episode
 from rlzoo.core.system.errors import EnvError, Interrupted, NonFiniteError, ProcessError, TrainingError, require
 from rlzoo.core.system.progress import operation
 from rlzoo.core.system.streams import number, stream
-from rlzoo.runs.checkpoint import pack
 from rlzoo.runs.evaluate import describe_evaluation
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.loop import Iteration, Trainer
@@ -217,7 +216,7 @@ class Session:
         checkpoint.state["logger"] = self.logger.state_dict()
         if self.stopped:
             checkpoint.state["stopped"] = True
-        self.run.save(step, pack(step, checkpoint, self.identity))
+        self.run.save(step, checkpoint, self.identity)
         if new_best is not None:
             self.run.mark_best(step, new_best)
 

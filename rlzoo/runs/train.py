@@ -144,11 +144,11 @@ def resume(
     with run.lock() if processes.rank() == 0 else contextlib.nullcontext():
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
-        saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
         finished = run.finished and checkpoint in (None, run.steps()[-1])
         if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run
+        saved = run.load(checkpoint) if run.steps() or checkpoint is not None else None
         trainer = new_trainer(config, model, display, run.path)
         spaces = trainer.task.described_spaces()
         run.check_spaces(spaces)
@@ -181,6 +181,7 @@ def resume(
         run.forget_final_model()
         trainer.task.begin(run.path)
         stopped = saved is not None and saved.state.get("stopped", False)
+        del saved  # its tensors are in the files of a checkpoint, which the session may delete
         Session(trainer, run, logger, hooks, stopped).go()
     return run
 

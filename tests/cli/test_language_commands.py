@@ -129,7 +129,7 @@ def test_eval(run, capsys):
     assert command("eval", "run", episodes=7, seed=1) == 0
     (line,) = out_of(capsys).splitlines()
     kl = f"{answer['kl_reference']:.3g}"
-    assert re.fullmatch(rf"step \d+: mean return [\d.]+ ± [\d.]+ over 7 episodes, KL to the reference {kl}", line)
+    assert re.fullmatch(rf"step \d+: mean score [\d.]+ ± [\d.]+ over 7 responses, KL to the reference {kl}", line)
 
 
 def test_resume(run, capsys):

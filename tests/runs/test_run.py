@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import rlzoo
 from rlzoo.core.system.errors import RunError
-from rlzoo.runs.checkpoint import Checkpoint, pack
+from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock
 from rlzoo.runs.run import Run
@@ -31,12 +32,24 @@ def checkpoint(step=0):
 
 
 def save(run, step, saved):
-    run.save(step, pack(step, saved))
+    run.save(step, saved)
 
 
 @pytest.fixture
 def run(tmp_path):
     return Run.create(tmp_path / "run", CONFIG)
+
+
+def test_a_checkpoint_takes_no_memory_and_is_for_all_to_read(run, monkeypatch):
+    """Tensors go to their files without a copy: of 64 MiB, the largest allocation of Python is small."""
+    saved = Checkpoint({"weight": torch.zeros(2**24)}, {"step": 0})
+    tracemalloc.start()
+    save(run, 0, saved)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**21
+    modes = {path.stat().st_mode for path in (run.checkpoints / "0").iterdir()}
+    assert len(modes) == 1
 
 
 # The directory and its configuration

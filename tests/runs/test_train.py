@@ -593,7 +593,7 @@ def test_evaluation_in_words():
     assert describe_evaluation(12345, sampled, modes) == f"{line}; deterministic 0.456 ± 0.123"
     assert describe_evaluation(1, modes) == "step 1: deterministic mean return 0.456 ± 0.123 over 100 episodes"
     spoken = {"mean_return": 1.234, "std_return": 0.1, "episodes": 8, "deterministic": False, "kl_reference": 4.321}
-    assert describe_evaluation(1, spoken) == "step 1: mean return 1.23 ± 0.10 over 8 episodes, KL to the reference 4.32"
+    assert describe_evaluation(1, spoken) == "step 1: mean score 1.23 ± 0.10 over 8 responses, KL to the reference 4.32"
 
 
 def test_quiet_without_progress(tmp_path, capfd):

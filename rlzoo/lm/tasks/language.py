@@ -92,10 +92,18 @@ class LanguageTask(Task):
         self.pretraining = None if settings.ptx is None else self._pretraining_loss(settings.ptx)
         self.model.auxiliary = self.pretraining
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
+        if settings.prompts is not None and self.tokenizer.chat_template is not None:
+            self._say_how_prompts_are_read()
         parameters = sum(p.numel() for p in self.model.parameters())
         fit_to(parameters, setup.progress.say)
         if parameters > SMALL and (line := advice(setup.device, settings.precision)):
             setup.progress.say(line)
+
+    def _say_how_prompts_are_read(self) -> None:
+        """Says that a chat model is to continue plain texts, where no prompt was made by its chat template."""
+        if not any(is_rendered(text, self.tokenizer) for text in self.env.prompts.texts[:8]):
+            remedy = "for answers give messages (docs/language-data.md)"
+            self.setup.progress.say(f"prompts are plain texts, without the model's chat template; {remedy}")
 
     def own_prompts(self) -> Sequence[str]:
         """Prompts of the task for training."""

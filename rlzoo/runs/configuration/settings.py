@@ -70,6 +70,7 @@ def is_part(value: Any) -> bool:
 
 PEERS = {
     "num_envs": "n_envs",
+    "responses_per_batch": "num_envs n_envs",
     "num_steps": "n_steps",
     "minibatch_size": "batch_size",
     "minibatch_responses": "batch_size per_device_train_batch_size minibatch_size",

@@ -107,13 +107,14 @@ class _Watching(Display):
             step, total = record["step"], f"{self._total:,}"
             before, self._tenth = self._tenth, 10 * step // self._total
             if (self.tenths and self._tenth > before) or self._new - self._iterated >= _SILENCE:
-                self.say(f"{step:{len(total)},}/{total} steps  {_summary(record)}  {self.pace(step)}")
+                self.say(f"{step:{len(total)},}/{total} {_unit(record)}  {_summary(record)}  {self.pace(record)}")
                 self._iterated = self._new
 
-    def pace(self, step: int) -> str:
+    def pace(self, record: Mapping[str, Any]) -> str:
         """Steps a second, and the remaining time, such as "  0:12 left"; not at the end or before anything is done."""
+        step = record["step"]
         seconds, done, left = time.monotonic() - self._start, step - self._first, self._total - step
-        text = f"{max(done, 1) / max(seconds, 1e-9):>7,.0f} steps/s"
+        text = f"{max(done, 1) / max(seconds, 1e-9):>7,.0f} {_unit(record)}/s"
         return f"{text}  {duration(seconds / done * left)} left" if done > 0 and left > 0 else text
 
 
@@ -169,7 +170,7 @@ class LiveDisplay(_Watching):
         with self._lock:
             super().update(record)
             if self._bar is not None:
-                summary = f"{_summary(record)}  {self.pace(record['step'])}"
+                summary = f"{_summary(record)}  {self.pace(record)}"
                 self._bar.update(self._task, completed=record["step"], summary=summary)
 
     def show(self, operations: Sequence[Operation]) -> None:
@@ -215,15 +216,21 @@ def _describe(operations: Sequence[Operation]) -> str:
     return f"{': '.join(names)}  {pace}  {duration(each * (timed.total - timed.done))} left"
 
 
+def _unit(record: Mapping[str, Any]) -> str:
+    """Of the steps of a run: tokens of a language model, whose metrics have a KL to the reference."""
+    return "tokens" if "kl_reference" in record else "steps"
+
+
 def _summary(record: Mapping[str, Any]) -> str:
-    """The mean return, the share of successes, and the KL: to the reference, or of the update if there is none."""
+    """The mean return or score, the share of successes, and the KL to the reference, or else of the update."""
     x, success, kl_ref = record["mean_return"], record.get("success_rate"), record.get("kl_reference")
     kl = record.get("kl", record.get("kl_k3"))
     short = "-" if x is None else f"{x:,.1f}" if abs(x) >= 10 else f"{x:.3g}"
-    text = f"return {short:>8}" + ("" if success is None else f"  success {success:.0%}")
+    text = f"{'return' if kl_ref is None else 'score'} {short:>8}"
+    text += "" if success is None else f"  success {success:.0%}"
     if kl_ref is not None:
-        return f"{text}  kl_ref {kl_ref:.4g}"
-    return text if kl is None else f"{text}  kl {kl:.4f}"
+        return f"{text}  kl_ref {kl_ref:.2g}"
+    return text if kl is None else f"{text}  kl {kl:.2g}"
 
 
 def duration(seconds: float) -> str:

@@ -175,9 +175,13 @@ def test_killed_before_its_tokenizer_was_saved(objects, tmp_path):
         rlzoo.evaluate(run)
 
 
-def test_prompts_of_messages_are_rendered_and_kept(objects):
+def test_prompts_of_messages_are_rendered_and_kept(objects, capsys):
     objects["tokenizer"].chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}!"
-    run = train(**{**objects, "prompts": [[{"role": "user", "content": "Hi"}]], "eval_prompts": ["Bye"]})
+    plain = "prompts are plain texts, without the model's chat template"
+    train(**objects, progress=True, out="plain")
+    assert plain in capsys.readouterr().out
+    run = train(**{**objects, "prompts": [[{"role": "user", "content": "Hi"}]], "eval_prompts": ["Bye"]}, progress=True)
+    assert plain not in capsys.readouterr().out
     assert json.loads((run.path / "prompts.jsonl").read_text()) == {"prompt": "Hi!"}
     assert [x.prompt for x in rlzoo.play(run, 1)] == ["Bye"]
     assert AutoTokenizer.from_pretrained(run.path / "actor").chat_template == objects["tokenizer"].chat_template

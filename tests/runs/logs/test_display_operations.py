@@ -147,8 +147,8 @@ def test_bar_of_a_run_shows_what_takes_long_and_then_the_iteration(at, monkeypat
     shown.update({"step": 400, "mean_return": 0.5, "kl_reference": 0.1})
     shown.close()
     lines = [line.strip() for line in plain(shown._file.getvalue()).splitlines()]
-    assert "400/1,200 steps  return      0.5  kl_ref 0.1       67 steps/s  0:12 left" in lines
-    assert " 400/1,200  return      0.5" in lines[-1]
+    assert "400/1,200 tokens  score      0.5  kl_ref 0.1       67 tokens/s  0:12 left" in lines
+    assert " 400/1,200  score      0.5" in lines[-1]
 
 
 def test_display_for_a_switch_or_a_display(capsys):

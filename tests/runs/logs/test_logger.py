@@ -292,7 +292,7 @@ def test_lines_for_every_tenth():
     show(LineDisplay(out))
     *lines, last = out.getvalue().splitlines()
     assert [line.split("/")[0].strip() for line in lines] == [f"{n:,}" for n in range(100, 1001, 100)]
-    assert lines[0].startswith("  100/1,000 steps  return     24.7  kl 0.0100")
+    assert lines[0].startswith("  100/1,000 steps  return     24.7  kl 0.01 ")
     assert lines[0].endswith(" left")
     assert last == "[bold]done[/bold]"
 
