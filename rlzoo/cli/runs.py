@@ -218,7 +218,7 @@ def diagnose_command(arguments: list[str]) -> None:
     has_pages = (Path(__file__).parents[2] / PAGE).is_file()  # a clone has them, a wheel has not
     for x in findings:
         page = f"\n  page: {x.page}" if has_pages else ""
-        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  change: {x.turn}{page}")
+        show(f"\n{x.name}: {x.seen}\n  {x.reason}\n  change: {x.change}{page}")
 
 
 def list_command(arguments: list[str]) -> None:

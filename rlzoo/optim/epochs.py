@@ -32,13 +32,13 @@ class Epochs:
         return self.buffer.rows_of(self.size)
 
     @property
-    def most(self) -> int:
+    def max_minibatches(self) -> int:
         """An upper bound on the number of minibatches: those without an unmasked step are skipped."""
         return self.number * -(-self.buffer.num_rows // max(self.rows, 1))
 
     def __iter__(self) -> Iterator[Buffer]:
         each = (x for _ in range(self.number) for x in self.buffer.minibatches(self.size, self.rng))
-        return track_iterator("minibatch", (x.whitened if self.whiten else x for x in each), self.most)
+        return track_iterator("minibatch", (x.whitened if self.whiten else x for x in each), self.max_minibatches)
 
     def draw(self) -> list[Tensor]:
         """The indices of the rows of each minibatch."""

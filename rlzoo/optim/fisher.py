@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
@@ -83,17 +83,27 @@ class FisherProduct:
     @cached_property
     def _shared(self) -> Jacobian | None:
         """That of all products, if the batch is one micro-batch."""
-        return jacobian(self.policy, self.theta, self._parts[0]) if len(self._parts) == 1 else None
+        with torch.enable_grad():
+            return jacobian(self.policy, self.theta, self._parts[0]) if len(self._parts) == 1 else None
 
-    def __call__(self, v: Vector) -> Vector:
-        policy, theta, kept, total = self.policy, self.theta, self._shared, torch.zeros_like(v)
+    def pushed(self, v: Vector) -> Iterator[tuple[Buffer, list[Tensor], list[Tensor]]]:
+        """Each micro-batch with J·v and M·J·v.
+
+        Without a forward-mode pass where the policy sees single steps: even one push is faster, since the first such
+        pass imports PyTorch's compiler.
+        """
         for part in track("micro-batch", self._parts):
-            if kept is not None and policy.model.context == 1:
+            kept = self._shared if self.policy.model.context == 1 else None
+            if kept is not None:
                 distribution, tangents = kept.distribution, kept.push(v)
             else:
-                distribution, tangents = _moving(policy, theta, v, part)
-            cotangents = distribution.fisher(tangents, part.weight)
-            (kept or Jacobian(policy, theta, part)).pull(cotangents, total, keep=kept is not None)
+                distribution, tangents = _moving(self.policy, self.theta, v, part)
+            yield part, tangents, distribution.fisher(tangents, part.weight)
+
+    def __call__(self, v: Vector) -> Vector:
+        kept, total = self._shared, torch.zeros_like(v)
+        for part, _, cotangents in self.pushed(v):
+            (kept or Jacobian(self.policy, self.theta, part)).pull(cotangents, total, keep=kept is not None)
         processes.all_reduce_(total)
         return total.add_(v, alpha=self.damping) if self.damping else total
 
@@ -116,18 +126,8 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
     Over all rows, even where F·v in conjugate gradient is over some of them: it gives the length of the step, and F of
     few rows makes the step too long.
     """
-    parts = list(micro_batches(policy.model, batch))
-    single_steps = len(parts) == 1 and policy.model.context == 1
     total = 0.0
-    for part in track("micro-batch", parts):
-        if single_steps:
-            # Not for the time of one product: forward mode imports PyTorch's compiler for an operation with a constant.
-            with torch.enable_grad():
-                at_theta = jacobian(policy, theta, part)
-            distribution, tangents = at_theta.distribution, at_theta.push(x)
-        else:
-            distribution, tangents = _moving(policy, theta, x, part)
-        cotangents = distribution.fisher(tangents, part.weight)
+    for _, tangents, cotangents in FisherProduct(policy, theta, batch, damping=0.0).pushed(x):
         total += sum(float((u * cotangent).sum()) for u, cotangent in zip(tangents, cotangents, strict=True))
     return processes.all_reduce(total)
 

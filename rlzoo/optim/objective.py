@@ -21,7 +21,7 @@ from rlzoo.core.models import ActorCritic, Term
 from rlzoo.core.system import processes
 
 Loss = Callable[..., Tensor]
-"""`(model, batch, *scalars) -> scalar`, pure except for the model's parameters."""
+"""`(model, batch, *scalars) -> scalar`, pure except for the model's parameters and a `KLStop`."""
 Surrogate = Callable[[Distribution, Buffer], Tensor]
 """`(policy, batch) -> scalar`, where `policy` is π_θ in the states of the batch."""
 

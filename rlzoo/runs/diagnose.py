@@ -116,17 +116,17 @@ class Rule(NamedTuple):
     """What a record shows, in words with numbers; None if nothing looks wrong."""
     reason: str
     """What it likely means."""
-    turn: str
+    change: str
     """What to change. Names of settings are in backticks."""
 
-    def turn_of(self, settings: Collection[str]) -> str:
-        """`turn` with these settings alone, which a run has and which have an effect."""
+    def change_of(self, settings: Collection[str]) -> str:
+        """`change` with these settings alone, which a run has and which have an effect."""
 
         def own(names: re.Match[str]) -> str:
             has = [x for x in re.findall(_NAME, names[0]) if x.split("`")[1] in settings]
             return " or ".join(filter(None, [", ".join(has[:-1]), *has[-1:]]))
 
-        parts = [(part, _NAMES.sub(own, part)) for part in self.turn.split("; ")]
+        parts = [(part, _NAMES.sub(own, part)) for part in self.change.split("; ")]
         return "; ".join(left for part, left in parts if "`" in left or "`" not in part).replace("`", "")
 
 
@@ -137,7 +137,7 @@ class Finding:
     name: str
     seen: str
     reason: str
-    turn: str
+    change: str
     page: str
 
 
@@ -159,7 +159,9 @@ def findings(record: History) -> list[Finding]:
     applicable = [rule for rule in RULES if {*rule.needs.split()} <= record.metrics.keys()]
     seen = [(rule, rule.seen(record)) for rule in applicable]
     own = record.settings.keys() - unused(record.settings)
-    return [Finding(x.name, text, x.reason, x.turn_of(own), f"{PAGE}#{x.name}") for x, text in seen if text is not None]
+    return [
+        Finding(x.name, text, x.reason, x.change_of(own), f"{PAGE}#{x.name}") for x, text in seen if text is not None
+    ]
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Array]:

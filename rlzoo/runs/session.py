@@ -95,7 +95,7 @@ class Session:
         try:
             with self.logger.display, self._failures_named(), self.signals:
                 self.hooks.on_start(self.trainer)
-                if not self._make_up():
+                if not self._complete_interrupted():
                     self._train()
                 self._finish()
                 self.hooks.on_end(self.trainer)
@@ -103,8 +103,8 @@ class Session:
             self.logger.close()
             self.trainer.task.close()
 
-    def _make_up(self) -> bool:
-        """Makes up for what an interruption left out. Returns whether the run ended at the present step."""
+    def _complete_interrupted(self) -> bool:
+        """Does what an interruption left out. Returns whether the run ended at the present step."""
         trainer = self.trainer
         enough = self._read_evaluations()
         if trainer.task.starts_from is not None and not self.run.steps():
@@ -145,7 +145,7 @@ class Session:
         for evaluation in self.run.evaluations():
             step, mean_return = evaluation["step"], evaluation["mean_return"]
             if not evaluation["deterministic"] and step > 0:
-                enough = enough or (step == self.trainer.step and self._is_enough(mean_return))
+                enough = enough or (step == self.trainer.step and self._reaches_stop_return(mean_return))
                 if mean_return > self.best_return:
                     self.best_return, best_step = mean_return, step
         if best_step in self.run.steps() and best_step != self.run.best_step():
@@ -157,13 +157,13 @@ class Session:
         trainer, new_best = self.trainer, None
         if self._due(self.eval_interval, before) and not trainer.done:
             mean_return = self._evaluate(self.config.eval_episodes)["mean_return"]
-            stop = stop or self._is_enough(mean_return)
+            stop = stop or self._reaches_stop_return(mean_return)
             if mean_return > self.best_return:
                 self.best_return = new_best = mean_return
         save = self._due(self.checkpoint_interval, before) or new_best is not None
         if save or stop or trainer.done or self.signals.received:
             self._save(new_best)
-        self._heed_signals(stop or trainer.done)
+        self._raise_on_signal(stop or trainer.done)
         return stop
 
     def _due(self, interval: int, before: int) -> bool:
@@ -193,7 +193,7 @@ class Session:
             if self.signals.received:
                 if step > 0:
                     self._save(None)
-                self._heed_signals(final or self.stopped)
+                self._raise_on_signal(final or self.stopped)
 
         self.trainer.task.on_step = on_step
         with operation(name, episodes) as evaluating:
@@ -206,7 +206,7 @@ class Session:
         self.hooks.on_evaluation(self.trainer, record)
         return record
 
-    def _is_enough(self, mean_return: float) -> bool:
+    def _reaches_stop_return(self, mean_return: float) -> bool:
         return self.config.stop_return is not None and mean_return >= self.config.stop_return
 
     def _save(self, new_best: float | None) -> None:
@@ -220,7 +220,7 @@ class Session:
         if new_best is not None:
             self.run.mark_best(step, new_best)
 
-    def _heed_signals(self, ended: bool = False) -> None:
+    def _raise_on_signal(self, ended: bool = False) -> None:
         """Raises `Interrupted` if a signal has arrived; `ended` if only the final evaluation is missing."""
         if self.signals.received:
             step, command = f"{self.trainer.step:,}", f"rlzoo resume {self.run.path}"

@@ -118,26 +118,26 @@ SICK = {
 def test_each_rule_names_what_it_is_for(name):
     (found,) = (x for x in findings(SICK[name]) if x.name == name)
     assert re.search(r"\d|not a number", found.seen)
-    assert (found.page, bool(found.reason), bool(found.turn)) == (f"docs/metrics.md#{name}", True, True)
+    assert (found.page, bool(found.reason), bool(found.change)) == (f"docs/metrics.md#{name}", True, True)
 
 
 @pytest.mark.parametrize("algorithm", NAMES)
 def test_findings_name_settings_that_the_run_has(algorithm):
-    known = {name for rule in RULES for name in re.findall(r"`(\w+)`", rule.turn)}
+    known = {name for rule in RULES for name in re.findall(r"`(\w+)`", rule.change)}
     assert known <= SETTINGS.keys()
     for sick in SICK.values():
         settings = {name: x for name, x in sick.settings.items() if name in NAMES[algorithm]}
         for found in findings(replace(sick, settings=settings)):
-            assert known.intersection(re.findall(r"\w+", found.turn)) <= settings.keys()
-            assert not re.search(r"`|  |^;|;$|(or|,)(;|$)", found.turn), found.turn
+            assert known.intersection(re.findall(r"\w+", found.change)) <= settings.keys()
+            assert not re.search(r"`|  |^;|;$|(or|,)(;|$)", found.change), found.change
 
 
 def test_settings_to_turn():
     rule = next(x for x in RULES if x.name == "entropy-collapses")
-    assert rule.turn_of(SETTINGS) == (
+    assert rule.change_of(SETTINGS) == (
         "ent_coef (0.01); lower learning_rate, max_kl or step_kl; a higher log_std_init for Box actions"
     )
-    assert rule.turn_of({"max_kl": 0.01, "step_kl": 1}) == "lower max_kl or step_kl"
+    assert rule.change_of({"max_kl": 0.01, "step_kl": 1}) == "lower max_kl or step_kl"
 
 
 def test_a_run_that_learned_nothing_is_named():
@@ -205,12 +205,12 @@ def test_page_has_a_section_for_each_rule():
     page = (ROOT / "docs/metrics.md").read_text()
     sections = re.findall(r"^### ([\w-]+)\n\n(.+?)\n\nChange: (.+?)\.$", page, re.MULTILINE | re.DOTALL)
     assert [name for name, _, _ in sections] == [rule.name for rule in RULES]
-    for rule, (_, text, turn) in zip(RULES, sections, strict=True):
+    for rule, (_, text, change) in zip(RULES, sections, strict=True):
         assert rule.reason in " ".join(text.split())
-        assert rule.turn == " ".join(turn.split())
+        assert rule.change == " ".join(change.split())
 
 
 def test_settings_without_effect_are_not_advised():
     settings = make_config("trpo", "CartPole-v1").to_dict()
     (found,) = findings(replace(record(kl=constant(1e-7)), settings=settings))
-    assert (found.name, found.turn) == ("step-too-small", "raise epochs or max_kl")
+    assert (found.name, found.change) == ("step-too-small", "raise epochs or max_kl")

@@ -50,7 +50,7 @@ class FastAdam(Adam):
         auxiliary = options.get("auxiliary", True) and model.auxiliary
         closure = getattr(inspect.unwrap(loss), "__closure__", None)
         plain = options.get("stop") is None and not auxiliary and closure is None
-        if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.most:
+        if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.max_minibatches:
             result = self._native(loss, model, minibatches, scalars, **options)
             if result is not None:
                 return result
