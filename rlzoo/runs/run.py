@@ -227,6 +227,8 @@ class Run:
         """
         settings, needed = read_settings(self._config), self.objects
         objects = {name: x for name, x in objects.items() if x is not None}
+        if "estimator" in needed and hasattr(objects.get("algorithm"), "estimator"):
+            objects.setdefault("estimator", objects["algorithm"].estimator)
         missing = [text.removeprefix("pass ") for name, text in needed.items() if name not in objects]
         if missing:
             raise RunError(f"{self.path} was made from objects that config.json cannot hold: pass {', '.join(missing)}")

@@ -108,6 +108,19 @@ def test_objects_that_json_cannot_hold_are_needed_again(tmp_path):
         run.read_config()
 
 
+def test_the_estimator_of_an_algorithm_that_is_given_again_need_not_be(tmp_path):
+    class OwnEstimator(rlzoo.GAE):
+        pass
+
+    class OwnAlgorithm(rlzoo.Reinforce):
+        name = "own"
+
+    own = OwnAlgorithm(estimator=OwnEstimator(gamma=0.9))
+    run = Run.create(tmp_path / "run", make_config(own, "CartPole-v1"))
+    assert run.objects.keys() == {"algorithm", "estimator"}
+    assert run.read_config(algorithm=own).algorithm == own
+
+
 def test_open_takes_a_run_or_a_path(run):
     assert Run.open(run).path == Run.open(str(run.path)).path == run.path
     assert repr(run) == f"Run({str(run.path)!r})"
