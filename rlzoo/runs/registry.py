@@ -78,7 +78,7 @@ TASKS = {
         "instructions of ten kinds to SmolLM2-135M-Instruct; whether it follows them is checked",
     ),
     "Prompts": Entry(
-        "rlzoo.lm.tasks.prompts:Prompts",
+        "rlzoo.lm.tasks.language:LanguageTask",
         "your own prompts, language model and score: --prompts FILE --model DIR --reward module:function",
     ),
 }
