@@ -16,8 +16,8 @@ from rlzoo.core.system import processes
 from rlzoo.core.system.errors import require
 from rlzoo.lm.finetune.data import read_texts
 from rlzoo.lm.model.pretrained import encode
-from rlzoo.lm.model.shuffled import Shuffled
 from rlzoo.lm.model.tokens import Tokens
+from rlzoo.lm.reward.prompt import Shuffled
 
 
 @dataclass(eq=False)
