@@ -11,8 +11,7 @@ from .algorithms import (
     measure as measure,
 )
 from .control.cnn import CNN as CNN
-from .control.networks import Network as Network, NetworkSettings as NetworkSettings
-from .control.recurrent import GRU as GRU, LSTM as LSTM
+from .control.networks import GRU as GRU, LSTM as LSTM, Network as Network, NetworkSettings as NetworkSettings
 from .core.buffer import Buffer as Buffer
 from .core.distributions import (
     Categorical as Categorical,

@@ -56,8 +56,7 @@ def leave_out(part: str) -> None:
     if part in (PERCEPTRON, RECURRENCE, NUMPY):
         from rlzoo.control import fast as control
         from rlzoo.control.acting import make_actor
-        from rlzoo.control.networks import MLP
-        from rlzoo.control.recurrent import RecurrentMLP
+        from rlzoo.control.networks import MLP, RecurrentMLP
 
         if part == NUMPY:
             control.make_numpy_actor = make_actor

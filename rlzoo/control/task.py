@@ -22,8 +22,7 @@ from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.envs.rendering import watch
 from rlzoo.control.envs.source import Source, make
 from rlzoo.control.evaluation import evaluation_noise
-from rlzoo.control.networks import Network, NetworkSettings
-from rlzoo.control.recurrent import GRU, LSTM
+from rlzoo.control.networks import GRU, LSTM, Network, NetworkSettings
 from rlzoo.control.spaces import action_columns, categories, is_product, leaves, space_text
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name

@@ -14,8 +14,7 @@ from rlzoo.control.envs import source as envs
 from rlzoo.control.envs.classic import CartPole
 from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.fast import accelerate
-from rlzoo.control.networks import Network
-from rlzoo.control.recurrent import GRU
+from rlzoo.control.networks import GRU, Network
 from rlzoo.control.spaces import space_text
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv

@@ -9,7 +9,7 @@ import rlzoo
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import source as envs
 from rlzoo.control.fast.acting import make_numpy_actor
-from rlzoo.control.recurrent import GRU
+from rlzoo.control.networks import GRU
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.runs.run import Run

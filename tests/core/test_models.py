@@ -7,7 +7,7 @@ from builders import SPACES, make_buffer, make_model
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
-from rlzoo.control.recurrent import GRU
+from rlzoo.control.networks import GRU
 from rlzoo.core.models import ActorCritic, Normalizer, RewardScale, flatten_parameters, unflatten
 
 BOXES = Box(-1, 1, (4,)), Discrete(2)

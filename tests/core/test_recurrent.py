@@ -8,8 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rlzoo.control.networks import MLP, MLPPolicy, MLPValue
-from rlzoo.control.recurrent import GRU, LSTM
+from rlzoo.control.networks import GRU, LSTM, MLP, MLPPolicy, MLPValue
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent

@@ -8,8 +8,7 @@ from builders import SPACES, Scripted, accelerated, make_model, parameters
 from rlzoo.algorithms import PPOClip
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import source as envs
-from rlzoo.control.networks import Network
-from rlzoo.control.recurrent import GRU
+from rlzoo.control.networks import GRU, Network
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.distributions import IMPOSSIBLE
 from rlzoo.core.seen import Seen

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from rlzoo.control.acting import make_actor
-from rlzoo.control.networks import MLP, MLPPolicy, MLPValue
-from rlzoo.control.recurrent import RecurrentMLP
+from rlzoo.control.networks import MLP, MLPPolicy, MLPValue, RecurrentMLP
 from rlzoo.core.actors import Actor
 from rlzoo.core.distributions import IMPOSSIBLE
 from rlzoo.core.env import Array, Bools

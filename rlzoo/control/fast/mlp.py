@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from rlzoo.control.fast.recurrent import unroll
-from rlzoo.control.networks import MLP
-from rlzoo.control.recurrent import RecurrentMLP
+from rlzoo.control.networks import MLP, RecurrentMLP
 from rlzoo.core.seen import Seen
 from rlzoo.optim.fast.tape import Tape, add_affine
 

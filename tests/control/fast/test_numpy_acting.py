@@ -10,8 +10,7 @@ from builders import SPACES, make_buffer, make_model
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import source as envs
 from rlzoo.control.fast.acting import make_numpy_actor
-from rlzoo.control.networks import MLP
-from rlzoo.control.recurrent import GRU, LSTM
+from rlzoo.control.networks import GRU, LSTM, MLP
 from rlzoo.core.actors import ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.models import ActorCritic
