@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,12 +49,6 @@ class Episode(NamedTuple):
 def success_of(success: Array | None, *index: Any) -> bool | None:
     """The success at `index` of an array such as `VectorEnv.success`."""
     return None if success is None or np.isnan(success[index]) else bool(success[index])
-
-
-def success_rate(episodes: Iterable[Episode]) -> float | None:
-    """Share of successes among the episodes that tell; None if no episode tells."""
-    successes = [episode.success for episode in episodes if episode.success is not None]
-    return sum(successes) / len(successes) if successes else None
 
 
 class Experience(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlzoo.core.actors import Actor
-from rlzoo.core.env import ENDLESS, Episode, VectorEnv, success_of, success_rate
+from rlzoo.core.env import ENDLESS, Episode, VectorEnv, success_of
 
 OnStep = Callable[[int], None]
 """Called between the steps of an evaluation with the number of complete episodes. It may raise to stop it."""
@@ -35,8 +35,8 @@ class Evaluation:
     def of(cls, episodes: Sequence[Episode], deterministic: bool, seed: int) -> Evaluation:
         """Creates an evaluation from its episodes."""
         returns, lengths = [x.return_ for x in episodes], [x.length for x in episodes]
-        rate = success_rate(episodes)
-        further: dict[str, Any] = {} if rate is None else {"success_rate": rate}
+        successes = [x.success for x in episodes if x.success is not None]
+        further: dict[str, Any] = {"success_rate": sum(successes) / len(successes)} if successes else {}
         cut = sum(x.cut for x in episodes)
         if cut:
             further["cut_episodes"] = cut

@@ -494,9 +494,14 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ),
         (
             "train ppo CartPole-v1 --learning-rate math:log",
-            "learning_rate: math:log raised ValueError: math domain error",
+            "learning_rate must be a function of the progress, which goes from 0 to 1 "
+            "(ValueError: math domain error), got 'math:log'",
         ),
-        ("train ppo CartPole-v1 --learning-rate sys:exit", "learning_rate: sys:exit raised SystemExit: 0.0"),
+        (
+            "train ppo CartPole-v1 --learning-rate sys:exit",
+            "learning_rate must be a function of the progress, which goes from 0 to 1 (SystemExit: 0.0), "
+            "got 'sys:exit'",
+        ),
         (
             f"train ppo CartPole-v1 --total-steps {'9' * 400}",
             "total_steps must be below 3.40282e+38, got an integer of 1329 bits",

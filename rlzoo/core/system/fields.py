@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.core.system.schedules import Schedule, linear_ends, values_of
+from rlzoo.core.system.schedules import Schedule, linear_ends
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _fault(x: Any, hint: Any) -> str | None:
     """Describes what `x` must be; None if `x` is valid."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(args[1], ScheduleRange):
-        return _schedule_fault(x, args[1])
+        return schedule_fault(x, args[1])
     if origin is Annotated and any(isinstance(m, OrObject) for m in args[1:]):
         return None
     if origin is Annotated:
@@ -123,7 +123,7 @@ def _fault(x: Any, hint: Any) -> str | None:
     return _NAMES.get(hint, f"a {hint.__name__}")
 
 
-def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
+def schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
     """Describes the schedule that `x` must be; None if `x` is valid. Functions are checked at some points."""
     wanted = f"{bounds}, or a schedule such as linear:1e-3:0"
     if isinstance(x, (int, float)) and not isinstance(x, bool):
@@ -140,8 +140,8 @@ def _schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
         return None if module and name else wanted
     if callable(x):
         try:
-            values = values_of(x)
-        except Exception as error:
+            values = [x(k / 64) for k in range(64)]
+        except (Exception, SystemExit) as error:
             return f"a function of the progress, which goes from 0 to 1 ({type(error).__name__}: {error})"
         return None if all(value in closed for value in values) else f"{bounds} throughout"
     return wanted

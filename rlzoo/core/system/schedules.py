@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rlzoo.core.system import functions
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.functions import load_function
 
 Schedule = float | str | Callable[[float], float]
 
@@ -22,15 +22,10 @@ def at(schedule: Schedule, progress: float) -> float:
     """
     if isinstance(schedule, str):
         if not schedule.startswith("linear:"):
-            return float(load_function(schedule)(progress))
+            return float(load_function("schedule", schedule, "linear:START:END")(progress))
         start, end = linear_ends(schedule)
         return start * (1 - progress) + end * progress
     return float(schedule(progress)) if callable(schedule) else schedule
-
-
-def values_of(function: Callable[[float], float]) -> list[float]:
-    """Values of a schedule's function over a run, by which its range is checked."""
-    return [function(k / 64) for k in range(64)]
 
 
 def linear_ends(text: str) -> tuple[float, float]:
@@ -47,12 +42,3 @@ def linear_ends(text: str) -> tuple[float, float]:
     if kind != "linear" or not (math.isfinite(start) and math.isfinite(end)):
         raise ConfigError(f"{text!r} is not of the form linear:START:END, such as linear:3e-4:0")
     return start, end
-
-
-def load_function(text: str) -> Callable[[float], float]:
-    """The function that `"module:function"` names.
-
-    Raises:
-        ConfigError: the text has another form, or there is no such function.
-    """
-    return functions.load_function("schedule", text, "linear:START:END")

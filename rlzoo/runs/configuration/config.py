@@ -20,10 +20,18 @@ from rlzoo.core.env import env_name
 from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
 from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.system.errors import ConfigError, no_such, require
-from rlzoo.core.system.fields import Advanced, Count, MinibatchSize, NonNegativeInt, Range, ScheduleRange, check_fields
-from rlzoo.core.system.functions import load_object
+from rlzoo.core.system.fields import (
+    Advanced,
+    Count,
+    MinibatchSize,
+    NonNegativeInt,
+    ScheduleRange,
+    check_fields,
+    schedule_fault,
+)
+from rlzoo.core.system.functions import load_function, load_object
 from rlzoo.core.system.progress import SILENT, Progress
-from rlzoo.core.system.schedules import linear_ends, load_function, values_of
+from rlzoo.core.system.schedules import linear_ends
 from rlzoo.core.system.screen import complain
 from rlzoo.core.task import Setup, TaskSettings
 from rlzoo.runs.configuration.objects import (
@@ -307,21 +315,16 @@ def check_schedules(config: Config) -> None:
         ConfigError: names the setting.
     """
     for name, setting in config.table.items():
-        text = setting.value
-        bounds = _schedule_range(setting.hint)
+        text, bounds = setting.value, _schedule_range(setting.hint)
         if bounds is None or not isinstance(text, str) or text.startswith("linear:"):
             continue
         try:
-            function = load_function(text)
+            function = load_function("schedule", text, "linear:START:END")
         except ConfigError as error:
             forms = "a number, linear:START:END or module:function"
             raise ConfigError(f"{name} must be {forms}, got {text!r}: {error}") from error
-        closed = Range(bounds.low, min(bounds.high, _LARGEST_FLOAT))
-        try:
-            inside = all(value in closed for value in values_of(function))
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"{name}: {text} raised {type(error).__name__}: {error}") from error
-        require(inside, f"{name} must be {bounds} throughout, got {text!r}")
+        fault = schedule_fault(function, bounds)
+        require(fault is None, f"{name} must be {fault}, got {text!r}")
 
 
 def _schedule_range(hint: Any) -> ScheduleRange | None:

@@ -124,10 +124,7 @@ def git_commit() -> str | None:
     root = Path(__file__).parents[3]
     if not (root / ".git").exists():
         return None
-    try:
-        git = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return git.stdout.strip()
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return None

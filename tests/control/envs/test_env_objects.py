@@ -18,8 +18,8 @@ from rlzoo.control.envs.source import Source
 from rlzoo.control.envs.wrappers import load_wrapper, wrap
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.collector import Collector
-from rlzoo.core.env import Episode, success_rate
-from rlzoo.core.evaluation import play_episodes
+from rlzoo.core.env import Episode
+from rlzoo.core.evaluation import Evaluation, play_episodes
 from rlzoo.core.system.errors import ConfigError, EnvError, RunError, UnsupportedSpace
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
@@ -373,10 +373,9 @@ def test_number_for_all_copies_of_a_vector_environment(monkeypatch):
 
 
 def test_rate_of_successes():
-    assert success_rate([Episode(1.0, 2)]) is None
-    assert (
-        success_rate([Episode(1.0, 2, True), Episode(1.0, 2, False), Episode(0.0, 1), Episode(0.0, 1, True)]) == 2 / 3
-    )
+    episodes = [Episode(1.0, 2), Episode(1.0, 2, True), Episode(1.0, 2, False), Episode(0.0, 1, True)]
+    assert Evaluation.of(episodes, False, 0).further == {"success_rate": 2 / 3}
+    assert Evaluation.of(episodes[:1], False, 0).further == {}
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.fields import NonNegativeSchedule, PositiveSchedule, check_fields
-from rlzoo.core.system.schedules import at, linear_ends, load_function
+from rlzoo.core.system.schedules import at, linear_ends
 
 PROGRESS = st.floats(0, 1, exclude_max=True)
 
@@ -70,8 +70,6 @@ def test_text_of_another_form_is_no_linear_schedule(text):
 )
 def test_name_that_leads_to_no_function_is_an_error(text, message):
     with pytest.raises(ConfigError, match=message):
-        load_function(text)
-    with pytest.raises(ConfigError, match=message):
         at(text, 0.5)
 
 
@@ -79,7 +77,7 @@ def test_error_of_a_module_that_is_asked_for_a_name_is_an_error_of_the_setting(t
     (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    raise RuntimeError('a package is missing')\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"schedule 'lazy\.py:f': a package is missing"):
-        load_function("lazy.py:f")
+        at("lazy.py:f", 0.5)
 
 
 @dataclass
