@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["accelerate"]
-
 
 def accelerate(task: Any) -> None:
     """Puts the faster implementations in place in a language task: in its model, separate critic and reference.

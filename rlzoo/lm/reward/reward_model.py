@@ -33,9 +33,10 @@ class RewardModel:
     of a text that is too long for the model is cut off.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, micro_batch_tokens: int = 8192
-    ) -> None:
+    micro_batch_tokens = 8192
+    """Tokens of a micro-batch, padding included."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         check_vocabulary(model, len(tokenizer), "of rewards")
         head = getattr(model, HEAD, None)
         single = isinstance(head, nn.Linear) and head.out_features == 1
@@ -44,7 +45,6 @@ class RewardModel:
         without_dropout(model)
         self.model = model
         self.tokenizer = tokenizer
-        self.micro_batch_tokens = micro_batch_tokens
 
     @classmethod
     def load(cls, folder: Path | str, device: str = "cpu") -> RewardModel:

@@ -49,8 +49,8 @@ def load_score(spec: Any) -> Score:
     require(callable(score), f"{forms}, got {brief(score)}")
     try:
         texts, named = _texts(score, [], [])
-        _signature(score).bind(*texts, **named, **dict.fromkeys(_column_arguments(score)[1]))
-    except TypeError as error:
+        inspect.signature(score).bind(*texts, **named, **dict.fromkeys(_column_arguments(score)[1]))
+    except (TypeError, ValueError) as error:  # the latter of built-in functions without a signature
         name = spec if isinstance(spec, str) else score_name(spec)
         raise ConfigError(f"reward {name!r} cannot be called with (prompts, responses): {error}") from error
     return score
@@ -132,7 +132,7 @@ def _parts(score: Score) -> list[Score]:
 
 def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
     """Arguments of a score for columns, None for any; and those of them without a default."""
-    further = [x for name, x in _signature(score).parameters.items() if name not in _text_arguments(score)]
+    further = [x for name, x in inspect.signature(score).parameters.items() if name not in _text_arguments(score)]
     named = [x for x in further if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     every = any(x.kind is x.VAR_KEYWORD for x in further)
     return None if every else [x.name for x in named], [x.name for x in named if x.default is x.empty]
@@ -140,23 +140,16 @@ def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
 
 def _text_arguments(score: Score) -> list[str]:
     """Names of a score's arguments for prompts and responses."""
-    return list(_texts(score, [], [])[1] or _signature(score).parameters)[:2]
+    return list(_texts(score, [], [])[1] or inspect.signature(score).parameters)[:2]
 
 
 def _texts(score: Score, prompts: list[str], responses: list[str]) -> tuple[list[Any], dict[str, Any]]:
     """Prompts and responses as positional arguments, or by name if one of the score's arguments is `completions`."""
-    parameters = _signature(score).parameters
+    parameters = inspect.signature(score).parameters
     if "completions" not in parameters:
         return [prompts, responses], {}
     every = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     return [], {"completions": responses} | ({"prompts": prompts} if every or "prompts" in parameters else {})
-
-
-def _signature(score: Score) -> inspect.Signature:
-    try:
-        return inspect.signature(score)
-    except ValueError:  # some built-in functions have none
-        return inspect.signature(lambda prompts, responses: [])
 
 
 def _items(result: Any, count: int) -> list[Any] | None:
