@@ -9,7 +9,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from rlzoo.algorithms import PPOClip
 from rlzoo.control.acting import make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
-from rlzoo.control.fast.mlp import FastMLP, FastRecurrentMLP
+from rlzoo.control.fast.networks import FastMLP, FastRecurrentMLP
 from rlzoo.control.networks import MLP
 from rlzoo.core.collector import evaluate
 from rlzoo.optim.adam import Adam

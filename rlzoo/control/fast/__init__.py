@@ -6,7 +6,7 @@ from typing import Any
 
 from rlzoo.control.acting import make_actor
 from rlzoo.control.fast.acting import is_built_in, make_numpy_actor
-from rlzoo.control.fast.mlp import FastMLP, FastRecurrentMLP
+from rlzoo.control.fast.networks import FastMLP, FastRecurrentMLP
 from rlzoo.control.networks import MLP, RecurrentMLP
 from rlzoo.optim.fast.tape import TapeJacobian
 

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.export import export
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rlzoo.control.fast.mlp import FastMLP
+from rlzoo.control.fast.networks import FastMLP
 from rlzoo.control.networks import MLP
 from rlzoo.optim.fast.tape import Tape, TapeJacobian
 from rlzoo.optim.fisher import jacobian

@@ -5,7 +5,7 @@ import torch
 from builders import accelerated, tape_gradients
 from gymnasium import spaces
 
-from rlzoo.control.fast.mlp import FastRecurrentMLP
+from rlzoo.control.fast.networks import FastRecurrentMLP
 from rlzoo.control.networks import GRU, LSTM, RecurrentMLP
 from rlzoo.core.recurrent import GRUCell
 from rlzoo.core.seen import Seen
