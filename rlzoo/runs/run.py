@@ -399,8 +399,11 @@ class Run:
         self._prune()
 
     def forget_after(self, step: int) -> None:
-        """Deletes metrics, evaluations and checkpoints later than `step`, so that the run can continue there."""
-        for leftover in self.checkpoints.glob(".*.tmp"):
+        """Deletes metrics, evaluations and checkpoints later than `step`, so that the run can continue there.
+
+        Also deletes the final model, which `chat` and `--model` would take for the present one.
+        """
+        for leftover in (*self.checkpoints.glob(".*.tmp"), *map(self.path.joinpath, _FINAL)):
             remove(leftover)
         self._remove(s for s in self.steps() if s > step)
         for name in _RECORDS:
@@ -412,11 +415,6 @@ class Run:
         if best is not None and best > step:
             (self.checkpoints / "best.json").unlink()
         self._prune()
-
-    def forget_final_model(self) -> None:
-        """Deletes the final model of a run that goes on: `chat` and `--model` would take it for the present one."""
-        for name in _FINAL:
-            remove(self.path / name)
 
 
 def _is_record(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> bool:

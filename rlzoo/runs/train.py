@@ -178,7 +178,6 @@ def resume(
             display.say(f"{run.path} was trained with another {library}: {versions}")
         if extended or config != before or saved is None or changed:
             run.write_config(config, model, spaces, trainer.step if extended else run.extended_at)
-        run.forget_final_model()
         trainer.task.begin(run.path)
         stopped = saved is not None and saved.state.get("stopped", False)
         del saved  # its tensors are in the files of a checkpoint, which the session may delete
