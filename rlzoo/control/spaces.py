@@ -27,8 +27,10 @@ def check_spaces(name: str, observation: Space, action: Space) -> None:
     """Raises `UnsupportedSpace` if no policy can be built for a space of the environment `name`."""
     if not all(isinstance(leaf, _FLAT) for leaf in leaves(observation)):
         raise UnsupportedSpace(f"environment {name!r}: observation space {observation} is not supported")
-    if not all(map(_is_action, leaves(action))):
-        raise UnsupportedSpace(f"environment {name!r}: action space {action} is not supported")
+    try:
+        categories(action)
+    except ConfigError as error:
+        raise UnsupportedSpace(f"environment {name!r}: {error}") from error
     for kind, part in (("observation", observation), *(("action", leaf) for leaf in leaves(action))):
         if spaces.flatdim(part) == 0:
             raise UnsupportedSpace(f"environment {name!r}: {kind} space {part} has no numbers")
@@ -205,9 +207,3 @@ def illegal_part(space: Space, mask: Array) -> int | None:
     counts = categories(space)
     legal = [bool(part.any()) for part in np.split(mask, np.cumsum(counts)[:-1])]
     return None if all(legal) else legal.index(False)
-
-
-def _is_action(space: Space) -> bool:
-    if isinstance(space, spaces.Box):
-        return np.issubdtype(space.dtype, np.floating)
-    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)

@@ -401,8 +401,8 @@ def test_dead_worker_process_is_an_error_and_can_be_closed():
 @pytest.mark.parametrize(
     ("obs_space", "action_space", "message"),
     [
-        (UNIT_BOX, spaces.Dict({"a": spaces.Text(2)}), "action space Dict"),
-        (UNIT_BOX, spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 9, (2,), np.int64))), "action space Tuple"),
+        (UNIT_BOX, spaces.Dict({"a": spaces.Text(2)}), "action space Text"),
+        (UNIT_BOX, spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 9, (2,), np.int64))), "action space Box"),
         (UNIT_BOX, spaces.Dict({}), "action space Dict"),
         (UNIT_BOX, spaces.Box(0, 9, (2,), np.int64), "action space Box"),
         (UNIT_BOX, spaces.Discrete(2**40), f"action space Discrete.{2**40}. has 1,099,511,627,776 categories"),
