@@ -533,11 +533,11 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
             "invalid choice 'tan' for argument '--activation'. Expected one of ('tanh', 'relu').",
         ),
         ("train ppo CartPole-v1 --env-kwargs a", "--env-kwargs: 'a' is not of the form key=value"),
-        ("train ppo Pendulum-v1 --env-kwargs g=abc", "env_kwargs: g must be a finite number, got 'abc'"),
+        ("train ppo Pendulum-v1 --env-kwargs g=abc", "env_kwargs: g must be a number, got 'abc'"),
         ("train ppo Pendulum-v1 --env-kwargs g=NaN", "env_kwargs: g must be a finite number, got nan"),
         (
             "train ppo CartPole-v1 --env-kwargs sutton_barto_reward=1",
-            "env_kwargs: sutton_barto_reward must be true or false, got 1",
+            "env_kwargs: sutton_barto_reward must be True or False, got 1",
         ),
         (
             "train ppo CartPole-v1 --env-kwargs max_episode_steps=x",

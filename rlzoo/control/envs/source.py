@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.envs.no_velocity import HIDDEN
 from rlzoo.core.env import VectorEnv, env_name
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, no_such, require
+from rlzoo.core.system.fields import type_fault
 from rlzoo.core.system.functions import import_source
 
 _BUILTIN: Mapping[str, Callable[..., VectorEnv]] = {**BUILTIN, **HIDDEN}
@@ -204,10 +204,5 @@ def _check_options(builtin: Callable[..., VectorEnv], options: Mapping[str, Any]
     """Raises `ConfigError` if an option does not have the type of its default."""
     defaults = _options(builtin)
     for name, x in options.items():
-        kind = type(defaults[name])
-        accepted, wanted = {
-            bool: (isinstance(x, bool), "true or false"),
-            int: (isinstance(x, int) and not isinstance(x, bool), "an integer"),
-            float: (isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x), "a finite number"),
-        }[kind]
-        require(accepted, f"env_kwargs: {name} must be {wanted}, got {x!r}")
+        fault = type_fault(x, type(defaults[name]))
+        require(fault is None, f"env_kwargs: {name} must be {fault}, got {x!r}")

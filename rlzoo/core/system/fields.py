@@ -79,7 +79,7 @@ def check_fields(instance: Any) -> None:
         x = getattr(instance, name)
         if isinstance(x, int) and abs(x) >= _BEYOND:
             raise ConfigError(f"{name} must be below {_BEYOND:g}, got an integer of {x.bit_length()} bits")
-        fault = _fault(x, hint)
+        fault = type_fault(x, hint)
         if fault is not None:
             raise ConfigError(f"{name} must be {fault}, got {x!r}")
 
@@ -91,7 +91,7 @@ def field_types(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def _fault(x: Any, hint: Any) -> str | None:
+def type_fault(x: Any, hint: Any) -> str | None:
     """Describes what `x` must be; None if `x` is valid."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(args[1], ScheduleRange):
@@ -100,16 +100,16 @@ def _fault(x: Any, hint: Any) -> str | None:
         return None
     if origin is Annotated:
         bounds = [m for m in args[1:] if isinstance(m, Range) and x not in m]
-        fault = _fault(x, args[0])
+        fault = type_fault(x, args[0])
         return str(bounds[0]) if bounds and fault in (None, _FINITE) else fault
     if origin in (Union, UnionType):
-        faults = [_fault(x, kind) for kind in args]
+        faults = [type_fault(x, kind) for kind in args]
         wanted = [fault for fault in faults if fault not in (None, "None")]
         return None if None in faults else " or ".join(map(str, wanted))
     if origin is Literal:
         return None if x in args else " or ".join(map(str, args))
     if origin is tuple and args[1:] == (...,):
-        faults = [_fault(item, args[0]) for item in (x if isinstance(x, tuple) else (None,))]
+        faults = [type_fault(item, args[0]) for item in (x if isinstance(x, tuple) else (None,))]
         each = next((f"a tuple, each {fault}" for fault in faults if fault), None)
         return each or (None if isinstance(x, tuple) else "a list")
     hint = origin or hint
