@@ -197,15 +197,9 @@ def _load_cached(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]] | 
 
 
 def _load(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    try:
-        loader = torch._C._aoti.AOTIModelPackageLoader
-    except AttributeError:
-        # The public loader imports the compiler, which takes longer than a short run.
-        from torch._inductor import aoti_load_package
-
-        model = aoti_load_package(str(package), run_single_threaded=True)
-        return lambda tensors: model(*tensors)
+    # torch._inductor.aoti_load_package imports the compiler, which takes longer than a short run.
     model_name, run_single_threaded, num_runners, device_index = "model", True, 1, -1
+    loader = torch._C._aoti.AOTIModelPackageLoader
     return loader(str(package), model_name, run_single_threaded, num_runners, device_index).run
 
 

@@ -4,7 +4,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -257,18 +256,6 @@ def test_a_cache_directory_that_others_may_write_is_not_used(cache, caplog):
     assert str(cache) in caplog.text
     assert "RLZOO_CACHE" in caplog.text
     assert list(cache.iterdir()) == []
-
-
-def test_a_package_is_loaded_by_the_public_name_where_the_private_one_is_missing(package, monkeypatch):
-    def load(path, run_single_threaded):
-        assert path == str(package)
-        assert run_single_threaded
-        return double
-
-    monkeypatch.delattr(torch._C._aoti, "AOTIModelPackageLoader")
-    monkeypatch.setitem(sys.modules, "torch._inductor", SimpleNamespace(aoti_load_package=load))
-    (result,) = compilation._load(package)([0, torch.tensor([1.0, 2.0])])
-    assert result.tolist() == [2.0, 4.0]
 
 
 def test_arguments_unlike_the_example_are_refused():
