@@ -205,18 +205,14 @@ def _load(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
 
 def compilers() -> list[str]:
     """The C++ compilers of this machine."""
-    return [name for name in _compiler_names() if shutil.which(name)]
-
-
-def _compiler_names() -> list[str]:
-    return [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    return [name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)]
 
 
 def _check_possible(example: Tensors) -> None:
     if any(tensor.device.type != "cpu" for tensor in example):
         raise RuntimeError("only updates on the CPU are compiled")
     if not compilers():
-        raise RuntimeError(f"there is no C++ compiler (looked for {', '.join(_compiler_names())})")
+        raise RuntimeError("there is no C++ compiler: neither g++ nor clang++, nor one that CXX names")
 
 
 def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path) -> None:

@@ -158,7 +158,7 @@ def test_without_a_compiler_one_line_says_so_and_there_is_no_loop(cache, tmp_pat
     (record,) = caplog.records
     assert record.name == "rlzoo"
     assert record.levelno == logging.WARNING
-    assert "no C++ compiler (looked for missing-compiler, g++, clang++)" in record.getMessage()
+    assert "no C++ compiler: neither g++ nor clang++, nor one that CXX names" in record.getMessage()
     assert "eager" in record.getMessage()
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert list(cache.iterdir()) == []
