@@ -37,6 +37,10 @@ class Language(TaskSettings):
     memory: ClassVar[tuple[str, ...]] = ("micro_batch_tokens", "responses_per_batch", "max_new_tokens")
     units: ClassVar[Mapping[str, tuple[str, str]]] = {
         "total_steps": ("total_steps", "Tokens of responses to train for."),
+        "compile": ("compile", "Not available for language models."),
+        "eval_interval": ("eval_interval", "Tokens between evaluations; none for a tenth of total_steps."),
+        "checkpoint_interval": ("checkpoint_interval", "Tokens between checkpoints; none for a tenth of total_steps."),
+        "stop_return": ("stop_return", "Stop when an evaluation reaches this mean score; none for no stop."),
         "eval_episodes": ("eval_episodes", "Responses of each evaluation."),
         "final_eval_episodes": (
             "final_eval_episodes",
@@ -65,10 +69,10 @@ class Language(TaskSettings):
     """Directory, GGUF file or Hub name of the tokenizer; none for the model's own."""
     prompts: Text | None = None
     """File of prompts, .txt (one in each line), .jsonl or .parquet, or the directory of a dataset; none for the task's
-    own."""
+    own (Prompts has none)."""
     reward: Annotated[str | tuple[str, ...], OrObject()] | None = None
-    """Score of a response: module:function, or the directory of a reward model; none for the task's own. Several are
-    added, each with a weight, such as score.py:brevity models/reward=0.5."""
+    """Score of a response: module:function, or the directory of a reward model; none for the task's own (Prompts has
+    none). Several are added, each with a weight, such as score.py:brevity models/reward=0.5."""
     beta: NonNegative = 0.05
     """β, the weight of the KL to the reference in the reward of each token."""
     beta_target: Positive | None = None
