@@ -132,7 +132,7 @@ def _join(structure: Any, arrays: dict[str, Tensor]) -> Any:
     """The inverse of `_split`."""
     if isinstance(structure, dict):
         if set(structure) == {"numpy"}:
-            return arrays[structure["numpy"]].numpy()
+            return arrays[structure["numpy"]].numpy().copy()  # which an environment may keep longer than the file
         if set(structure) == {"tensor"}:
             return arrays[structure["tensor"]]
         return {key: _join(value, arrays) for key, value in structure.items()}
