@@ -37,7 +37,7 @@ class State:
     progress: float = 0.0
     """Share of the training steps already taken, in [0, 1). The training loop sets it."""
     conjugate_gradient: Callable[..., Solution] = conjugate_gradient
-    """Solves for natural gradients. Training may put a faster one of the same results here."""
+    """Solves for natural gradients. Training may set a faster function with the same results."""
 
     def __post_init__(self) -> None:
         trained = [id(p) for optimizer in self.optimizers.values() for p in getattr(optimizer, "parameters", ())]

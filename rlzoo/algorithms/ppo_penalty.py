@@ -56,7 +56,7 @@ class PPOPenalty(Algorithm):
     vf_coef: Advanced[NonNegative] = 1.0
     """Weight of the value loss ½(V − G)²."""
     vf_learning_rate: Advanced[PositiveSchedule | None] = None
-    """Adam's step size for the value's own parameters; none for `learning_rate`."""
+    """Adam's step size for the value's own parameters; none stands for `learning_rate`."""
     vf_warmup: Advanced[NonNegativeInt] = 0
     """First updates that train the value's own parameters alone."""
     ent_coef: NonNegativeSchedule = 0.0

@@ -34,8 +34,8 @@ from rlzoo.optim.vectors import norm
 class TRPO(Algorithm):
     """Maximise E[π_θ/π_old·Â] subject to E[KL(π_old ‖ π_θ)] ≤ δ.
 
-    The natural gradient step √(2δ/xᵀFx)·x, or with `epochs` that of Adam on PPO's clipped surrogate, shortened until
-    the surrogate improves and the KL is at most δ. If no step length satisfies both, θ is not changed.
+    The step is the natural one, √(2δ/xᵀFx)·x, or with `epochs` that of Adam on PPO's clipped surrogate. It is shortened
+    until the surrogate improves and the KL is at most δ. If no step length satisfies both, θ is not changed.
     """
 
     name: ClassVar[str] = "trpo"

@@ -54,11 +54,11 @@ class _Chat(Threads):
     beside: Literal["start"] | None = None
     """Also answer with the model that the run started from."""
     temperature: float | None = None
-    """Divides the logits; none for that of the run, or 1."""
+    """Divides the logits; none stands for the temperature of the run, or 1."""
     greedy: Switch = False
     """Take the most probable token instead of a sample."""
     max_new_tokens: int | None = None
-    """Largest number of tokens in an answer; none for that of the run, or 256."""
+    """Largest number of tokens in an answer; none stands for the run's number, or 256."""
     seed: int = 0
     """Seed of the samples."""
 

@@ -52,7 +52,7 @@ class Buffer(Tensors):
     row_size: int = 1
     """How much one row adds to the size of a minibatch: its steps, or 1 if sizes are counted in rows (see `rows`)."""
     part_weight: Tensor = ABSENT
-    """Of a part of a buffer: its rows of the whole buffer's `weight` (see `part`)."""
+    """For a part of a buffer: the rows of this part in the whole buffer's `weight` (see `part`)."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in self.__match_args__}
@@ -153,7 +153,7 @@ class Buffer(Tensors):
     def weight(self) -> Float[Tensor, "N T"]:
         """1 / (number of unmasked steps) where the mask is True, 0 elsewhere; all 0 for an empty mask.
 
-        In a part of a buffer, the number is that of the whole buffer.
+        In a part of a buffer, the unmasked steps of the whole buffer count.
         """
         if self.part_weight is not ABSENT:
             return self.part_weight

@@ -127,7 +127,7 @@ class Collector:
         return {f"info_{name}": float(total / count) for name, (total, count) in totals if count}
 
     def restart(self) -> None:
-        """Starts new episodes with the next buffer, and drops those that have begun."""
+        """Starts new episodes with the next buffer, and drops unfinished ones."""
         self._obs = None
         self._returns[:], self._lengths[:] = 0, 0
 

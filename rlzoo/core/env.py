@@ -130,7 +130,7 @@ class VectorEnv(abc.ABC):
         return np.zeros((0, 2))
 
     def set_attr(self, name: str, value: Any) -> None:
-        """Sets an attribute of each copy, from its next step on. A state has the attributes too.
+        """Sets an attribute of each copy, from its next step on. The attributes are part of the state.
 
         Args:
             value: numbers, texts, lists and dicts.

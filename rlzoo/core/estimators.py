@@ -163,9 +163,9 @@ class Estimator(abc.ABC):
     whole_episodes: ClassVar[bool] = False
     """Whether rows must hold complete episodes."""
     grouped: ClassVar[bool] = False
-    """Whether it compares rows that start in the same state."""
+    """Whether the estimator compares rows that start in the same state."""
     needs_value: ClassVar[bool] = True
-    """Whether advantages depend on the critic. One that they do not depend on need not be fitted."""
+    """Whether advantages depend on the critic. If they do not, the critic need not be fitted."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -183,7 +183,7 @@ class GAE(Estimator):
     gae_lambda: UnitInterval = 0.95
     """λ, in [0, 1]: 0 is one-step TD, 1 is Monte Carlo minus the value."""
     vf_lambda: Advanced[UnitInterval | None] = None
-    """λ of the critic's target (Yuan et al. 2025, decoupled GAE); none for that of the advantages."""
+    """λ of the critic's target (Yuan et al. 2025, decoupled GAE); none for the λ of the advantages."""
 
     def __call__(self, buffer: Buffer) -> Buffer:
         steps = buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask

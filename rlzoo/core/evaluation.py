@@ -94,7 +94,7 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
     Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes
     are not counted more often than long ones.
 
-    An episode that has not ended after `ENDLESS` steps is cut there. Its copy plays no more, so there are then fewer
+    An episode that has not ended after `ENDLESS` steps is cut there. Its copy plays no other, so there are then fewer
     episodes.
     """
     copies = env.num_envs

@@ -67,7 +67,7 @@ class ActorCritic(nn.Module):
     memory_size = 0
     """Size of the memory of all recurrent networks together."""
     jacobian: Callable[..., Any] | None = None
-    """Makes the Jacobians of natural gradients, if there is a faster way than that of `rlzoo.optim.fisher`."""
+    """Makes the Jacobians of natural gradients, if there is a faster way than `rlzoo.optim.fisher.Jacobian`."""
 
     def __init__(
         self, policy: Policy, value: Value, trunk: nn.Module | None = None, normalizer: Normalizer | None = None

@@ -107,7 +107,7 @@ class Recurrent(nn.Module):
         super().__init__()
         self.cell = cell
         self.owned = slice(0, cell.memory_size)
-        """Its columns of the model's memory. The `ActorCritic` sets them."""
+        """The columns of the model's memory that belong to this network. The `ActorCritic` sets them."""
 
     def forward(self, seen: Seen) -> Float[Tensor, "R T O"]:
         memory = seen.memory[:, 0, self.owned]

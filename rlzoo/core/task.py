@@ -25,7 +25,7 @@ from rlzoo.core.system.threads import announce
 
 
 class Kind(NamedTuple):
-    """What a setting may be that names a class: a dataclass with settings of its own, such as `network`."""
+    """The possible values of a setting that names a class, such as `network`: a dataclass with its own settings."""
 
     base: type
     """Base class of all."""
@@ -251,9 +251,9 @@ class Task(abc.ABC):
         raise ConfigError(f"{env_name(self.setup.env)} has no policy for other programs; load_model gives its model")
 
     def save_model(self, folder: Path) -> dict[str, str] | None:
-        """Saves the model in the form in which other programs share it, and returns what its card says of it.
+        """Saves the model in the form in which other programs share it, and returns entries for its model card.
 
-        None for a task without such a form: its runs are shared.
+        None for a task without such a form, whose runs are shared instead.
         """
         return None
 

@@ -48,7 +48,7 @@ class Tensors:
 
 
 def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:
-    """`fn` of an array or tensor, or a structure with `fn` of each of its leaves. What is no tensor stays."""
+    """`fn` of an array or tensor, or a structure with `fn` of each of its leaves. Other values stay."""
     if isinstance(x, Tensors):
         return x.map(fn)
     if isinstance(x, tuple):

@@ -67,8 +67,8 @@ class Adam:
     ) -> float:
         """One step down the gradient of `loss(model, batch, *scalars)`; returns its norm before clipping.
 
-        With `auxiliary`, the model's auxiliary loss is added. `vf_learning_rate` is that of the `value` parameters.
-        `stop` is given to the loss, which adds the KL of its minibatch. Where that is too large there is no step.
+        With `auxiliary`, the model's auxiliary loss is added. `vf_learning_rate` is the learning rate of the `value`
+        parameters. The loss gets `stop` and adds its minibatch's KL to it. If this KL is too large, there is no step.
 
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.

@@ -21,7 +21,7 @@ class Epochs:
     buffer: Buffer
     number: int
     size: int | Literal["all"]
-    """As for `Buffer.minibatches`."""
+    """Size of a minibatch, as for `Buffer.minibatches`."""
     rng: np.random.Generator
     whiten: bool = False
     """Whether each minibatch has whitened advantages."""

@@ -22,7 +22,7 @@ from rlzoo.optim.vectors import Vector
 class Jacobian:
     """J = ∂y/∂θ of a policy at θ, where y are the tensors of its distribution in the states of a micro-batch.
 
-    The graph of Jᵀ is built once, and that of J with the first `push`.
+    The graph of Jᵀ is built once, and the graph of J with the first `push`.
     """
 
     def __init__(self, policy: FlatPolicy, theta: Vector, part: Buffer) -> None:
@@ -36,7 +36,7 @@ class Jacobian:
         """The tensors that the graph of `moving` begins with."""
 
     def of_moving(self, xs: Sequence[T]) -> list[T]:
-        """Those of `moving`, of one thing for each output."""
+        """The elements for the outputs in `moving`, from a sequence with one element for each output."""
         return [x for x, y in zip(xs, self._outputs, strict=True) if y.requires_grad]
 
     def directions(self, v: Vector) -> list[Tensor]:
@@ -82,14 +82,14 @@ class FisherProduct:
 
     @cached_property
     def _shared(self) -> Jacobian | None:
-        """That of all products, if the batch is one micro-batch."""
+        """The Jacobian that all products use, if the batch is one micro-batch."""
         with torch.enable_grad():
             return jacobian(self.policy, self.theta, self._parts[0]) if len(self._parts) == 1 else None
 
     def pushed(self, v: Vector) -> Iterator[tuple[Buffer, list[Tensor], list[Tensor]]]:
         """Each micro-batch with J·v and M·J·v.
 
-        Without a forward-mode pass where the policy sees single steps: even one push is faster, since the first such
+        If the policy sees single steps, there is no forward-mode pass: even one `push` is faster, since the first such
         pass imports PyTorch's compiler.
         """
         for part in track("micro-batch", self._parts):
@@ -123,8 +123,8 @@ def fisher_vector_product(policy: FlatPolicy, theta: Vector, batch: Buffer, damp
 def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector) -> float:
     """xᵀFx (see `fisher_vector_product`), without the backward pass Jᵀ.
 
-    Over all rows, even where F·v in conjugate gradient is over some of them: it gives the length of the step, and F of
-    few rows makes the step too long.
+    It is a mean over all rows, even if F·v in conjugate gradient is one over some of them: it gives the length of the
+    step, and F from few rows makes the step too long.
     """
     total = 0.0
     for _, tangents, cotangents in FisherProduct(policy, theta, batch, damping=0.0).pushed(x):

@@ -27,7 +27,7 @@ Surrogate = Callable[[Distribution, Buffer], Tensor]
 
 
 def micro_batches(model: ActorCritic, batch: Buffer) -> Iterator[Buffer]:
-    """The micro-batches of this process's rows. A sum over those of all processes is one over the whole batch."""
+    """The micro-batches of this process's rows. The micro-batches of all processes are the whole batch."""
     own = batch if processes.size() == 1 else batch.part(processes.share(batch.num_rows))
     return own.micro_batches(model.micro_batch_steps)
 
@@ -106,7 +106,7 @@ def policy_statistics(model: ActorCritic, batch: Buffer) -> PolicyStatistics:
 class KLStop:
     """Stops an update where a minibatch's E[k3], an estimate of KL(π_old ‖ π_θ) from its actions, exceeds `limit`.
 
-    A loss adds it up while it is differentiated, so it takes no forward pass of its own.
+    The loss adds up this estimate during its own forward pass, so no other pass is needed.
     """
 
     def __init__(self, limit: float) -> None:

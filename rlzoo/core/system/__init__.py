@@ -1,1 +1,1 @@
-"""What is no mathematics: errors, checked fields, random streams, processes, threads, files, the screen."""
+"""Everything that is not mathematics: errors, checked fields, random streams, processes, threads, files, the screen."""

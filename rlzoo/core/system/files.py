@@ -1,4 +1,4 @@
-"""Files: those that a user or a run directory named are read if they are regular and of a sensible size; flushing."""
+"""Reads the files that a user or a run directory names, if they are regular and of a sensible size; flushes files."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def load_object(kind: str, spec: str, noun: str, other: str | None = None) -> An
     """What `module:name` or `path/file.py:name` names (see `import_source`).
 
     Args:
-        kind: what it is used as, for messages: "reward".
-        noun: what it is, for messages: "function".
+        kind: the use of the object, for messages: "reward".
+        noun: the kind of object, for messages: "function".
         other: what `spec` may be instead, for messages.
 
     Raises:
@@ -120,7 +120,7 @@ def _importable(folder: Path) -> Iterator[None]:
 
 
 def _modules_beside(name: str) -> list[str]:
-    """Full names of the modules in the package of `name`; without a package, rlzoo and those beside the user."""
+    """Full names of the modules in the package of `name`; without one, rlzoo and modules in the current directory."""
     package = name.rpartition(".")[0]
     if not package:
         return ["rlzoo", *(module.name for module in pkgutil.iter_modules([str(Path.cwd())]))]

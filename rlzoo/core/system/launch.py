@@ -29,7 +29,7 @@ def end_with_parent(parent: int | None = None, end: Callable[[], None] = lambda:
     """Ends this process within a second of the end of the process that started it.
 
     Args:
-        parent: process id of the starter, which may be gone already; by default that of the present parent.
+        parent: process id of the starter, which may be gone already; by default the id of the present parent.
         end: called to end this process.
     """
     parent = os.getppid() if parent is None else parent

@@ -192,7 +192,7 @@ def own_rows(n: int, name: str = "the rows of a buffer") -> slice:
 
 
 def rowwise(fn: Callable[[Buffer], tuple[Tensor, ...]], buffer: Buffer) -> tuple[Tensor, ...]:
-    """`fn(buffer)`: tensors with one entry for each row. Each process computes its own rows, and gets those of all."""
+    """`fn(buffer)`: tensors with one entry for each row. A process computes its own rows, and gets results of all."""
     if _group is None:
         return fn(buffer)
     rows = own_rows(buffer.num_rows)
@@ -261,7 +261,7 @@ def all_reduce_(x: Tensor) -> Tensor:
 
 
 def all_gather_shares_(x: Tensor) -> None:
-    """Fills the shares of a vector with those of the processes that own them, in place."""
+    """Fills each share of a vector with the values of the process that owns it, in place."""
     if _group is not None:
         with _losses_named():
             for sending in [dist.broadcast(x[cut], owner, async_op=True) for owner, cut in enumerate(_shares(len(x)))]:

@@ -1,11 +1,11 @@
 """Progress of long operations, for a display that may show it.
 
-What may take long says what it is and how far it is:
+An operation that may take long gives its name and its progress:
 
     for minibatch in track("minibatch", minibatches):
         ...
 
-It knows no display, and costs a counter. A display looks at `running` from a thread of its own.
+This module knows no display, and costs only a counter. A display looks at `running` from its own thread.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Operation:
     """What `done` and `total` count, such as tokens."""
     done: int = 0
     note: str = ""
-    """Its state in words, such as "loss 3.14"."""
+    """The state of the work in words, such as "loss 3.14"."""
     start: float = field(default_factory=time.monotonic)
 
     def reach(self, done: int) -> None:

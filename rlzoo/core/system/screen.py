@@ -33,7 +33,7 @@ def one_line(text: Any) -> str:
 
 
 def show(text: str, file: TextIO | None = None, end: str = "\n") -> None:
-    """Prints `printable` text on a file, by default standard output; what its encoding lacks, as in Python."""
+    """Prints `printable` text on a file, by default standard output. Escapes what its encoding lacks as Python does."""
     file = file or sys.stdout
     encoding = getattr(file, "encoding", None) or "utf-8"  # a process without a terminal may have no stream
     print(printable(text).encode(encoding, "backslashreplace").decode(encoding), file=file, end=end, flush=True)

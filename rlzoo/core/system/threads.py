@@ -25,7 +25,7 @@ class ThreadCount:
 
 
 _chosen: ThreadCount | None = None
-"""What the command line chose; None in a library."""
+"""The number that the command line chose; None without the command line."""
 
 
 def from_environment() -> int | None:

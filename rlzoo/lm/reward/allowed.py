@@ -34,7 +34,7 @@ class AllowedTokens:
 
     @classmethod
     def of(cls, spec: Allowed | str, model: LanguageModel) -> AllowedTokens:
-        """Those of a function, or of its name `module:function`."""
+        """The `AllowedTokens` of a function, or of the function with the name `module:function`."""
         function = as_function("allowed_tokens", spec, "legal")
         return cls(function, score_name(spec), len(model.policy.functional.weight))
 

@@ -132,7 +132,7 @@ class LMEnv(VectorEnv):
         return tokens, reward, terminated, np.zeros_like(terminated), forced
 
     def measure(self, rows: Buffer) -> tuple[Tensor, ...]:
-        """`kl` (N, T), the scores (N,), and those that they are the weighted sum of, for this process's rows."""
+        """`kl` (N, T), the scores (N,), and the scores of which these are the weighted sum, for this process's rows."""
         kl = self.scoring.kl(self.model, self.reference, rows)
         total, parts = call_scores(self.scoring.score, self.scoring.name, *self.texts(rows))
         return kl, *(x.to(kl.device) for x in (total, *parts.values()))

@@ -13,7 +13,7 @@ _LONGEST = 200
 
 
 def value_of(expression: str) -> Fraction | None:
-    """The value of whole numbers with +, -, *, / and brackets; None if it is no such expression or has no value.
+    """The value of whole numbers with +, -, *, / and brackets; None if the text is no such expression or has no value.
 
     A number has no sign. An expression of more than 200 characters has no value.
     """

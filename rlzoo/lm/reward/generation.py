@@ -41,11 +41,11 @@ class Generation:
 class Responses:
     """N responses from their prompts to their ends.
 
-    Prompts are padded on the left. Each of their tokens and of a reply's is a forced step. Responses that have ended
-    are padded, and forced.
+    Prompts are padded on the left. Each token of a prompt or a reply is a forced step. Responses that have ended are
+    padded, and the padding is forced.
 
     Args:
-        tokens: the prompts as tokens, those of all processes; `prompts` are those of this process's `own` rows.
+        tokens: the prompts of all processes, as tokens; `prompts` are the prompts of this process's `own` rows.
         stop: ids that end a response, or a turn.
     """
 

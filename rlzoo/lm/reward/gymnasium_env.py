@@ -82,7 +82,7 @@ class ResponseEnv(gymnasium.Env[Obs, int]):
 
     @torch.no_grad()
     def _buffer(self) -> Buffer:
-        """The row so far, evaluated."""
+        """The row so far, with log-probabilities and values."""
         tokens = zip_leaves(lambda columns: torch.from_numpy(np.stack(columns, 1)), self._columns)
         mask, action = tokens.acts[:, :-1], torch.tensor([self._actions[1:]])
         end, none = torch.zeros_like(mask), torch.zeros_like(mask)

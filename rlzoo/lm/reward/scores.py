@@ -64,7 +64,7 @@ def score_name(spec: Any) -> str:
 
 
 def call_scores(score: Score, name: str, prompts: list[str], responses: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
-    """`call_score`, and the scores that it is the weighted sum of, if there are several."""
+    """The result of `call_score`, and the scores of which it is the weighted sum, if there are several."""
     if not isinstance(score, WeightedSum):
         return call_score(score, name, prompts, responses), {}
     parts = {part: call_score(fn, part, prompts, responses) for part, (fn, _) in score.parts.items()}
@@ -131,7 +131,7 @@ def _parts(score: Score) -> list[Score]:
 
 
 def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
-    """Arguments of a score for columns, None for any; and those of them without a default."""
+    """Arguments of a score for columns (None if it takes any), and the ones of these without a default."""
     further = [x for name, x in inspect.signature(score).parameters.items() if name not in _text_arguments(score)]
     named = [x for x in further if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
     every = any(x.kind is x.VAR_KEYWORD for x in further)

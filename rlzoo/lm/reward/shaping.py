@@ -141,8 +141,8 @@ class ScoreTreatment:
     clip: Positive | None = None
     """Bound on the absolute normalised score; None for no bound."""
     missing_eos_penalty: NonNegative = 0.0
-    """Subtracted from the score of a response without a stop token, so that these still differ. Ziegler et al. (2019)
-    give all of them the same low score."""
+    """Subtracted from the score of a response without a stop token, so that such scores still differ. Ziegler et al.
+    (2019) give all such responses the same low score."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -106,7 +106,7 @@ def turns_of(row: Spoken) -> list[list[int]]:
 
 
 def speech(buffer: Buffer) -> list[Spoken]:
-    """What each row says after its prompt."""
+    """The tokens of each row after its prompt."""
     following = buffer.obs.columns(1, buffer.mask.shape[1] + 1)
     masks, token, attention = (x.cpu() for x in (buffer.mask, following.token, following.attention))
     keep = attention & (masks.cumsum(1) > 0)
@@ -130,7 +130,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], st
 
 
 def _strips(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the decoder strips what a text begins with."""
+    """Whether the decoder strips the space at the beginning of a text."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     return decoder is not None and any(kind in decoder.__getstate__() for kind in (b'"Strip"', b'"Metaspace"'))
 
