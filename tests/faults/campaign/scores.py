@@ -149,7 +149,7 @@ def _flags(given: dict[str, str]) -> list[str]:
 @cache
 def prepared() -> Path:
     """A folder with a language model, prompts and a good score function. What runs import is then imported."""
-    from rlzoo.lm.tasks import prompts  # noqa: F401
+    from rlzoo.lm.tasks import language  # noqa: F401
 
     folder = tasks.scratch() / "scores"
     shutil.copytree(tasks.data(), folder / "data")

@@ -44,7 +44,7 @@ def one(rng: Random, sandbox: Sandbox) -> list[str]:
     """Loads one hostile suite."""
     from rlzoo.benchmark.suite import load_suite
     from rlzoo.core.system.errors import ConfigError
-    from rlzoo.lm.tasks import prompts, random_walks, reviews  # noqa: F401 - importing them takes long the first time
+    from rlzoo.lm.tasks import random_walks, reviews  # noqa: F401 - importing them takes long the first time
 
     path = sandbox.work / "suite.yaml"
     path.write_bytes(text(rng, str(sandbox.canary)))
