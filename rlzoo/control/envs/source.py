@@ -13,9 +13,10 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 
 from rlzoo.control.envs.classic import BUILTIN
-from rlzoo.control.envs.copies import Env, load_wrapper, make_copies
+from rlzoo.control.envs.copies import make_copies
 from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.envs.no_velocity import HIDDEN
+from rlzoo.control.envs.wrappers import Env, load_wrapper
 from rlzoo.core.env import VectorEnv, env_name
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, no_such, require
 from rlzoo.core.system.fields import type_fault

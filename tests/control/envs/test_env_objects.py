@@ -14,8 +14,8 @@ from gymnasium.wrappers import FrameStackObservation, TimeLimit
 import rlzoo
 from rlzoo.cli import main
 from rlzoo.control.envs import source as envs
-from rlzoo.control.envs.copies import load_wrapper, wrap
 from rlzoo.control.envs.source import Source
+from rlzoo.control.envs.wrappers import load_wrapper, wrap
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Episode
