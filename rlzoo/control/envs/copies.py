@@ -193,15 +193,17 @@ def make_copies(
         name: of the environment, for messages.
 
     Raises:
-        EnvError, UnsupportedSpace: as for `Source.make`; also if a copy has another action space, or other flat
-            observations, than the first.
+        EnvError, UnsupportedSpace: as for `Source.make`; also if a copy has other spaces than the first.
         ConfigError: a wrapper cannot be loaded.
     """
+    if num_envs < 1:
+        raise ValueError(f"num_envs={num_envs} must be positive")
     functions = [partial(_make_copy, make, name, wrappers, log_info, masks, index) for index in range(num_envs)]
     try:
         if asynchronous:
             return _in_processes(functions)
         copies = [function() for function in functions]
+        _check_same(name, copies)
         if len({id(copy.unwrapped) for copy in copies}) < len(copies):
             raise EnvError(f"environment {name!r}: two copies are the same object; make a new one in each call")
         each = [lambda copy=copy: copy for copy in copies]
@@ -246,3 +248,12 @@ def _make_copy(
     env = wrap(env, wrappers)
     check_spaces(name, env.observation_space, env.action_space)
     return _Copy(env, index, log_info, masks)
+
+
+def _check_same(name: str, copies: Sequence[_Copy]) -> None:
+    """Raises `EnvError` if two copies have different spaces."""
+    for kind, attribute in (("observation", "raw_space"), ("action", "action_space")):
+        first, *others = (getattr(copy, attribute) for copy in copies)
+        for index, other in enumerate(others, 1):
+            if other != first:
+                raise EnvError(f"environment {name!r}: copy {index} has the {kind} space {other}, copy 0 has {first}")

@@ -487,6 +487,11 @@ def test_unknown_option_is_an_error():
         envs.make("CartPole-v1", 1, 0, colour="red")
 
 
+def test_number_of_copies_must_be_positive():
+    with pytest.raises(ValueError, match="num_envs=0 must be positive"):
+        make(num_envs=0)
+
+
 @pytest.mark.parametrize(
     ("env", "wrapper", "possible"),
     [
