@@ -89,7 +89,7 @@ class History:
 
     @property
     def has_no_value(self) -> bool:
-        """Whether the advantages need no value, so that none may be trained."""
+        """Whether the advantages need no value. The PPOs train one all the same, unless `vf_coef` is 0."""
         relative = ("leave-one-out", "group-mean", "group-norm")
         return self.settings.get("baseline") is False or self.settings.get("estimator") in relative
 
@@ -300,7 +300,7 @@ def _gradient_grows(r: History) -> str | None:
 
 def _gradient_always_clipped(r: History) -> str | None:
     _, bound = r.bound("max_grad_norm") or ("", np.inf)
-    if r.has_no_value:
+    if r.has_no_value and not r.settings.get("vf_coef"):
         return None
     return _above(r.median("grad_norm"), 20 * bound, f"the median grad_norm is {{:.3g}}; max_grad_norm is {bound:g}")
 

@@ -174,7 +174,10 @@ def test_a_solved_run_may_have_a_value_that_explains_nothing():
 @pytest.mark.parametrize("settings", [{"baseline": False}, {"estimator": "leave-one-out"}])
 def test_without_a_value_nothing_lags_or_takes_the_gradient(settings):
     settings["max_grad_norm"] = 0.5
-    assert findings(record(explained_variance=constant(0), grad_norm=constant(30), settings=settings)) == []
+    metrics = {"explained_variance": constant(0), "grad_norm": constant(30)}
+    assert findings(record(**metrics, settings={**settings, "vf_coef": 0.0})) == []
+    (found,) = findings(record(**metrics, settings={**settings, "vf_coef": 1.0}))
+    assert found.name == "gradient-always-clipped"
 
 
 def test_command(tmp_path, capsys):
