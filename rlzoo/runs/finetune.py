@@ -8,10 +8,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import transformers
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.launch import check_alone
@@ -33,7 +34,7 @@ from rlzoo.runs.train import check_device
 
 S = TypeVar("S", bound=FitSettings)
 M = TypeVar("M")
-Model = PreTrainedModel | Path | str
+Model: TypeAlias = "transformers.PreTrainedModel | Path | str"
 Tokenizer = PreTrainedTokenizerBase | Path | str
 
 
@@ -85,7 +86,7 @@ def sft(
             fault = "vocab_size is for a configuration without a tokenizer, which gets one of the texts; leave it out"
             require(settings.vocab_size == SFTSettings.vocab_size, fault)
         words = _tokenizer(tokenizer, model)
-        if isinstance(model, PreTrainedModel):
+        if isinstance(model, transformers.PreTrainedModel):
             given: Any = model
             fault = f"the given {type(model).__name__} is no causal language model"
             require(given.get_output_embeddings() is not None, fault)
@@ -169,7 +170,7 @@ def _session(
         metrics of an epoch and then calls `then`.
     """
     named = isinstance(model, (Path, str))
-    require(named or isinstance(model, (PreTrainedModel, RewardModel)), misfit("model", model, "model"))
+    require(named or isinstance(model, (transformers.PreTrainedModel, RewardModel)), misfit("model", model, "model"))
     require(out is not None or not named, 'out is missing: the folder to save the model in, such as out="models/sft"')
     with contextlib.ExitStack() as stack:
         if out is not None:
@@ -186,7 +187,11 @@ def _session(
 
 
 def _begin(
-    data: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, settings: FitSettings, display: Display
+    data: str,
+    model: transformers.PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    settings: FitSettings,
+    display: Display,
 ) -> None:
     """Puts the model on its device, writes the tokenizer's special tokens into it, and shows its size."""
     nn.Module.to(model, settings.device)
@@ -198,7 +203,7 @@ def _begin(
 
 def _end(
     out: Path | str | None,
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     metrics: Metrics,
     display: Display,
@@ -214,7 +219,7 @@ def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizer
     """The tokenizer, loaded; that of the model if it is None."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return pretrained.with_padding(tokenizer, "given")
-    require(tokenizer is not None or not isinstance(model, PreTrainedModel), NO_TOKENIZER)
+    require(tokenizer is not None or not isinstance(model, transformers.PreTrainedModel), NO_TOKENIZER)
     require(tokenizer is None or isinstance(tokenizer, (Path, str)), misfit("tokenizer", tokenizer))
     return pretrained.load_tokenizer(tokenizer or str(model))
 
@@ -230,7 +235,7 @@ def _reward_model(
         fault = f"model {model} is a configuration without weights: train a model from it with rlzoo sft first"
         require(not pretrained.is_config(model), fault)
     words = _tokenizer(tokenizer, model)
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, transformers.PreTrainedModel):
         return RewardModel(pretrained.load_reward_model(model, head_seed=seed), words)
     head = getattr(model, pretrained.HEAD, None)
     if isinstance(head, nn.Linear):

@@ -661,6 +661,28 @@ sys.exit(1 if heavy else 0)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+def test_errors_of_a_language_task_come_before_a_model(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\n")
+    train = ["train", "ppo-clip", "Prompts", "--out", str(tmp_path / "run"), "--model", "gpt2"]
+    wrong = {
+        "no option '--modle'": ["--modle", "gpt2"],
+        "no such file": ["--prompts", str(tmp_path / "other.txt"), "--reward", "vader:score"],
+        "no module 'nowhere'": ["--prompts", str(prompts), "--reward", "nowhere:score"],
+    }
+    code = f"""
+import sys
+from rlzoo.cli import main
+for more in {list(wrong.values())!r}:
+    assert main([*{train!r}, *more]) == 2
+sys.exit("transformers.modeling_utils" in sys.modules)
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    for message, line in zip(wrong, process.stderr.splitlines(), strict=True):
+        assert message in line
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of one process is read from /proc")
 def test_memory_of_a_run(tmp_path):

@@ -10,9 +10,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlzoo.core.system.errors import NonFiniteError, require
 from rlzoo.core.system.fields import Advanced, Count, NonNegative, Positive, Range, UnitInterval, check_fields
@@ -81,7 +82,7 @@ class SFTSettings(FitSettings):
 def sft(
     texts: Source,
     settings: SFTSettings,
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     on_epoch: OnEpoch = no_report,
 ) -> Metrics:
@@ -127,7 +128,7 @@ def sft(
     return metrics
 
 
-def longest_row(model: PreTrainedModel, settings: FitSettings) -> int:
+def longest_row(model: transformers.PreTrainedModel, settings: FitSettings) -> int:
     """Tokens of the longest row that is not cut."""
     return min(filter(None, (settings.max_tokens, max_positions(model))), default=sys.maxsize)
 

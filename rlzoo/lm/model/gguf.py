@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from transformers import modeling_gguf_pytorch_utils as conversion
 
 from rlzoo.core.system.cache import cache_directory, make_once
@@ -137,7 +138,7 @@ def _dequantised(folder: str, where: dict[str, Any], file: Path) -> Any:
     return model
 
 
-def _plain(quantised: Any) -> PreTrainedModel:
+def _plain(quantised: Any) -> transformers.PreTrainedModel:
     """A model of the same class and weights that knows of no quantisation, and so can be saved."""
     config = copy.deepcopy(quantised.config)
     if hasattr(config, "quantization_config"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from safetensors import safe_open
 from torch import nn
 from transformers import (
@@ -17,7 +18,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -90,7 +90,7 @@ def with_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTok
     return tokenizer
 
 
-def load_causal_lm(name: Path | str, attention: Attention = "auto") -> PreTrainedModel:
+def load_causal_lm(name: Path | str, attention: Attention = "auto") -> transformers.PreTrainedModel:
     """A causal language model, from a directory or from the Hub.
 
     It is in float32 and in evaluation mode, and its dropout is removed. Its generation configuration is kept for
@@ -102,7 +102,9 @@ def load_causal_lm(name: Path | str, attention: Attention = "auto") -> PreTraine
     return _load(AutoModelForCausalLM, str(name), attention)
 
 
-def load_reward_model(name: Path | str, attention: Attention = "auto", head_seed: int | None = None) -> PreTrainedModel:
+def load_reward_model(
+    name: Path | str, attention: Attention = "auto", head_seed: int | None = None
+) -> transformers.PreTrainedModel:
     """A sequence classifier with one label and a head called `score`; otherwise like `load_causal_lm`.
 
     Args:
@@ -117,7 +119,7 @@ def new_causal_lm(
     vocab_size: int | None = None,
     seed: int = 0,
     attention: Attention = "auto",
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """A causal language model with random weights, which are the same for the same seed.
 
     The global generators are not changed.
@@ -171,7 +173,7 @@ def located(name: str, progress: Progress = SILENT) -> str:
     return str(actor)
 
 
-def check_given(model: PreTrainedModel) -> PreTrainedModel:
+def check_given(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     """A loaded model, checked as one that is loaded by its name, and its precision; its dropout is removed.
 
     Raises:
@@ -200,7 +202,7 @@ def check_vocabulary(model: Any, vocab_size: int, name: str) -> None:
     require(vocab_size <= has, f"the tokenizer has {vocab_size} tokens, but the model {name} only {has}")
 
 
-def max_positions(model: PreTrainedModel) -> int | None:
+def max_positions(model: transformers.PreTrainedModel) -> int | None:
     """Length of the model's context; None if its configuration does not say.
 
     That of a model with longrope is the original one: beyond it, a longer row places its earlier tokens differently. Of
@@ -260,7 +262,7 @@ def _weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "pytorch_model*.bin"))
 
 
-def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = None) -> PreTrainedModel:
+def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = None) -> transformers.PreTrainedModel:
     classifier = auto is AutoModelForSequenceClassification
     name = located(name)
     folder = Path(name)
@@ -327,7 +329,7 @@ def _start_head(head: Any, seed: int) -> None:
         head.bias.zero_()
 
 
-def _ready(model: Any, name: str) -> PreTrainedModel:
+def _ready(model: Any, name: str) -> transformers.PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)

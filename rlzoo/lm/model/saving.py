@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import transformers
 from safetensors import SafetensorError
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.files import naming, read_bytes, seal, sync
@@ -45,7 +46,7 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def use_tokens(model: transformers.PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the tokenizer's padding, beginning and end of sequence into the model's configurations.
 
     A list of tokens that end a text stays (`save` adds the tokenizer's).
@@ -61,7 +62,7 @@ def use_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def save(
-    model: PreTrainedModel,
+    model: transformers.PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path | str,
     stops: Collection[int] = (),

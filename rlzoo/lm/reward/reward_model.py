@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import transformers
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import require
 from rlzoo.lm.model.padding import micro_batches, pack_right, pad
@@ -36,7 +37,7 @@ class RewardModel:
     micro_batch_tokens = 8192
     """Tokens of a micro-batch, padding included."""
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, model: transformers.PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         check_vocabulary(model, len(tokenizer), "of rewards")
         head = getattr(model, HEAD, None)
         single = isinstance(head, nn.Linear) and head.out_features == 1
@@ -116,7 +117,9 @@ class RewardModel:
         return pad([row[-longest:] for row in rows], int(self.tokenizer.pad_token_id or 0), "right")
 
 
-def last_scores(model: PreTrainedModel, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]) -> Float[Tensor, "N"]:
+def last_scores(
+    model: transformers.PreTrainedModel, ids: Int[Tensor, "N T"], attention: Bool[Tensor, "N T"]
+) -> Float[Tensor, "N"]:
     """The head's output at the last token of each row that is not padding. Token ids do not matter."""
     ids, attention = pack_right(ids, attention)
     hidden = model.base_model(input_ids=ids, attention_mask=attention.long(), use_cache=False)[0]

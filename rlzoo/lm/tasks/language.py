@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import tempfile
 import weakref
@@ -77,9 +78,12 @@ class LanguageTask(Task):
 
     def __init__(self, settings: Language, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings, self.setup = settings, setup
+        for path in (settings.prompts, settings.eval_prompts, settings.ptx):  # before the model, which takes long
+            require(not isinstance(path, str) or os.path.exists(path), f"no such file: {path}")
+        given = load_scores(settings.rewards, setup.device) if settings.rewards else None
         self._source = self._find_source()
         self.tokenizer = self._find_tokenizer()
-        self.score, self.score_name = self._find_score()
+        self.score, self.score_name = given or self._named_own_score()
         if not (model is None or isinstance(model, LanguageModel)):
             raise ConfigError(f"model: {env_name(setup.env)} needs a LanguageModel, got a {type(model).__name__}")
         self.model = (self._build() if model is None else self._check_own(model)).to(setup.device)
@@ -177,9 +181,7 @@ class LanguageTask(Task):
             return pretrained.load_tokenizer(pretrained.located(tokenizer, self.setup.progress))
         return pretrained.with_padding(tokenizer, "given")
 
-    def _find_score(self) -> tuple[Score, str]:
-        if rewards := self.settings.rewards:
-            return load_scores(rewards, self.setup.device)
+    def _named_own_score(self) -> tuple[Score, str]:
         score = self.own_score()
         assert score is not None
         return score, env_name(self.setup.env)

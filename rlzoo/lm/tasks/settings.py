@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import transformers
+from transformers import PreTrainedTokenizerBase
 
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import Advanced, Count, NonNegative, NonNegativeInt, OrObject, Positive, Range
@@ -192,12 +194,13 @@ def check_language(settings: Language, setup: Setup) -> None:
         settings.critic != "reward-model" or settings.reward_model is not None,
         "critic: to start from the reward model, reward must be the directory of one",
     )
-    for name, base in (("model", PreTrainedModel), ("tokenizer", PreTrainedTokenizerBase)):
-        x = getattr(settings, name)
-        adapted = name == "model" and hasattr(x, "merge_and_unload")
-        require(x is None or adapted or isinstance(x, (str, Mapping, base)), misfit(name, x))
-    named = settings.model is None or isinstance(settings.model, (str, Mapping))
-    require(named or settings.tokenizer is not None, NO_TOKENIZER)
+    model: Any = settings.model
+    named = model is None or isinstance(model, (str, Mapping))
+    adapted = hasattr(model, "merge_and_unload")
+    require(named or adapted or isinstance(model, transformers.PreTrainedModel), misfit("model", model))
+    tokenizer = settings.tokenizer
+    require(isinstance(tokenizer, (NoneType, str, Mapping, PreTrainedTokenizerBase)), misfit("tokenizer", tokenizer))
+    require(named or tokenizer is not None, NO_TOKENIZER)
 
 
 def misfit(name: str, x: Any, noun: str = "one") -> str:
