@@ -9,9 +9,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlzoo.control.spaces import is_gumbel
 from rlzoo.core.actors import Actor, ModelActor
+from rlzoo.core.distributions import Distribution
 from rlzoo.core.env import Array, restore_array
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
@@ -26,9 +28,14 @@ MakeActor = Callable[[ActorCritic, Iterator[Array]], Actor]
 
 
 def make_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
-    """See `MakeActor`."""
+    """See `MakeActor`. Noise of zeros stands for the mode."""
     device = next(model.parameters()).device
-    return ModelActor(model, lambda policy: policy.from_noise(torch.from_numpy(next(noise)).to(device)))
+
+    def choose(policy: Distribution) -> Tensor:
+        z = next(noise)
+        return policy.from_noise(torch.from_numpy(z).to(device)) if z.any() else policy.mode
+
+    return ModelActor(model, choose)
 
 
 def standard_noise(rng: np.random.Generator, gumbel: Array, shape: tuple[int, ...]) -> Array:

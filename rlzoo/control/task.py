@@ -140,7 +140,8 @@ class ControlTask(EnvTask):
                     raise ValueError(f"{name} of shape {tuple(x.shape)} for 2 rows of a step, needed {shape}")
         except Exception as error:
             fault = f"the model does not fit the observations and actions of {env_name(self.setup.env)}"
-            raise ConfigError(f"{fault}: {describe_error(error)}") from error
+            seen = f"observations of shape {zeros[:, None].shape} {zeros.dtype} for 2 rows of a step"
+            raise ConfigError(f"{fault}: {describe_error(error)}, given {seen}") from error
 
     @classmethod
     def default_settings(cls, env: Any) -> TaskSettings:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlzoo.core.distributions import Distribution
+from rlzoo.core.system.errors import require
 from rlzoo.core.tensors import ABSENT, Tensors
 
 
@@ -70,14 +71,16 @@ class Buffer(Tensors):
     def rows(self, context: int) -> Buffer:
         """The same steps as rows of `context` steps, R = N·⌈T / context⌉ (N with 0).
 
-        The extra last column of `obs` and `value` is dropped. Forced steps stay and stay masked, so every buffer of a
-        run has the same shape. Rows that `context` does not divide end with masked steps, copies of the last one.
+        The extra last column of `obs` and `value` is dropped. Forced steps stay, so all buffers of a run are alike.
+        Rows that `context` does not divide end with masked steps, copies of the last one.
 
         Args:
             context: steps that a policy must see together: 1 for a network without memory. 0 keeps whole rows, and
                 minibatch sizes then count rows instead of steps.
         """
-        steps = self.mask.shape[1]
+        n, steps = self.mask.shape
+        shapes = [tuple(x.shape) for x in (self.advantage, self.return_) if x is not ABSENT]
+        require({*shapes} <= {(n, steps)}, f"the estimator's advantage and return_ must be {(n, steps)}, not {shapes}")
         context, row_size = min(context, steps) or steps, min(context, steps) or 1
         padding = -steps % context
 
@@ -131,10 +134,7 @@ class Buffer(Tensors):
         return self.map(lambda x: x[chosen])
 
     def part(self, rows: slice) -> Buffer:
-        """Some of the rows, which carry their `weight`.
-
-        So the means over the parts of a buffer add up to the mean over the whole.
-        """
+        """Some of the rows, with their `weight`: the means over all parts add up to the mean over the whole."""
         return self.replace(part_weight=self.weight).map(lambda x: x[rows])
 
     def micro_batches(self, steps: int | None) -> Iterator[Buffer]:

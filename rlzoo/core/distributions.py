@@ -36,24 +36,25 @@ class Distribution(Tensors, abc.ABC):
     """Distribution over actions, one for each state of a batch.
 
     A sample is a deterministic function of noise that does not depend on the parameters, so the caller owns the
-    random state. Noise of zeros gives the mode.
+    random state.
     """
 
     @abc.abstractmethod
     def from_noise(self, noise: Float[Tensor, "*batch Z"]) -> Tensor:
         """A sample computed from standard noise: a Gumbel for each category, a normal for each other component.
 
-        Control tasks draw this noise themselves. Another kind of distribution maps it through its quantile function.
+        Control tasks draw this noise themselves, by the space of the actions. Another kind of distribution maps it
+        through its quantile function.
         """
 
-    @abc.abstractmethod
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "*batch Z"]:
-        """Draws standard noise for `from_noise`."""
+        """Draws standard noise for `from_noise`. Control tasks do not need it."""
+        raise NotImplementedError(f"{type(self).__name__} has no method noise(generator), which samples need here")
 
     @property
     def noise_size(self) -> int:
-        """Z."""
-        raise NotImplementedError
+        """Z. Control tasks need it for the parts of a `Product`."""
+        raise NotImplementedError(f"{type(self).__name__} has no noise_size, which a part of a Product needs")
 
     def typed(self, action: Tensor) -> Tensor:
         """Numbers (..., A) that stand for actions, as `log_prob` takes them."""
@@ -99,12 +100,17 @@ class Distribution(Tensors, abc.ABC):
         """The same distribution without gradient, in tensors of its own: training changes parameters in place."""
         return self.map(lambda x: x.detach().clone())
 
-    @abc.abstractmethod
     def fisher(self, tangents: Sequence[Tensor], weight: Float[Tensor, "*batch"]) -> list[Tensor]:
         """weight·F·u in each state: F is the Fisher information matrix of `tensors()` in a state, u the `tangents`.
 
-        F is the Hessian of KL(self ‖ other) in the tensors of `other`, at `other` = `self`.
+        F is the Hessian of KL(self ‖ other) in the tensors of `other`, at `other` = `self`. By default it comes from
+        two backward passes through `kl`; a closed form is faster.
         """
+        with torch.enable_grad():
+            tensors = [x.detach().requires_grad_() for x in self.tensors()]
+            kl = (weight * self.detach().kl(self.with_tensors(tensors))).sum()
+            first = torch.autograd.grad(kl, tensors, create_graph=True, allow_unused=True, materialize_grads=True)
+            return list(torch.autograd.grad(first, tensors, tangents, allow_unused=True, materialize_grads=True))
 
 
 @dataclass(frozen=True)

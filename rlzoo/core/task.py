@@ -309,7 +309,8 @@ class EnvTask(Task):
         announce(setup.progress.say)
         processes.own_rows(settings.num_envs, "num_envs")
         self.env = self.training_env(number(stream(setup.seed, "env")))
-        with single_precision():
+        with single_precision(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(number(stream(setup.seed, "init", 1)))  # PyTorch's modules draw from it
             model = model or self.make_model(torch_generator(stream(setup.seed, "init")))
             require(isinstance(model, ActorCritic), f"the model must be an ActorCritic, got {type(model).__name__}")
             self.model = model.to(setup.device).eval()

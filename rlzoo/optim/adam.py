@@ -77,7 +77,7 @@ class Adam:
         g = self.gradient(loss_terms(watched, model, batch, *scalars, auxiliary=auxiliary), model)
         if stop is not None and stop.check():
             return 0.0
-        grad_norm = clip_norm(processes.all_reduce_(g), max_grad_norm, loss.__qualname__)
+        grad_norm = clip_norm(processes.all_reduce_(g), max_grad_norm, getattr(loss, "__qualname__", "the loss"))
         theta, g = self.theta[self.share], g[self.share]
         parts = [(slice(None), learning_rate)]
         if vf_learning_rate is not None:

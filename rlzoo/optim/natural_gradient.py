@@ -11,7 +11,7 @@ from torch import Tensor
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic, Term, TermView, unflatten
 from rlzoo.core.system import processes
-from rlzoo.core.system.errors import NonFiniteError, require
+from rlzoo.core.system.errors import ConfigError, NonFiniteError, require
 from rlzoo.core.system.progress import operation, track
 from rlzoo.optim.objective import Surrogate, auxiliary_terms, micro_batches
 from rlzoo.optim.vectors import Vector, inner
@@ -99,7 +99,8 @@ class Objective:
         """J(θ) and the mean KL(π_old ‖ π_θ), from one forward pass for each micro-batch."""
         total = torch.zeros(2, dtype=torch.float64, device=theta.device)
         for part in track("micro-batch", self.parts):
-            assert part.old is not None, "the batch holds `old` (see `with_old`)"
+            if part.old is None:
+                raise ConfigError("the batch has no `old`, the policy before the update: use with_old(model, batch)")
             policy = self.policy(theta, lambda model, part=part: model.distribution(part.obs))  # type: ignore[misc]
             total += torch.stack([self.surrogate(policy, part), part.mean(part.old.kl(policy))])
         for term in self.auxiliary:

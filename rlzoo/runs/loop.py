@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlzoo.algorithms import Metrics, State
 from rlzoo.core.collector import evaluate, score
@@ -155,11 +156,21 @@ class Trainer:
     def checkpoint(self) -> Checkpoint:
         """Everything that the rest of the run depends on. Its tensors are those in use: copy what is to be kept."""
         state = {"step": self.step, "algorithm": self.state.state_dict(), "task": self.task.state_dict()}
+        if own := self._own_parameters():
+            state["own_parameters"] = own
         return Checkpoint(self.model.state_dict(), state)
+
+    def _own_parameters(self) -> list[torch.Tensor]:
+        """What the algorithm trains besides the model, such as a temperature."""
+        of_model = {id(p) for p in self.model.parameters()}
+        trained = (p for x in self.state.optimizers.values() for p in getattr(x, "parameters", ()))
+        return [p.detach() for p in trained if id(p) not in of_model]
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint. Starts new episodes if the environment could not save its state."""
         self.model.load_state_dict(checkpoint.model)
         self.state.load_state_dict(checkpoint.state["algorithm"])
+        for x, saved in zip(self._own_parameters(), checkpoint.state.get("own_parameters", ()), strict=True):
+            x.copy_(saved)
         self.step = int(checkpoint.state["step"])
         self.task.load_state_dict(checkpoint.state["task"], self.step)

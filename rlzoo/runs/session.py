@@ -201,7 +201,10 @@ class Session:
         cut = evaluation.further.get("cut_episodes")
         if cut:
             text = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"
-            self.logger.display.say(f"{name}: {text}; --env-kwargs max_episode_steps=N limits them")
+            is_id = isinstance(self.config.env, str) and ":" not in self.config.env
+            limit = '--wrapper "gymnasium.wrappers:TimeLimit(max_episode_steps=N)"'
+            limit = "--env-kwargs max_episode_steps=N" if is_id else limit
+            self.logger.display.say(f"{name}: {text}; {limit} limits them")
         record = self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
         self.hooks.on_evaluation(self.trainer, record)
         return record

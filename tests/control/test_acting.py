@@ -8,8 +8,11 @@ import torch
 from builders import SPACES, make_model
 from scipy import stats
 
+import rlzoo
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.fast.acting import make_numpy_actor
+from rlzoo.control.networks import MLP, MLPValue
+from rlzoo.core.distributions import DiagGaussian
 
 
 def acting(space, copies=50):
@@ -26,6 +29,23 @@ def act(model, obs, noise):
 def draw(noise, steps):
     """The noise of the next steps, (steps, N, Z)."""
     return np.stack(list(itertools.islice(noise, steps)))
+
+
+def test_noise_of_zeros_stands_for_the_mode():
+    """The mode of a skewed distribution is not its median, which the quantile function gives for 0."""
+
+    class Skewed(DiagGaussian):
+        def from_noise(self, noise):
+            return super().from_noise(noise).exp()
+
+    class Policy(rlzoo.Policy):
+        def forward(self, features, memory=None):
+            return Skewed(features, torch.zeros_like(features)), memory
+
+    model = rlzoo.ActorCritic(Policy(), MLPValue(MLP(4, (), outputs=1)))
+    obs = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(act(model, obs, np.zeros((2, 4), np.float32)), obs)
+    np.testing.assert_allclose(act(model, obs, np.ones((2, 4), np.float32)), np.exp(obs + 1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("make_actor", [make_actor, make_numpy_actor])

@@ -14,6 +14,7 @@ from simulated_gpu import GPU, simulated
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.kl import k1
+from rlzoo.core.system.errors import ConfigError
 
 
 def buffer_of(x, mask):
@@ -75,6 +76,12 @@ def test_rows_cut_time_into_contexts_and_drop_what_was_seen_last():
     halves = buffer.rows(3)
     assert torch.equal(halves.obs[3], buffer.obs[1, 3:6])
     assert torch.equal(halves.reward[3], buffer.reward[1, 3:])
+
+
+def test_what_an_estimator_gives_must_have_the_shape_of_the_mask():
+    buffer = make_buffer(make_model(), rows=2, steps=6)
+    with pytest.raises(ConfigError, match=r"^the estimator's .* return_ must be \(2, 6\), not .*\(2, 7\)\]$"):
+        buffer.replace(return_=buffer.value).rows(1)
 
 
 def test_context_zero_is_the_whole_row():

@@ -9,7 +9,7 @@ from scipy import stats
 from simulated_gpu import GPU, simulated
 from torch.distributions import Independent, Normal, kl_divergence
 
-from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical, Product
+from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
 
 SAMPLES = 20_000
 
@@ -91,11 +91,11 @@ def test_fisher_product_is_that_of_the_hessian_of_the_kl(kind):
 
     tangents = [random(*x.shape, seed=2) for x in tensors]
     _, expected = torch.autograd.functional.hvp(weighted_kl, tuple(tensors), tuple(tangents))
-    found = distribution.fisher(tangents, weight)
-    assert len(found) == len(tensors)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
-        assert theirs.abs().max() > 0.01
+    for found in (distribution.fisher(tangents, weight), Distribution.fisher(distribution, tangents, weight)):
+        assert len(found) == len(tensors)
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+            assert theirs.abs().max() > 0.01
 
 
 def test_categorical_probabilities_by_hand():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlzoo.core.estimators import GAE
-from rlzoo.core.system.errors import NonFiniteError
+from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy, conjugate_gradient, line_search, trust_region_step
 from rlzoo.optim.objective import surrogate, with_old
@@ -198,3 +198,11 @@ def test_a_policy_without_a_parameter_to_train():
     model.policy.requires_grad_(False)
     with pytest.raises(ValueError, match=r"^there is no parameter of the policy to train: unfreeze it with"):
         FlatPolicy(model)
+
+
+def test_an_objective_without_the_old_policy_says_how_to_get_it():
+    model = make_model()
+    policy = FlatPolicy(model)
+    objective = policy.objective(surrogate, GAE()(make_buffer(model)).rows(1))
+    with pytest.raises(ConfigError, match=r"^the batch has no `old`, .* use with_old\(model, batch\)$"):
+        objective.value_and_kl(policy.theta)

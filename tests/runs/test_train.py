@@ -693,3 +693,51 @@ def test_a_run_goes_on_from_its_best_checkpoint(tmp_path):
     run.mark_best(best, 1e6)
     resume(run, checkpoint="best", on_iteration=lambda *_: True)
     assert best < run.steps()[-1] < last
+
+
+# What an algorithm or a network of one's own brings along
+
+
+@dataclasses.dataclass(frozen=True)
+class Tempered(PPOClip):
+    """Learns a number of its own, beside the model."""
+
+    name = "tempered"
+
+    def init(self, model, rng):
+        state = super().init(model, rng)
+        state.optimizers["own"] = rlzoo.Adam([torch.nn.Parameter(torch.tensor([1.0]))])
+        return state
+
+    def update(self, model, state, buffer):
+        own = state.optimizers["own"]
+        own.minimize(lambda model, batch: own.parameters[0].square().sum(), model, buffer, learning_rate=0.1)
+        return super().update(model, state, buffer) | {"temperature": float(own.theta)}
+
+
+def test_parameters_of_an_algorithm_are_in_its_checkpoints(tmp_path):
+    settings = {"algorithm": Tempered(epochs=1, minibatch_size=100), "checkpoint_interval": 100}
+    whole = short_runs.quick_run(tmp_path / "whole", **settings)
+    half = short_runs.quick_run(tmp_path / "half", **settings, total_steps=300)
+    resume(half, total_steps=600)
+    assert half.metrics()[-1]["temperature"] == whole.metrics()[-1]["temperature"] < 0.6
+    assert short_runs.weights(half) == short_runs.weights(whole)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unseeded(rlzoo.NetworkSettings):
+    """A network that is initialised as PyTorch does."""
+
+    def build(self, observation_space, action_space, generator=None):
+        return ActorCritic(Linear(4, 2), LinearValue(4, 1))
+
+
+def test_the_seed_is_that_of_a_network_of_ones_own_too():
+    before = torch.get_rng_state()
+    models = [
+        Trainer(make_config("ppo-clip", "CartPole-v1", network=Unseeded(), seed=seed)).model for seed in (1, 1, 2)
+    ]
+    first, second, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
+    assert torch.equal(first, second)
+    assert not (first == other).any()
+    assert torch.equal(torch.get_rng_state(), before)

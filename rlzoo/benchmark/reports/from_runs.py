@@ -22,6 +22,8 @@ from rlzoo.runs.run import Run
 _STANDARD = ("step", "final", "mean_return", "std_return", "min_return", "max_return", "mean_length", "episodes")
 _NOT_FURTHER = {*_STANDARD, "deterministic", "seed", "seconds", "exact"}
 """Values of an evaluation that are not metrics of the task."""
+_LOGGED = ("log_info", "log_samples")
+"""Settings that change nothing but what is logged."""
 _MOST_DIFFERENCES = 3
 """Settings that a label names; a run with more has the name of its directory."""
 
@@ -156,7 +158,8 @@ def _read(run: Run) -> _Trained:
 def _label(x: _Trained, rivals: Sequence[_Trained]) -> str:
     """A run's algorithm, and the settings in which its rivals, the runs of the same pair, differ."""
     names = dict.fromkeys(name for y in rivals for name in y.settings)
-    differing = [name for name in names if len({repr(y.settings.get(name)) for y in rivals}) > 1]
+    values = {name: {repr(y.settings.get(name)) for y in rivals} for name in names if name not in _LOGGED}
+    differing = [name for name in values if len(values[name]) > 1]
     suffix = ", ".join(f"{name}={x.settings.get(name)}" for name in differing)
     if len(differing) > _MOST_DIFFERENCES:
         paths = {repr(y.settings): y.run.path.resolve() for y in reversed(rivals)}

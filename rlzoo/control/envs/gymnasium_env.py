@@ -153,7 +153,7 @@ class GymnasiumEnv(VectorEnv):
     def set_attr(self, name: str, value: Any) -> None:
         require(not self._is_users, f"set_attr: {self._name} is a vector environment of yours: call its own set_attr")
         try:
-            value = json.loads(json.dumps(value))
+            value = json.loads(json.dumps(value, default=np.generic.item))
         except (TypeError, ValueError) as error:
             form = "made of numbers, texts, lists and dicts"
             raise ConfigError(f"set_attr: {name} must be {form}, got {value!r}") from error

@@ -72,9 +72,13 @@ def check_fields(instance: Any) -> None:
     """Checks each field of a dataclass against its type and range.
 
     Raises:
-        ConfigError: names the field, what it accepts and what it got.
+        ConfigError: names the field, what it accepts and what it got; or a subclass is not decorated as a dataclass.
     """
     cls: Any = type(instance)
+    own = () if "__dataclass_fields__" in vars(cls) else vars(cls).get("__annotations__", {}).items()
+    forgotten = next((name for name, hint in own if "ClassVar" not in str(hint)), None)
+    if forgotten is not None:
+        raise ConfigError(f"{cls.__name__} has a field {forgotten}, but is not decorated: @dataclass(frozen=True)")
     for name, hint in field_types(cls).items():
         x = getattr(instance, name)
         if isinstance(x, int) and abs(x) >= _BEYOND:

@@ -32,8 +32,8 @@ class FastAdam(Adam):
     Args:
         compile: whether to run the steps of an update as native code, which is compiled for each shape of buffer (see
             `rlzoo.optim.fast.compilation`), with the number of rows rounded up to a power of two. Steps with an
-            auxiliary loss or a `KLStop` are not, nor those of a loss that reads variables of an enclosing function:
-            they may change, and would be constants of the code.
+            auxiliary loss or a `KLStop` are not, nor those of a loss that reads variables of an enclosing function, or
+            has default arguments: they may change, and would be constants of the code.
         waits: whether to wait for the compilation. Until it says so, steps are not native.
     """
 
@@ -48,8 +48,7 @@ class FastAdam(Adam):
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
     ) -> tuple[int, float]:
         auxiliary = options.get("auxiliary", True) and model.auxiliary
-        closure = getattr(inspect.unwrap(loss), "__closure__", None)
-        plain = options.get("stop") is None and not auxiliary and closure is None
+        plain = options.get("stop") is None and not auxiliary and not _holds_values(loss)
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.max_minibatches:
             result = self._native(loss, model, minibatches, scalars, **options)
             if result is not None:
@@ -123,6 +122,15 @@ class FastAdam(Adam):
         self.count += len(drawn)
         increment_version(self.parameters)
         return len(drawn), float(norm)
+
+
+def _holds_values(loss: Loss) -> bool:
+    """Whether it has variables of an enclosing function or default arguments besides None, or is no plain function."""
+    function: Any = inspect.unwrap(loss)
+    if not hasattr(function, "__qualname__"):
+        return True
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return function.__closure__ is not None or any(x is not None for x in defaults)
 
 
 def _pure_step(

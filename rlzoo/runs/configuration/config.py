@@ -380,7 +380,8 @@ def _named_class(part: Any, kind: str, base: type, classes: Mapping[str, type]) 
     name = _ALIASES.get(part, part)
     if name in classes:
         return classes[name]
-    require(":" in name, f"{no_such(kind, name, classes)} (known: {', '.join(classes)})")
+    form = f"; a class of your own is {':'.join(name.rsplit('.', 1))}" if "." in name else ""
+    require(":" in name, f"{no_such(kind, name, classes)} (known: {', '.join(classes)}){form}")
     cls = load_object(kind, name, "class")
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is no {base.__name__}")
     return cls

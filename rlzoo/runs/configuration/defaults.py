@@ -11,6 +11,7 @@ from typing import Any
 from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.system.errors import ConfigError, require
+from rlzoo.core.system.functions import load_object
 from rlzoo.runs.acceleration import gains_by_compiling
 from rlzoo.runs.configuration.config import Config, assemble, merge, present_names
 from rlzoo.runs.configuration.objects import first_description
@@ -59,7 +60,7 @@ def starting_from(
     """`settings` on top of what `preset` asks for (see `rlzoo.train`), and lines that say what was used.
 
     Args:
-        of: use the preset of this algorithm instead.
+        of: use the preset of this algorithm instead; an algorithm of one's own takes the settings that it has too.
     """
     settings, sources = merge(algorithm, env, settings, _sources(algorithm, env, preset, settings, of))
     if not sources and preset and isinstance(algorithm, str):
@@ -84,6 +85,11 @@ def _sources(
             title, pair = f"no preset for {name} on {env}: settings for {kind}", preset_of_kind(tuned, kind)
         if pair is not None and of is not None and name in ALGORITHMS:
             pair = present_names(algorithm_class(name), pair, say=False)  # where the other algorithm has the old name
+        elif pair is not None and of is not None:
+            own = getattr(load_object("algorithm", name, "class"), "__dataclass_fields__", {})
+            lacks = pair.keys() & (algorithm_class(tuned).__dataclass_fields__.keys() - own.keys())
+            title += f" without {', '.join(sorted(lacks))}" if lacks else ""
+            pair = {setting: x for setting, x in pair.items() if setting not in lacks}
         sources |= {} if pair is None else {title: pair}
     if isinstance(preset, str):
         sources[f"preset {preset}"] = read_preset(Path(preset), name, env) if is_file(preset) else find_recipe(preset)

@@ -153,3 +153,11 @@ def test_command_says_how_to_get_the_interactive_page(runs, tmp_path, capsys, mo
         monkeypatch.setattr("rlzoo.benchmark.reports.interactive.is_available", lambda x=available: x)
         assert main(["report", str(runs / "other"), "--out", str(tmp_path)]) == 0
         assert capsys.readouterr().err.count("pip install 'rlzoo[report]'") == lines
+
+
+def test_what_is_logged_makes_no_other_group(tmp_path):
+    for seed, log_info in enumerate([(), ("speed",)]):
+        short_runs.quick_run(tmp_path / str(seed), seed=seed, vectorized=False, log_info=log_info)
+    results, _ = only([tmp_path])
+    assert results.labels == ["ppo-clip"]
+    assert len(results.outcomes) == 2

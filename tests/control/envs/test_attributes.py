@@ -67,7 +67,7 @@ def test_attributes_reach_the_environment_or_the_wrapper_that_has_them(asynchron
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # an error is to name this file
     env = Source(Drift, wrappers=(Slow,), asynchronous=asynchronous).make(2, 0)
     env.set_attr("speed", 0)
-    env.set_attr("pause", (1, 2))
+    env.set_attr("pause", (np.int64(1), 2))
     assert env.attributes == {"speed": 0, "pause": [1, 2]}
     assert env._vector.get_attr("pause") == ([1, 2], [1, 2])
     env._vector.get_attr("pause")[0].append(3)  # each copy has a list of its own

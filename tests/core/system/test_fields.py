@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -129,3 +129,15 @@ def test_field_of_another_type_is_named_with_its_type(settings, message):
     with pytest.raises(ConfigError) as error:
         check(**settings)
     assert str(error.value) == message
+
+
+def test_a_subclass_that_is_not_decorated_is_an_error():
+    class Forgotten(Settings):
+        beta: float = 0.5
+
+    class WithoutFields(Settings):
+        title: ClassVar[str] = "settings"
+
+    with pytest.raises(ConfigError, match=r"^Forgotten has a field beta, but is not decorated: @data"):
+        check_fields(Forgotten())
+    check_fields(WithoutFields())

@@ -1,6 +1,7 @@
 """The faster Adam against the plain one."""
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -231,12 +232,16 @@ def test_a_failed_compilation_leaves_eager_steps(tmp_path, monkeypatch, caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_loss_that_reads_variables_of_an_enclosing_function_is_not_compiled(loops):
+@pytest.mark.parametrize("kind", ["closure", "default", "keyword", "partial"])
+def test_a_loss_that_holds_values_which_may_change_is_not_compiled(loops, kind):
     model, scale = make_model(), 2.0
-
-    def loss(model, batch):
-        return policy_loss(model, batch, scale)
-
+    losses = {
+        "closure": lambda model, batch: policy_loss(model, batch, scale),
+        "default": lambda model, batch, coef=2.0: policy_loss(model, batch, coef),
+        "keyword": lambda model, batch, *, coef=2.0: policy_loss(model, batch, coef),
+        "partial": partial(policy_loss, scale=2.0),
+    }
+    loss = losses[kind]
     optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
     optimizer.minimize_each(loss, model, Epochs(make_batch(model), 1, 8, np.random.default_rng(0)), learning_rate=0.1)
     assert optimizer.count > 0

@@ -1,11 +1,13 @@
 """Presets and recipes below the settings of a user."""
 
 import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 
-from rlzoo.algorithms import PPOClip
+from rlzoo.algorithms import PPOClip, Reinforce
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control
 from rlzoo.core.estimators import GAE, LeaveOneOut
@@ -78,12 +80,22 @@ def test_other_observations_and_environments_that_cannot_be_made_have_no_kind(en
     assert lines == [f"no preset for ppo-clip on {env}: starting from the defaults"]
 
 
+@dataclass(frozen=True)
+class Own(Reinforce):
+    name: ClassVar[str] = "own"
+
+
 def test_preset_of_another_algorithm(monkeypatch, capsys):
     use_preset(monkeypatch, {"max_kl": 0.02, "backtrack_iters": 3}, ("trpo", "Acrobot-v1"))
     with pytest.raises(ConfigError, match="preset trpo/Acrobot-v1 sets backtrack_iters, which npg on Acrobot-v1 does"):
         starting_from("npg", "Acrobot-v1", {}, of="trpo")
     use_preset(monkeypatch, {"max_kl": 0.02}, ("trpo", "Acrobot-v1"))
     assert starting_from("npg", "Acrobot-v1", {}, of="trpo")[0] == {"step_kl": 0.02}
+    use_preset(monkeypatch, {"learning_rate": 1e-3, "backtrack_iters": 3, "num_envs": 4}, ("trpo", "Acrobot-v1"))
+    own = f"{__name__}:Own"
+    settings, lines = starting_from(own, "Acrobot-v1", {}, of="trpo")
+    assert settings == {"learning_rate": 1e-3, "num_envs": 4}
+    assert lines == ["preset trpo/Acrobot-v1 without backtrack_iters: learning_rate=0.001, num_envs=4"]
     assert capsys.readouterr().err == ""
 
 
