@@ -1,14 +1,20 @@
 """Every dependency is declared with both bounds, and its oldest version is one that `.ci/run` tests."""
 
 import ast
+import importlib.metadata
 import itertools
+import os
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import gguf_files
 import pytest
+import short_runs
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "pyproject.toml").read_text()
@@ -55,3 +61,55 @@ def test_oldest_versions_are_the_lower_bounds():
     assert lowest.keys() >= runtime.keys() - {"torch"}
     for name in runtime.keys() - {"torch"}:
         assert f">={lowest[name]},<" in runtime[name]
+
+
+def distributions(requirements, known=()):
+    """The installed distributions that requirements ask for, with those that these ask for, by name and extra."""
+    found = set(known)
+    for requirement in map(Requirement, requirements):
+        name = requirement.name.lower()
+        for extra in {"", *requirement.extras}:
+            if (name, extra) not in found:
+                found.add((name, extra))
+                own = PROJECT["optional-dependencies"][extra] if name == "rlzoo" else importlib.metadata.requires(name)
+                asks = [x for x in own or () if name == "rlzoo" or is_asked(Requirement(x).marker, extra)]
+                found |= distributions(asks, found)
+    return found
+
+
+def is_asked(marker, extra):
+    plain = marker is None or marker.evaluate({"extra": ""})
+    return plain if not extra else not plain and marker.evaluate({"extra": extra})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "arguments"),
+    [
+        ("gguf", ["chat", "tiny.gguf", "--max-new-tokens", "2"]),
+        ("mlflow", ["resume", "run", "--total-steps", "800"]),
+        ("onnx", ["export", "run", "--format", "onnx"]),
+        ("report", ["report", "run", "--out", "report"]),
+        ("video", ["play", "run", "--video", "video.mp4"]),
+    ],
+)
+def test_an_extra_brings_all_that_it_needs(extra, arguments, tmp_path, monkeypatch):
+    """In a Python that sees what `pip install rlzoo[extra]` installs, and nothing else."""
+    monkeypatch.chdir(tmp_path)
+    gguf_files.write("tiny.gguf")
+    short_runs.quick_run("run", track="mlflow" if extra == "mlflow" else None)
+    Path("packages").mkdir()
+    needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]
+    for name in {name for name, _ in distributions(needed)} - {"rlzoo"}:
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__", "docs"}:
+            link, here = Path("packages", top), Path(distribution.locate_file(top)).resolve()
+            if here.exists() and not link.exists():
+                link.symlink_to(here)
+    environment = {**os.environ, "PYTHONPATH": f"packages{os.pathsep}{ROOT}", "RLZOO_CACHE": "cache"}
+    command = [sys.executable, "-S", "-m", "rlzoo", *arguments]
+    done = subprocess.run(command, input="Hello\n", env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    if extra == "report":
+        assert Path("report/curves.csv").exists()
+        assert "still figures" not in done.stdout + done.stderr
