@@ -24,9 +24,9 @@ from rlzoo.optim.objective import PolicyStatistics, clipped_objective, policy_st
 Metrics = dict[str, float]
 
 
-@dataclass
+@dataclass(slots=True)
 class State:
-    """The state of an algorithm between updates. All of it is saved in checkpoints."""
+    """The state of an algorithm between updates. All of it is saved in checkpoints; it takes no other attributes."""
 
     rng: np.random.Generator
     """Shuffles minibatches."""

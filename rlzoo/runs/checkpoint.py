@@ -114,6 +114,9 @@ def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
 
     def walk(x: Any, path: str) -> Any:
         if isinstance(x, dict):
+            other = next((key for key in x if not isinstance(key, str)), None)
+            fault = f"a state_dict must have texts as keys; it has {other!r}, as that of a torch.optim optimizer"
+            require(other is None, fault)
             return {key: walk(value, f"{path}/{key}") for key, value in x.items()}
         if isinstance(x, (list, tuple)):
             return [walk(value, f"{path}/{i}") for i, value in enumerate(x)]

@@ -19,7 +19,7 @@ from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import SILENT, Progress, operation
-from rlzoo.core.system.streams import stream
+from rlzoo.core.system.streams import number, stream
 from rlzoo.runs.acceleration import accelerate
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import Config, check, check_schedules
@@ -71,14 +71,16 @@ class Trainer:
         self.task = task_class(config.env)(config.task, config.setup(folder, progress), model)
         self.model = self.task.model
         self.algorithm = config.algorithm
-        self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(number(stream(config.seed, "init", 2)))  # for parameters of its own
+            self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))
         self._check_type("init", self.state, State)
         if config.fast:
             accelerate(self.task, self.state, config.compile)
         self.step = 0
         if folder is None:
             self.warm_start()
-        for x in self.model.state_dict().values():
+        for x in (*self.model.state_dict().values(), *self._own_parameters()):
             processes.broadcast_(x)
 
     def warm_start(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from rlzoo.core.env import Array, Bools
+from rlzoo.core.system.errors import require
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
@@ -53,6 +54,8 @@ class TokenActor:
     @torch.no_grad()
     def __call__(self, obs: Tokens, forced: Bools, starts: Bools) -> Array:
         """One column of `Tokens` (N,) to tokens (N,)."""
+        fault = "a TokenActor acts in one episode of each row: make a new one for the next"
+        require(self._memory is None or not (starts & obs.attention).any(), fault)  # one that has ended sees padding
         self._unread.append(obs)
         if self._column or not forced.all():
             self._column += 1

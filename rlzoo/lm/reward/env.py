@@ -34,7 +34,8 @@ class LMEnv(VectorEnv):
     With turns, a stop token ends a turn, and the episode goes on if there is a reply that leaves room for a token of
     the next turn. The reward of a turn is that of its last token.
 
-    An observation is one column of `Tokens`: the last token of each row.
+    An observation is one column of `Tokens`: the last token of each row. A `Collector` needs `whole_episodes=True` for
+    it, and a new `TokenActor` for each buffer.
 
     Args:
         prompts: non-empty texts that fit into the model's context.

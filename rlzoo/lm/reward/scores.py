@@ -47,6 +47,8 @@ def load_score(spec: Any) -> Score:
     score = load_function("reward", spec, "the directory of a reward model") if isinstance(spec, str) else spec
     forms = 'reward must be a function, "module:function" or the directory of a reward model, such as reward=brevity'
     require(callable(score), f"{forms}, got {brief(score)}")
+    is_network = hasattr(score, "get_input_embeddings")
+    require(not is_network, f"reward: a {type(score).__name__} takes tokens; give RewardModel(model, tokenizer)")
     try:
         texts, named = _texts(score, [], [])
         inspect.signature(score).bind(*texts, **named, **dict.fromkeys(_column_arguments(score)[1]))

@@ -57,6 +57,7 @@ from rlzoo.lm.tasks.samples import Sample, batches, describe_samples, distinct_w
 from rlzoo.lm.tasks.settings import SMALL, Language, check_language
 
 START, ACTOR, ADAPTER = "start", "actor", "adapter"
+_MODELS = "give a directory, a Hub name or a Hugging Face model"
 _CALIBRATION = 256
 """Responses of the reference whose scores give the fixed normalisation."""
 
@@ -81,7 +82,8 @@ class LanguageTask(Task):
         for path in (settings.prompts, settings.eval_prompts, settings.ptx):  # before the model, which takes long
             require(not isinstance(path, str) or os.path.exists(path), f"no such file: {path}")
         given = load_scores(settings.rewards, setup.device) if settings.rewards else None
-        self._source = self._find_source()
+        complete = model is not None and settings.tokenizer is not None and self._start is None
+        self._source = "" if complete else self._find_source()
         self.tokenizer = self._find_tokenizer()
         self.score, self.score_name = given or self._named_own_score()
         if not (model is None or isinstance(model, LanguageModel)):
@@ -134,10 +136,12 @@ class LanguageTask(Task):
         check_language(settings, setup)
         one_turn = cls.own_reply is LanguageTask.own_reply and settings.reply is None
         require(not one_turn or settings.max_turns is None, "max_turns is for conversations: it needs reply")
-        remedy = {"model": "; give a directory, a Hub name or a Hugging Face model"}  # and no LanguageModel
+        remedy = {"model": f"; {_MODELS}"}
         for name, own in (("model", "own_sft"), ("prompts", "own_prompts"), ("reward", "own_score")):
             there = getattr(cls, own) is not getattr(LanguageTask, own) or getattr(settings, name) is not None
-            require(there, f"{name} is missing: {env_name(setup.env)} has none of its own{remedy.get(name, '')}")
+            later = name == "model" and settings.tokenizer is not None  # there may be a LanguageModel with it
+            fault = f"{name} is missing: {env_name(setup.env)} has none of its own{remedy.get(name, '')}"
+            require(there or later, fault)
 
     @property
     def _start(self) -> Path | None:
@@ -164,11 +168,16 @@ class LanguageTask(Task):
         if isinstance(model, str):
             return pretrained.located(model, self.setup.progress)
         if model is not None:
+            parameters = [] if hasattr(model, "peft_config") else model.named_parameters()
+            frozen = next((name for name, p in parameters if not p.requires_grad), None)
+            remedy = "give model=rlzoo.LanguageModel(model), tokenizer=tokenizer"
+            require(frozen is None, f"{frozen} of the given model is frozen, but all of it would train: {remedy}")
             scratch = tempfile.mkdtemp(prefix="rlzoo-")
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             save(merge_adapter(model), self._find_tokenizer(), scratch)
             return scratch
         sft = self.own_sft()
+        require(sft is not None, f"model is missing: {env_name(self.setup.env)} has none of its own; {_MODELS}")
         assert sft is not None
         return str(sft.path(env_name(self.setup.env), self.setup.progress))
 
@@ -183,6 +192,7 @@ class LanguageTask(Task):
 
     def _named_own_score(self) -> tuple[Score, str]:
         score = self.own_score()
+        require(score is not None, f"own_score of {env_name(self.setup.env)} returned None: give reward, or a score")
         assert score is not None
         return score, env_name(self.setup.env)
 
@@ -247,7 +257,7 @@ class LanguageTask(Task):
         turns, spec = self._find_turns(), settings.allowed_tokens
         allowed = None if spec is None else AllowedTokens.of(spec, self.model)
         generation = Generation(settings.max_new_tokens, settings.max_prompt_tokens, stop, turns, allowed)
-        texts = self._read_prompts("prompts") or self.own_prompts()
+        texts = self._read_prompts("prompts") or read_prompts(self.own_prompts(), self.tokenizer, "own_prompts")
         own = processes.own_rows(settings.responses_per_batch, "responses_per_batch")
         return LMEnv(
             self.model,

@@ -23,6 +23,7 @@ from tiny import PAD, make_tokenizer
 from transformers import GenerationConfig
 
 from rlzoo.core.collector import Collector, evaluate
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.fast.model import FastLanguageModel
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel
@@ -366,3 +367,12 @@ def test_tokens_are_sampled_from_the_distribution_that_trains(attention, monkeyp
         mode = model.distribution(buffer.obs.columns(0, buffer.action.shape[1])).mode
     assert buffer.mask.any(0).sum() > 3
     assert torch.equal(buffer.action[buffer.mask], mode[buffer.mask])
+
+
+def test_an_actor_is_for_one_episode_of_each_row():
+    model = make_model()
+    actor = TokenActor(model, deterministic=True)
+    collector = Collector(env_of(model), whole_episodes=True)
+    collector.collect(actor)
+    with pytest.raises(ConfigError, match="a TokenActor acts in one episode of each row: make a new one"):
+        collector.collect(actor)

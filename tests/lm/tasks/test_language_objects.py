@@ -96,6 +96,42 @@ def test_function_that_cannot_be_imported_is_needed_again(objects):
     assert rlzoo.evaluate(run, 3, reward=length).mean_return >= 0
 
 
+def test_frozen_layers_need_a_language_model_which_needs_no_other_model(objects):
+    def partly_frozen():
+        lm = tiny.make_lm().requires_grad_(False)
+        lm.transformer.h[1].requires_grad_(True)
+        return lm
+
+    objects["model"] = lm = partly_frozen()
+    with pytest.raises(ConfigError, match=r"^transformer.wte.weight of the given model is frozen, .*LanguageModel"):
+        train(**objects)
+    before = {name: p.clone() for name, p in lm.named_parameters()}
+    run = train(**{**objects, "model": rlzoo.LanguageModel(lm)})
+    after = dict(load_causal_lm(run.path / "actor").named_parameters())
+    moved = {name for name, p in before.items() if not torch.equal(p, after[name])}
+    assert moved
+    assert all(name.startswith("transformer.h.1.") for name in moved)
+    assert rlzoo.evaluate(run, 3, model=rlzoo.LanguageModel(partly_frozen())).further["kl_reference"] > 0
+    with pytest.raises(ConfigError, match="model is missing: Prompts has none of its own; give a directory, a Hub"):
+        train(**{**objects, "model": None, "out": "another"})
+
+
+class Asks(rlzoo.LanguageTask):
+    """A task whose prompts are records."""
+
+    def own_prompts(self):
+        return [{"prompt": text, "letter": "a"} for text in PROMPTS]
+
+    def own_score(self):
+        return lambda prompts, responses, letter: [x.count(y) for x, y in zip(responses, letter, strict=True)]
+
+
+def test_own_prompts_may_be_records(objects):
+    task = {"model": objects["model"], "tokenizer": objects["tokenizer"]}
+    run = rlzoo.train("ppo", Asks, out="own", **task, **SMALL)
+    assert [x.prompt for x in rlzoo.play(run, 3, env=Asks)] == PROMPTS
+
+
 class Own(rlzoo.LanguageTask):
     """A task with a model of its own, which a given one replaces."""
 
