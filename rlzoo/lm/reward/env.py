@@ -118,6 +118,9 @@ class LMEnv(VectorEnv):
         env._use(Prompts(prompts, seed=None), len(prompts), None)
         return env
 
+    def set_attr(self, name: str, value: Any) -> None:
+        raise ConfigError(f"set_attr: a language task has no attribute {name}; beta_target changes beta with the KL")
+
     def reset(self) -> tuple[Tokens, Bools]:
         """Starts an episode with the next prompts. Every prompt is used once before any is used again."""
         self.groups = self.prompts.groups(self._rows)

@@ -304,3 +304,8 @@ def test_rows_that_are_no_whole_groups():
     prompts, scores = Prompts(["a", "b"], 4), lambda prompts, responses: [0.0] * len(responses)
     with pytest.raises(ConfigError, match="rows must be a multiple of group_size = 4, got 6"):
         LMEnv(make_model(), make_tokenizer(), prompts, scores, Generation(4), rows=6)
+
+
+def test_an_attribute_cannot_be_set():
+    with pytest.raises(ConfigError, match="set_attr: a language task has no attribute beta; beta_target changes"):
+        make_env(make_model(), ["a"]).set_attr("beta", 0.5)
