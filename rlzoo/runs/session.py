@@ -201,10 +201,9 @@ class Session:
         cut = evaluation.further.get("cut_episodes")
         if cut:
             text = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"
-            is_id = isinstance(self.config.env, str) and ":" not in self.config.env
-            limit = '--wrapper "gymnasium.wrappers:TimeLimit(max_episode_steps=N)"'
-            limit = "--env-kwargs max_episode_steps=N" if is_id else limit
-            self.logger.display.say(f"{name}: {text}; {limit} limits them")
+            has_id = isinstance(self.config.env, str) and ":" not in self.config.env
+            limit = "--env-kwargs {}" if has_id else '--wrapper "gymnasium.wrappers:TimeLimit({})"'
+            self.logger.display.say(f"{name}: {text}; {limit.format('max_episode_steps=N')} limits them")
         record = self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
         self.hooks.on_evaluation(self.trainer, record)
         return record

@@ -107,6 +107,12 @@ def test_endless_episodes_are_cut_and_said(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == (
         "step 80: mean return 40.0 ± 0.0 over 1 episodes, 1 of them cut after 40 steps\n"
     )
+    named = ["train", "ppo", f"{__name__}:Trap"]
+    assert main([*named, "--env-kwargs", "length=1000000000", "--out", path, "--overwrite", *small]) == 0
+    limit = '--wrapper "gymnasium.wrappers:TimeLimit(max_episode_steps=N)" limits them'
+    assert (
+        f"\nevaluation: 3 of 3 episodes had not ended after 40 steps and were cut; {limit}\n" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("boom"), SystemExit(0), SystemExit("bye")], ids=repr)

@@ -177,8 +177,8 @@ class LanguageTask(Task):
             save(merge_adapter(model), self._find_tokenizer(), scratch)
             return scratch
         sft = self.own_sft()
-        require(sft is not None, f"model is missing: {env_name(self.setup.env)} has none of its own; {_MODELS}")
-        assert sft is not None
+        if sft is None:
+            raise ConfigError(f"model is missing: {env_name(self.setup.env)} has none of its own; {_MODELS}")
         return str(sft.path(env_name(self.setup.env), self.setup.progress))
 
     def _find_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -192,8 +192,8 @@ class LanguageTask(Task):
 
     def _named_own_score(self) -> tuple[Score, str]:
         score = self.own_score()
-        require(score is not None, f"own_score of {env_name(self.setup.env)} returned None: give reward, or a score")
-        assert score is not None
+        if score is None:
+            raise ConfigError(f"own_score of {env_name(self.setup.env)} returned None: give reward, or a score")
         return score, env_name(self.setup.env)
 
     def _find_turns(self) -> Turns | None:
