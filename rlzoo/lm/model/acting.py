@@ -52,10 +52,11 @@ class TokenActor:
         self._column = self._drawn = 0
 
     @torch.no_grad()
-    def __call__(self, obs: Tokens, forced: Bools, starts: Bools) -> Array:
-        """One column of `Tokens` (N,) to tokens (N,)."""
+    def __call__(self, obs: Tokens, forced: Bools, starts: Bools | None) -> Array:
+        """One column of `Tokens` (N,) to tokens (N,). A row in which an episode starts again is an error."""
         fault = "a TokenActor acts in one episode of each row: make a new one for the next"
-        require(self._memory is None or not (starts & obs.attention).any(), fault)  # one that has ended sees padding
+        again = self._memory is not None and starts is not None and starts & obs.attention  # padding is no start
+        require(not np.any(again), fault)
         self._unread.append(obs)
         if self._column or not forced.all():
             self._column += 1
