@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rlzoo.cli.common import Json, Output, display, importing, threads_for
 from rlzoo.cli.here import parts_here
 from rlzoo.cli.options import HELP_ALL, Positional, Repeated, Seeds, Switch, option_names, parse, parse_settings
-from rlzoo.core.system.errors import ConfigError, no_such, require
+from rlzoo.core.system.errors import ConfigError, no_class, require
 from rlzoo.core.system.screen import complain, show
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, TASKS, check_neighbour
 
@@ -173,7 +173,7 @@ def _check_names(names: list[str]) -> None:
         if len(names) == 2 and names[1] in algorithms:
             raise ConfigError(f"the algorithm comes before the environment: rlzoo train {names[1]} {names[0]}")
         check_neighbour(names[0])
-        raise ConfigError(f"{no_such('algorithm', names[0], algorithms)} (known: {', '.join(algorithms)})")
+        raise ConfigError(no_class("algorithm", names[0], algorithms))
 
 
 def _algorithms() -> str:

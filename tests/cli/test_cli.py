@@ -445,6 +445,7 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ("train ppo CartPole-v1 --top-p 1", "no option '--top-p'"),
         ("train grpo RandomWalks", "no algorithm 'grpo'; use ppo-clip --estimator grpo"),
         ("train GRPO RandomWalks", "no algorithm 'GRPO'; use ppo-clip --estimator grpo"),
+        ("train own.VMPO CartPole-v1", f"no algorithm 'own.VMPO' {KNOWN}; a class of your own is own:VMPO"),
         ("train a2c CartPole-v1", "no algorithm 'a2c'; use ppo-clip --epochs 1 --minibatch-size all"),
         ("train SAC CartPole-v1", "no algorithm 'SAC': it is off-policy, and all algorithms here are on-policy"),
         (

@@ -10,7 +10,7 @@ import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,12 @@ def no_such(kind: str, name: str, names: Iterable[str]) -> str:
     known = {other.lower(): other for other in names}
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     return f"no {kind} {name!r}" + (f"; did you mean {known[near[0]]!r}?" if near else "")
+
+
+def no_class(kind: str, name: str, known: Collection[str]) -> str:
+    """`no_such` with all names, where `module:Class` is another. Other libraries write a dot for the colon."""
+    form = f"; a class of your own is {':'.join(name.rsplit('.', 1))}" if "." in name else ""
+    return f"{no_such(kind, name, known)} (known: {', '.join(known)}){form}"
 
 
 def require(condition: bool, message: str) -> None:

@@ -9,18 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import transformers
+import transformers  # its model classes take seconds to import, so they are looked up where they are used
 from safetensors import safe_open
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlzoo.core.system.errors import ConfigError, no_such, require
@@ -43,7 +34,7 @@ HEAD = "score"
 """Name of a reward model's head, a linear map from the hidden state of the last token to the score."""
 
 
-def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: Path | str) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer of a directory or of a model on the Hub. Without a padding token it pads with end of sequence.
 
     Raises:
@@ -56,9 +47,9 @@ def load_tokenizer(name: Path | str) -> PreTrainedTokenizerBase:
     require(holds or not folder.is_dir(), f"{name} holds no model and no tokenizer: there is no config.json")
     with loading(name, "tokenizer"):
         where = location(name, "tokenizer")
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
-        if _is_general(folder) and type(tokenizer) is not PreTrainedTokenizerFast:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(name, **where)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
+        if _is_general(folder) and type(tokenizer) is not transformers.PreTrainedTokenizerFast:
+            tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(name, **where)
     files = tokenizer.vocab_files_names.values()
     holds = any((folder / file).is_file() for file in ("tokenizer.json", *files))
     require(holds or not files or not folder.is_dir(), f"{name} holds no tokenizer: there is no tokenizer.json")
@@ -80,7 +71,7 @@ def _is_general(folder: Path) -> bool:
     return kind in ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
-def with_padding(tokenizer: PreTrainedTokenizerBase, name: str) -> PreTrainedTokenizerBase:
+def with_padding(tokenizer: transformers.PreTrainedTokenizerBase, name: str) -> transformers.PreTrainedTokenizerBase:
     """The tokenizer, which pads with end of sequence if it has no padding token. `ConfigError` if it has neither."""
     if tokenizer.pad_token_id is None:
         fault = f"the tokenizer {name} has neither a padding nor an end-of-sequence token"
@@ -99,7 +90,7 @@ def load_causal_lm(name: Path | str, attention: Attention = "auto") -> transform
     Raises:
         ConfigError: there is none, it is damaged, or it is of another kind.
     """
-    return _load(AutoModelForCausalLM, str(name), attention)
+    return _load(transformers.AutoModelForCausalLM, str(name), attention)
 
 
 def load_reward_model(
@@ -111,7 +102,7 @@ def load_reward_model(
         head_seed: seed of a new head for a model without one, such as a causal language model. Weights are normal with
             standard deviation 1/√(H + 1) (Stiennon et al. 2020), the bias is 0. With None a missing head is an error.
     """
-    return _load(AutoModelForSequenceClassification, str(name), attention, head_seed)
+    return _load(transformers.AutoModelForSequenceClassification, str(name), attention, head_seed)
 
 
 def new_causal_lm(
@@ -141,15 +132,15 @@ def new_causal_lm(
     if vocab_size is not None:
         settings["vocab_size"] = vocab_size
     with loading(name, "model"):
-        plain = AutoConfig.for_model(kind)
+        plain = transformers.AutoConfig.for_model(kind)
         text = plain.get_text_config()
         remedy = f'give its text_config alone, with "model_type": "{text.model_type}"'
         require(text is plain, f"{name}: {kind} is more than a language model; {remedy}")
         _check_names(kind, settings, {*vars(plain), *plain.attribute_map})
-        complete = AutoConfig.for_model(kind, **settings)
+        complete = transformers.AutoConfig.for_model(kind, **settings)
         _forget_tokens(complete)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
-        auto: Any = AutoModelForCausalLM
+        auto: Any = transformers.AutoModelForCausalLM
         chosen = None if attention == "auto" else attention
         model = auto.from_config(complete, attn_implementation=chosen, trust_remote_code=False)
     return _ready(model.float(), name)
@@ -218,7 +209,7 @@ def max_positions(model: transformers.PreTrainedModel) -> int | None:
     return min((x for x in limits if isinstance(x, int) and x > 0), default=None)
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+def encode(tokenizer: transformers.PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Tokens of each text, with special tokens that the tokenizer adds, such as the beginning, but no end of sequence.
 
     With a chat template that writes no beginning there are no special tokens, as in `apply_chat_template`.
@@ -236,7 +227,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[lis
         raise ConfigError(f"the tokenizer cannot read the texts: {error}") from error
 
 
-def encode_further(tokenizer: PreTrainedTokenizerBase, text: str, **options: Any) -> list[int]:
+def encode_further(tokenizer: transformers.PreTrainedTokenizerBase, text: str, **options: Any) -> list[int]:
     """Tokens of a text that follows another one, without special tokens around it.
 
     SentencePiece's tokenizers put a space before what they take for the first text.
@@ -249,7 +240,7 @@ def encode_further(tokenizer: PreTrainedTokenizerBase, text: str, **options: Any
     return both[len(before) :] if before and both[: len(before)] == before else alone
 
 
-def _adds_end(tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], texts: Sequence[str]) -> bool:
+def _adds_end(tokenizer: transformers.PreTrainedTokenizerBase, rows: list[list[int]], texts: Sequence[str]) -> bool:
     """Whether the tokenizer adds an end of sequence, told by the first text that is not empty."""
     row, text = next(((row, text) for row, text in zip(rows, texts, strict=True) if text), ([], ""))
     if row[-1:] != [tokenizer.eos_token_id]:
@@ -263,7 +254,7 @@ def _weights(folder: Path) -> bool:
 
 
 def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = None) -> transformers.PreTrainedModel:
-    classifier = auto is AutoModelForSequenceClassification
+    classifier = auto is transformers.AutoModelForSequenceClassification
     name = located(name)
     folder = Path(name)
     if folder.is_dir():
@@ -272,7 +263,7 @@ def _load(auto: Any, name: str, attention: Attention, head_seed: int | None = No
     with loading(name, "model"):
         where = location(name, "model")
         labels = {"num_labels": 1} if classifier else {}
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **labels, **where)
         of_rewards = any(x.endswith("ForSequenceClassification") for x in config.architectures or ())
         require(classifier or not of_rewards, f"{name} is a reward model, not a language model")
         layers = getattr(config, "num_hidden_layers", 0)
@@ -358,10 +349,10 @@ def without_dropout(model: nn.Module) -> None:
             module.padding_idx = None
 
 
-def _zero_dropout(part: nn.Module | PretrainedConfig) -> None:
+def _zero_dropout(part: nn.Module | transformers.PretrainedConfig) -> None:
     """Sets what is called dropout to 0 in a module or configuration, and in the configurations within."""
     for name, x in vars(part).items():
-        if isinstance(x, PretrainedConfig):
+        if isinstance(x, transformers.PretrainedConfig):
             _zero_dropout(x)
         elif "drop" in name and isinstance(x, (int, float)) and not isinstance(x, bool):
             setattr(part, name, type(x)(0))
@@ -392,7 +383,7 @@ def _check_names(kind: str, names: Iterable[str], standard: Collection[str]) -> 
         require(not near, no_such(f"setting of {kind}", name, near))
 
 
-def _forget_tokens(config: PretrainedConfig) -> None:
+def _forget_tokens(config: transformers.PretrainedConfig) -> None:
     """Removes special tokens that are not in the vocabulary: defaults for another one."""
     for name in SPECIAL_TOKENS:
         token = getattr(config, name, None)

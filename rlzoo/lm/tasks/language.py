@@ -168,10 +168,6 @@ class LanguageTask(Task):
         if isinstance(model, str):
             return pretrained.located(model, self.setup.progress)
         if model is not None:
-            parameters = [] if hasattr(model, "peft_config") else model.named_parameters()
-            frozen = next((name for name, p in parameters if not p.requires_grad), None)
-            remedy = "give model=rlzoo.LanguageModel(model), tokenizer=tokenizer"
-            require(frozen is None, f"{frozen} of the given model is frozen, but all of it would train: {remedy}")
             scratch = tempfile.mkdtemp(prefix="rlzoo-")
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             save(merge_adapter(model), self._find_tokenizer(), scratch)
@@ -208,6 +204,12 @@ class LanguageTask(Task):
         eager = settings.attention == "auto" and self.setup.second_order
         attention: pretrained.Attention = "eager" if eager else settings.attention
         actor = pretrained.load_causal_lm(self._source, attention)
+        given: Any = settings.model
+        if hasattr(given, "named_parameters") and not hasattr(given, "peft_config"):
+            trains = {name for name, p in actor.named_parameters() if p.requires_grad}
+            frozen = next((x for x, p in given.named_parameters() if x in trains and not p.requires_grad), None)
+            remedy = "give model=rlzoo.LanguageModel(model), tokenizer=tokenizer"
+            require(frozen is None, f"{frozen} of the given model is frozen, but all of it would train: {remedy}")
         pretrained.check_vocabulary(actor, len(self.tokenizer), self._source)
         critic = None
         if settings.critic == "actor":

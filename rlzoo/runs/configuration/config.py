@@ -19,7 +19,7 @@ from rlzoo.algorithms import Algorithm
 from rlzoo.core.env import env_name
 from rlzoo.core.estimators import ALIASES as ESTIMATOR_ALIASES
 from rlzoo.core.estimators import ESTIMATORS, Estimator
-from rlzoo.core.system.errors import ConfigError, no_such, require
+from rlzoo.core.system.errors import ConfigError, no_class, require
 from rlzoo.core.system.fields import (
     Advanced,
     Count,
@@ -380,8 +380,7 @@ def _named_class(part: Any, kind: str, base: type, classes: Mapping[str, type]) 
     name = _ALIASES.get(part, part)
     if name in classes:
         return classes[name]
-    form = f"; a class of your own is {':'.join(name.rsplit('.', 1))}" if "." in name else ""
-    require(":" in name, f"{no_such(kind, name, classes)} (known: {', '.join(classes)}){form}")
+    require(":" in name, no_class(kind, name, classes))
     cls = load_object(kind, name, "class")
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is no {base.__name__}")
     return cls
