@@ -151,7 +151,7 @@ def search(
     *,
     trials: int = 30,
     seeds: Sequence[int] = (0, 1, 2),
-    validation_seeds: Sequence[int] = (10, 11, 12, 13, 14),
+    validation_seeds: Sequence[int] = (100, 101, 102, 103, 104),
     fixed: Mapping[str, Any] | None = None,
     variant: Mapping[str, Any] | None = None,
     jobs: int = 1,

@@ -55,7 +55,7 @@ class _Search(Json):
     """Steps of each run; none for those of the preset."""
     seeds: Seeds = field(default_factory=lambda: Seeds((0, 1, 2)))
     """Seeds of every trial."""
-    validation_seeds: Seeds = field(default_factory=lambda: Seeds((10, 11, 12, 13, 14)))
+    validation_seeds: Seeds = field(default_factory=lambda: Seeds((100, 101, 102, 103, 104)))
     """Other seeds, on which the best trial is compared with the settings where the search started."""
     fixed: Annotated[dict[str, Any], tyro.conf.arg(name="set")] = field(default_factory=dict)
     """Settings that are not searched, such as num_envs=8 model=models/sft."""

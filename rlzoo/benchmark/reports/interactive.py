@@ -31,8 +31,9 @@ vegaEmbed(place, chart, {renderer: "svg", actions: {export: true, source: false,
   .then(() => still.remove());
 """
 _DASHES = {"solid": [1, 0], "dashed": [6, 3], "dashdot": [6, 3, 1, 3], "dotted": [1, 3]}
-_INTERVAL = """isValid(datum.seed) ? 'one run' : isValid(datum.low)
-  ? '[' + format(datum.low, ',.5~g') + ', ' + format(datum.high, ',.5~g') + ']' : 'too few runs'"""
+_INTERVAL = """isValid(datum.seed) ? 'one run' : datum.low === null ? 'too few runs'
+  : isValid(datum.low) && isValid(datum.high)
+  ? '[' + format(datum.low, ',.5~g') + ', ' + format(datum.high, ',.5~g') + ']' : 'not finite'"""
 
 
 def is_available() -> bool:

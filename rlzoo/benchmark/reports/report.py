@@ -133,6 +133,7 @@ def to_markdown(study: Study) -> str:
         versions=_list_values(unequal_versions({name: folder.record for name, folder in study.folders.items()})),
         differences=_differences(study),
         finding=_finding(study),
+        fewest=min((len(group.runs) for group in study.groups.values()), default=0),
         most=max((len(group.runs) for group in study.groups.values()), default=0),
     )
 
@@ -161,12 +162,12 @@ def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
         totals = {run.key: run.settings.get("total_steps") for run in folder.outcomes}
-        scores = {run.key: np.array([run.final_stochastic, *run.stochastic], float) for run in folder.outcomes}
+        diverged = [run.key for run in folder.outcomes if not np.isfinite(np.array(run.final_stochastic, float))]
         states: dict[str, dict[Key, str]] = {
             "failed": {x.key: f"failed: {excerpt(x.error)}" for x in folder.failures},
             "missing": dict.fromkeys(folder.missing, "missing"),
             "unfinished": {key: f"at step {n:,} of {totals[key]:,}" for key, n in folder.unfinished.items()},
-            "diverged": {key: "diverged" for key, x in scores.items() if not np.isfinite(x).all()},
+            "diverged": dict.fromkeys(diverged, "diverged"),
         }
         for kind, by_key in states.items():
             for (label, env, seed), state in by_key.items():
@@ -209,4 +210,6 @@ def _finding(study: Study) -> dict[str, Any]:
     others = [name for name in names if name != best and not is_better(finals[best], finals[name])]
     alike = [name for name in others if study.are_comparable(best, name, environments)]
     unclear = [name for name in others if name not in alike]
-    return {"best": best, "score": estimate(scores[best], 2), "alike": alike, "unclear": unclear}
+    runs, planned = sum(map(len, finals[best])), sum(study.num_planned(best, env) for env in environments)
+    of_runs = "" if runs == planned else f" ({runs} of its {planned} runs)"
+    return {"best": best, "score": estimate(scores[best], 2) + of_runs, "alike": alike, "unclear": unclear}

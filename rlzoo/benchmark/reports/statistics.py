@@ -5,8 +5,11 @@ sequence of samples has one for each environment; their numbers of runs may diff
 diverged, counts as lower than any other. Each function raises `ConfigError` without environments or without runs.
 
 Intervals are 95 % confidence intervals. Those with a `seed` are percentiles of a stratified bootstrap, which draws the
-runs of each environment with replacement. With few runs they are too narrow: for the IQM of normal scores the coverage
-is 93 % with ten runs, 90 % with five, 75 % with three, and the interval of one run has no width.
+runs of each environment with replacement. With few runs they are too narrow. For the IQM of normal scores the coverage
+is 93 % with ten runs, 90 % with five, 75 % with three, and the interval of one run has no width. For a probability of
+improvement of 0.9 in one environment it is 86 % with ten runs and 70 % with five; where every run of one side is above
+every run of the other, the interval has no width. Of two equal algorithms one is found better in 5 % of comparisons
+with ten runs in one environment, in 9 % with five.
 `scipy.stats.bootstrap` refuses a single run, and interpolates between order statistics, which gives NaN beside −inf.
 """
 
@@ -99,11 +102,12 @@ def probability_of_improvement(
 def are_comparable(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
     """Whether x and y have enough runs for a significant difference.
 
-    Complete separation has a p-value below 0.05, and no spread is that of a single run.
+    Complete separation has a p-value below 0.05, and each spread is that of three runs or more: with two in each of
+    three environments, one of two equal algorithms would be found better in 14 % of comparisons.
     """
     runs = [(len(ours), len(theirs)) for ours, theirs in zip(_scores(x), _scores(y), strict=True)]
     orders = math.prod(math.comb(n + m, n) for n, m in runs)
-    return 2 / orders < 0.05 and all(min(sizes) > 1 for sizes in runs)
+    return 2 / orders < 0.05 and all(min(sizes) > 2 for sizes in runs)
 
 
 def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:

@@ -166,6 +166,21 @@ def test_one_run_beside_five_has_no_interval() -> None:
     assert table(page, "Overall")[2][1] == "0.40 (too few runs)"
 
 
+def test_two_runs_of_one_side_are_too_few() -> None:
+    """Complete separation of 12 from 2 has a p-value of 0.02, but two runs show no spread."""
+    page = report(results([*runs("trpo", range(10, 22)), *runs("npg", [1.0, 2.0])]))
+    assert "Some algorithms have only 2 seeds, with which bootstrap intervals are too narrow." in page
+    assert table(page, "Overall")[1][2] == "1.00 (too few runs)"
+    assert bold(page) == []
+
+
+def test_the_best_with_lost_runs_is_named_with_their_number() -> None:
+    finals = [*runs("trpo", [30.0, 31.0, 32.0, 33.0]), *runs("npg", [1.0, 2.0, 3.0])]
+    page = report(results(finals, missing=[("trpo", "E", 9)]))
+    finding = "trpo has the highest interquartile mean of normalised final scores, 1.26 [1.20, 1.32]"
+    assert f"{finding} (4 of its 5 runs)." in page
+
+
 def test_equal_scores_of_a_few_runs_are_no_certainty() -> None:
     page = report(results([*runs("trpo", [500.0] * 3), *runs("npg", [500.0] * 4)]))
     assert [row[2] for row in table(page, "Final scores")[1:]] == ["500.0 (too few runs)", "500.0"]
@@ -638,8 +653,8 @@ def test_equal_results_give_equal_bytes(tmp_path: Path, monkeypatch: pytest.Monk
 # The interactive chart
 
 
-def drawn(chart: dict[str, Any], data: Mapping[str, str], **params: Any) -> list[str]:
-    """The descriptions of the lines of learning curves in the chart, drawn with these values of its parameters."""
+def drawn(chart: dict[str, Any], data: Mapping[str, str], mark: str = "line mark", **params: Any) -> list[str]:
+    """The descriptions of the marks of a kind in the chart, drawn with these values of its parameters."""
     vl_convert = pytest.importorskip("vl_convert")
     chart = copy.deepcopy(chart)
     for panels in chart["vconcat"]:
@@ -648,7 +663,7 @@ def drawn(chart: dict[str, Any], data: Mapping[str, str], **params: Any) -> list
     for name, value in params.items():
         known[name]["value"] = value
     svg = ElementTree.fromstring(vl_convert.vegalite_to_svg(chart, vl_version="6.4"))
-    return [x.get("aria-label", "") for x in svg.iter() if x.get("aria-roledescription") == "line mark"]
+    return [x.get("aria-label", "") for x in svg.iter() if x.get("aria-roledescription") == mark]
 
 
 def test_choices_of_the_chart(nasty: Results) -> None:
@@ -666,6 +681,10 @@ def test_choices_of_the_chart(nasty: Results) -> None:
     assert left.startswith("time: 0; ")
     study = Study.of([nasty])
     assert len(drawn(interactive.chart(study, numbers(study)), numbers(study))) == 2
+    lost = [*runs("trpo", [1, 2, 3, 4], returns=(0, 0, 0, 5)), outcome(seed=4, returns=(0, 0, 0, float("nan")))]
+    study = Study.of([results([*lost, *runs("npg", [1])])])
+    five, one = drawn(interactive.chart(study, numbers(study)), numbers(study), mark="point")[-2:]
+    assert ("interval: not finite" in five, "interval: too few runs" in one) == (True, True)
 
 
 def test_the_chart_cannot_leave_its_script() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binom, mannwhitneyu
+from scipy.stats import binom, mannwhitneyu, norm
 
 from rlzoo.benchmark.reports.statistics import (
     iqm,
@@ -133,6 +133,20 @@ class TestProbabilityOfImprovement:
         # both it is 3.7 %. In more than a fourth x wins throughout.
         interval = probability_of_improvement([[3, 1]], [[1, 2, 0]], resamples=RESAMPLES)
         assert interval == pytest.approx((3 / 4, 1 / 6, 1))
+
+    def test_covers_the_truth_as_often_as_it_says(self):
+        rng, better = np.random.default_rng(0), norm.ppf(0.9) * 2**0.5
+        for runs, low, high in (5, 0.65, 0.75), (10, 0.82, 0.90):
+            sides = [([rng.normal(better, 1, runs)], [rng.normal(0, 1, runs)]) for _ in range(500)]
+            intervals = [probability_of_improvement(x, y, resamples=500) for x, y in sides]
+            assert low <= np.mean([x.low <= 0.9 <= x.high for x in intervals]) <= high
+
+    def test_finds_one_of_two_equals_better_as_often_as_it_says(self):
+        rng = np.random.default_rng(0)
+        for runs, low, high in (5, 0.06, 0.12), (10, 0.03, 0.08):
+            sides = [([rng.normal(0, 1, runs)], [rng.normal(0, 1, runs)]) for _ in range(500)]
+            intervals = [probability_of_improvement(x, y, resamples=500) for x, y in sides]
+            assert low <= np.mean([x.low > 0.5 or x.high < 0.5 for x in intervals]) <= high
 
     def test_a_broken_run_loses_to_all_but_another(self):
         assert probability_of_improvement([[NAN]], [[-1e300]]) == (0, 0, 0)
