@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlzoo.cli.options import Switch
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.files import read_bytes
 from rlzoo.core.system.threads import ThreadCount, from_environment, set_variables, start
+from rlzoo.runs.files import read_object
 from rlzoo.runs.signals import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def threads_for(options: Threads, run: str | None = None) -> ThreadCount:
         return ThreadCount(options.threads, "--threads")
     if in_environment is not None:
         return ThreadCount(in_environment, "OMP_NUM_THREADS")
-    recorded = _record(run).get("threads") if run is not None else None
+    recorded = None if run is None else read_object(Path(run, "config.json")).get("threads")
     if isinstance(recorded, int) and 1 <= recorded <= _MOST_THREADS:
         return ThreadCount(recorded, "as before")
     return ThreadCount(None)
@@ -80,15 +79,7 @@ def threads_for(options: Threads, run: str | None = None) -> ThreadCount:
 
 def is_run(path: str) -> bool:
     """Whether this is a run directory with a readable `config.json`, and not that of a model."""
-    return {"algorithm", "env"} <= _record(path).keys()
-
-
-def _record(path: str) -> dict[str, Any]:
-    """The content of a run's `config.json`; empty if unreadable."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        record = json.loads(read_bytes(Path(path, "config.json")))
-        return record if isinstance(record, dict) else {}
-    return {}
+    return {"algorithm", "env"} <= read_object(Path(path, "config.json")).keys()
 
 
 def display(options: Any) -> Display:

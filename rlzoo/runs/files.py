@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from rlzoo.core.system.errors import RunError
-from rlzoo.core.system.files import LARGE, check_regular, naming, sync
+from rlzoo.core.system.files import LARGE, check_regular, naming, read_bytes, sync
 
 _FIGURES = ("overview", "overall", "pairs", "against")
 _REPORT = ("report.html", "report.md", "scores.csv", "curves.csv", *(f"figures/{name}.svg" for name in _FIGURES))
@@ -54,6 +52,14 @@ def remove_report(folder: Path) -> None:
         remove(folder / name)
     with contextlib.suppress(OSError):  # it holds other files
         (folder / "figures").rmdir()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        record = json.loads(read_bytes(path))
+        return record if isinstance(record, dict) else {}
+    return {}
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
@@ -102,6 +108,8 @@ def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
         RunError: another process holds the lock.
         OSError: the file cannot be written.
     """
+    from filelock import FileLock, Timeout
+
     path = file or folder / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()  # a file that cannot be made is an error, not a lock that another process holds

@@ -32,7 +32,7 @@ from rlzoo.runs.configuration.config import Config, make_config
 from rlzoo.runs.configuration.objects import as_json, describe_object, first_description, names_code
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
-from rlzoo.runs.files import lock, parse_line, read_jsonl, remove, remove_report, write_atomically
+from rlzoo.runs.files import lock, parse_line, read_jsonl, read_object, remove, remove_report, write_atomically
 from rlzoo.runs.publish import hub
 
 if TYPE_CHECKING:
@@ -120,9 +120,8 @@ class Run:
             seeds = sorted(run.path.glob("seed-*/config.json"))
             remedy = f"; it holds the runs of several seeds: name one, such as {seeds[0].parent}" if seeds else ""
             raise RunError(f"{run.path} holds no run (no config.json){remedy}")
-        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            if "model_type" in json.loads(read_bytes(run._config)):
-                raise RunError(f"{run.path} is a language model and no run: talk to it with rlzoo chat {run.path}")
+        if "model_type" in read_object(run._config):
+            raise RunError(f"{run.path} is a language model and no run: talk to it with rlzoo chat {run.path}")
         return run
 
     def __repr__(self) -> str:
@@ -387,10 +386,8 @@ class Run:
 
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best evaluation; None if there is none."""
-        try:
-            return int(json.loads(read_bytes(self.checkpoints / "best.json"))["step"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            return None
+        step = read_object(self.checkpoints / "best.json").get("step")
+        return step if isinstance(step, int) else None
 
     def mark_best(self, step: int, mean_return: float) -> None:
         """Protects the checkpoint at `step` from deletion, instead of the one that was best before."""

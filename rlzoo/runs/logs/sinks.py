@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlzoo.core.system.errors import ConfigError, require
-from rlzoo.core.system.files import read_bytes
 from rlzoo.core.system.functions import optional_module
-from rlzoo.runs.files import write_atomically
+from rlzoo.runs.files import read_object, write_atomically
 
 _PROJECT = "rlzoo"
 _BATCH = 1000
@@ -208,13 +207,11 @@ def start_tracker(name: str, folder: Path, settings: Mapping[str, Any]) -> list[
 
 def continue_tracker(folder: Path, settings: Mapping[str, Any]) -> list[Sink]:
     """The tracker's run of a run directory again; none if it has none."""
-    try:
-        record = json.loads(read_bytes(folder / _FILE))
-        name, id = record["tracker"], str(record["id"])
-    except (OSError, ValueError, KeyError, TypeError):
+    record = read_object(folder / _FILE)
+    if not {"tracker", "id"} <= record.keys():
         return []
-    check_tracker(name)
-    return [TRACKERS[name](folder, settings, id)]
+    check_tracker(record["tracker"])
+    return [TRACKERS[record["tracker"]](folder, settings, str(record["id"]))]
 
 
 def _package(name: str, distribution: str) -> Any:
