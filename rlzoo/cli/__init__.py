@@ -11,18 +11,7 @@ from collections.abc import Callable, Sequence
 
 from rlzoo.cli import benchmarks, language, policies, runs
 from rlzoo.cli.options import HELP_ALL
-from rlzoo.core.system.errors import (
-    ConfigError,
-    EnvError,
-    Interrupted,
-    NonFiniteError,
-    ProcessError,
-    RunError,
-    TrainingError,
-    UnknownEnv,
-    UnsupportedSpace,
-    no_such,
-)
+from rlzoo.core.system import errors
 from rlzoo.core.system.launch import check_alone, rank_and_size
 from rlzoo.core.system.screen import complain, show
 from rlzoo.core.system.version import __version__
@@ -50,15 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"code that the command loaded ended the program: SystemExit({done.code!r})", 1)
     except BrokenPipeError:
         return 0
-    except Interrupted as stop:
+    except errors.Interrupted as stop:
         return _complain(str(stop), 128 + stop.signal)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except (TrainingError, NonFiniteError, ProcessError) as error:
+    except (errors.TrainingError, errors.NonFiniteError, errors.ProcessError) as error:
         return _complain(str(error), 1)
     except OSError as error:
         return _complain(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
-    except (ConfigError, RunError, EnvError, UnknownEnv, UnsupportedSpace) as error:
+    except (errors.ConfigError, errors.RunError, errors.EnvError, errors.UnknownEnv, errors.UnsupportedSpace) as error:
         return _complain(str(error), 2)
     except (MemoryError, RuntimeError) as error:
         from rlzoo.runs.session import out_of_memory
@@ -82,9 +71,9 @@ def _run(arguments: list[str]) -> int:
     elif command in ("-h", "--help"):
         show(_HELP)
     elif command.startswith("-"):
-        raise ConfigError(no_such("option", command, ("--help", "--version")))
+        raise errors.ConfigError(errors.no_such("option", command, ("--help", "--version")))
     elif command not in _COMMANDS:
-        raise ConfigError(no_such("command", command, _COMMANDS))
+        raise errors.ConfigError(errors.no_such("command", command, _COMMANDS))
     elif command not in _TOGETHER and rank_and_size()[0] > 0:
         return 2  # the first process says why
     else:

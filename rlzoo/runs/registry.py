@@ -35,7 +35,6 @@ ALGORITHMS = {
 }
 """The registered algorithms. Any other name is `module:Class`."""
 ALIASES = {"ppo": "ppo-clip"}
-"""Other names of algorithms."""
 
 _NEIGHBOURS = {
     "grpo": "ppo-clip --estimator grpo",

@@ -212,7 +212,6 @@ class Session:
         return self.config.stop_return is not None and mean_return >= self.config.stop_return
 
     def _save(self, new_best: float | None) -> None:
-        """Writes the logs, and then a checkpoint."""
         self.logger.flush()
         step, checkpoint = self.trainer.step, self.trainer.checkpoint()
         checkpoint.state["logger"] = self.logger.state_dict()

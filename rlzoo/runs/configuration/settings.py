@@ -24,9 +24,7 @@ class Setting(NamedTuple):
     name: str
     """Name in the command line and in `config.json`."""
     field: str
-    """Name of the field."""
     part: type
-    """Class of the part."""
     hint: Any
     """Type of the field, without the mark `Advanced`."""
     value: Any
@@ -142,12 +140,7 @@ def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting
             yield from _fields(value, units)
         else:
             name, text = units.get(f.name, (f.name, texts.get(f.name, "")))
-            hint, *marks = _split(hints[f.name])
+            kind, *marks = get_args(hints[f.name]) if get_origin(hints[f.name]) is Annotated else (hints[f.name],)
+            kept = [mark for mark in marks if mark is not ADVANCED]
+            hint = Annotated[(kind, *kept)] if kept else kind
             yield Setting(name, f.name, cls, hint, value, text, ADVANCED in marks)
-
-
-def _split(hint: Any) -> tuple[Any, *tuple[Any, ...]]:
-    """A type without the mark `Advanced`, and all its marks."""
-    kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    kept = [mark for mark in marks if mark is not ADVANCED]
-    return (Annotated[(kind, *kept)] if kept else kind, *marks)

@@ -126,7 +126,6 @@ class Logger:
             sink.flush()
 
     def close(self) -> None:
-        """Closes the sinks."""
         for sink in self._sinks:
             sink.close()
 

@@ -68,7 +68,10 @@ def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has
     }
     about: dict[str, Any] = {
         "kinds": {kind: _scores(evaluation) for kind, evaluation in kinds.items()},
-        "samples": [{name: _figure(x) for name, x in sample.items()} for sample in (sampled[-1] if sampled else [])],
+        "samples": [
+            {name: f"{x:.3g}" if isinstance(x, float) else _text(x) for name, x in sample.items()}
+            for sample in (sampled[-1] if sampled else [])
+        ],
         "has_curve": has_curve,
     }
     return _render("language_card.md.jinja", record, metadata, step, name, facts, **about)
@@ -100,10 +103,6 @@ def _scores(evaluation: Mapping[str, Any]) -> list[str]:
     interval = "exact" if evaluation.get("exact") else f"{mean - half:,.3f} to {mean + half:,.3f}"
     kl = evaluation.get("kl_reference")
     return [f"{mean:,.3f}", interval, "" if kl is None else f"{kl:,.2f}", f"{evaluation['episodes']:,}"]
-
-
-def _figure(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else _text(value)
 
 
 def curve(run: Run, step: int) -> bytes | None:

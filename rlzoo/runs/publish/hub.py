@@ -80,14 +80,12 @@ def _exists(repo: str) -> bool:
 @contextlib.contextmanager
 def _hub_errors() -> Iterator[None]:
     """Turns the library's errors, which have no common class, into a `RunError` of one line."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         yield
     except HFValidationError as error:
         raise RunError(f"not a name on the Hugging Face hub, such as user/name: {first_line(error)}") from error
-    except LocalTokenNotFoundError as error:
-        raise RunError("the Hugging Face hub needs a token: log in with: hf auth login") from error
     except HfHubHTTPError as error:
         denied = error.response is not None and error.response.status_code in (401, 403)
         remedy = "; log in with: hf auth login" if denied else ""

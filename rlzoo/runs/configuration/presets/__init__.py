@@ -65,7 +65,6 @@ def read_preset(path: Path, algorithm: str, env: str) -> dict[str, Any]:
 
 
 def recipes() -> dict[str, dict[str, Any]]:
-    """All recipes by name."""
     return _tables("recipes")
 
 
