@@ -151,19 +151,14 @@ def _reason(cause: BaseException | None, box: str) -> str:
             return str(cause)
         cause = cause.__context__
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[\d;]*m", "", box).splitlines()[1:]]
-    below_title = itertools.dropwhile(_is_rule, rows)
-    paragraph = " ".join(itertools.takewhile(lambda row: not _is_rule(row), below_title))
+    paragraphs = itertools.groupby(rows, lambda row: row.strip("─-╰╯") != "")  # between rules
+    paragraph = next((" ".join(lines) for is_text, lines in paragraphs if is_text), "")
     text = " ".join(paragraph.replace("Error parsing", "").split())
-    return re.sub(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", _expectation, text)
-
-
-def _expectation(match: re.Match[str]) -> str:
+    match = re.search(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", text)
+    if match is None:
+        return text
     kinds = re.sub("[{}]", "", match[1]).replace(",", "|")
-    return f"expected {kinds}, got {match[2]}"
-
-
-def _is_rule(row: str) -> bool:
-    return not row.strip("─-╰╯")
+    return text.replace(match[0], f"expected {kinds}, got {match[2]}")
 
 
 _STYLE = (
