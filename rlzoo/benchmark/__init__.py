@@ -15,6 +15,4 @@ def known_peers() -> dict[str, Path]:
 
 def known_suites() -> dict[str, Path]:
     """Files of the named suites, by name."""
-    return {
-        path.stem: path for root in _ROOTS for path in sorted(root.glob("suites/*.yaml"), key=lambda path: path.stem)
-    }
+    return dict(sorted((path.stem, path) for root in _ROOTS for path in root.glob("suites/*.yaml")))

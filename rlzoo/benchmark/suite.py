@@ -65,10 +65,6 @@ class Entry:
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings in single environments, which take precedence over all others."""
 
-    def within(self, env: str) -> Entry:
-        """The entry with its overrides in an environment."""
-        return dataclasses.replace(self, overrides=self.overrides | self.environments.get(env, {}))
-
 
 @dataclass(frozen=True)
 class Environment:
@@ -242,14 +238,15 @@ def _peer(document: _Document, peer: str) -> str:
 
 def _settings(document: _Document, suite: Suite, label: str, env: str) -> dict[str, Any]:
     """All settings of an algorithm or a peer in an environment, as they are read from `results.jsonl`."""
-    entry, environment = suite.algorithms[label].within(env), suite.environments[env]
+    entry, environment = suite.algorithms[label], suite.environments[env]
+    own = entry.overrides | entry.environments.get(env, {})
     if entry.peer is not None:
         settings = load_peer(_peer(document, entry.peer)).settings(env)
-        for name in entry.overrides:
+        for name in own:
             require(name in settings, no_such("setting", name, settings))
-        settings = {"peer": entry.peer, **settings, **entry.overrides, "total_steps": environment.total_steps}
+        settings = {"peer": entry.peer, **settings, **own, "total_steps": environment.total_steps}
     else:
-        overrides = suite.overrides | environment.overrides | entry.overrides
+        overrides = suite.overrides | environment.overrides | own
         for name in overrides:
             require(name not in _ELSEWHERE, f"{name} cannot be overridden: {_ELSEWHERE.get(name)}")
         overrides["total_steps"] = environment.total_steps
