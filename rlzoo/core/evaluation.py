@@ -16,10 +16,6 @@ OnStep = Callable[[int], None]
 """Called between the steps of an evaluation with the number of complete episodes. It may raise to stop it."""
 
 
-def no_progress(done: int) -> None:
-    """Does nothing."""
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Undiscounted returns and lengths of complete episodes, (episodes,) each."""
@@ -88,7 +84,7 @@ class Played:
         return cls(episodes, "\n".join(lines), summary)
 
 
-def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep = no_progress) -> list[Episode]:
+def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep = lambda done: None) -> list[Episode]:
     """Plays `episodes` complete episodes.
 
     Copy i mod N plays episode i, and every copy plays a number of episodes that is fixed in advance. So short episodes

@@ -45,11 +45,6 @@ class AuxiliaryLoss(Protocol):
 
     def draw(self, rows: int) -> list[Term]:
         """Returns the next loss to add to an objective over `rows` rows, as terms to sum."""
-        ...
-
-
-_UNROLL = 32
-"""Steps of backpropagation through time if a recurrent model does not say."""
 
 
 class ActorCritic(nn.Module):
@@ -80,7 +75,7 @@ class ActorCritic(nn.Module):
         self.value = value
         self.memory_size = share_memory(self)
         if self.memory_size and self.context == 1:
-            self.context = _UNROLL
+            self.context = 32
 
     def inputs(self, obs: Any) -> Any:
         """What the networks see: the normalised observation; with recurrent networks a `Seen` of it."""

@@ -14,7 +14,7 @@ import torch
 from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Array, Episode, Experience, VectorEnv, env_name
-from rlzoo.core.evaluation import Evaluation, OnStep, Played, no_progress, play_episodes
+from rlzoo.core.evaluation import Evaluation, OnStep, Played, play_episodes
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
@@ -164,7 +164,7 @@ class Task(abc.ABC):
     evaluates_start: ClassVar[bool] = False
     """Whether to evaluate the model before training."""
 
-    on_step: OnStep = staticmethod(no_progress)
+    on_step: OnStep = staticmethod(lambda done: None)
     """For `evaluate` to call between its steps, so that training shows its progress and can stop it."""
     setup: Setup
     env: VectorEnv

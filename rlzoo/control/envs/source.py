@@ -95,7 +95,9 @@ class Source:
         builtin = self.builtin
         if builtin is None:
             return self._gymnasium(num_envs, seed)
-        _check_options(builtin, self.kwargs)
+        for name, x in self.kwargs.items():
+            fault = type_fault(x, type(_options(builtin)[name]))
+            require(fault is None, f"env_kwargs: {name} must be {fault}, got {x!r}")
         try:
             return builtin(num_envs, seed, **self.kwargs)
         except ValueError as error:
@@ -199,11 +201,3 @@ def _options(builtin: Callable[..., VectorEnv]) -> dict[str, Any]:
     """The options of a built-in environment, with their defaults."""
     parameters = inspect.signature(builtin).parameters.values()
     return {x.name: x.default for x in parameters if x.default is not x.empty}
-
-
-def _check_options(builtin: Callable[..., VectorEnv], options: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` if an option does not have the type of its default."""
-    defaults = _options(builtin)
-    for name, x in options.items():
-        fault = type_fault(x, type(defaults[name]))
-        require(fault is None, f"env_kwargs: {name} must be {fault}, got {x!r}")
