@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from gymnasium.error import DependencyNotInstalled
 
@@ -44,9 +43,12 @@ def watch(
         stack.enter_context(_packages_named())
         env = source.make_rendered(env_seed, mode)
         stack.callback(env.close)
-        record = None if video is None else stack.enter_context(_recorder(video, env))
-        actor = make_actor(env, actor_seed)
-        return [_episode(env, actor, record) for _ in range(episodes)]
+        record: Callable[[], None] = (lambda: None) if video is None else stack.enter_context(_recorder(video, env))
+        actor, played = make_actor(env, actor_seed), list[Episode]()
+        for _ in range(episodes):
+            played += play_episodes(env, actor, 1, lambda _: record())
+            record()  # the final state
+        return played
 
 
 def _check_output(video: Path | None) -> None:
@@ -60,18 +62,9 @@ def _check_output(video: Path | None) -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame then draws without a screen
 
 
-def _episode(env: GymnasiumEnv, actor: Actor, record: Callable[[Any], None] | None) -> Episode:
-    """Plays an episode of the first copy, and records its states, the final one included."""
-    if record is None:
-        return play_episodes(env, actor, 1)[0]
-    (episode,) = play_episodes(env, actor, 1, lambda _: record(env.render()))
-    record(env.render())
-    return episode
-
-
 @contextlib.contextmanager
-def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
-    """A function that appends a frame to the video. Frames are cut to the even sizes that MP4 needs."""
+def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[], None]]:
+    """A function that appends the first copy's frame to the video. Frames are cut to the even sizes that MP4 needs."""
     try:
         from imageio import v2 as imageio
 
@@ -84,7 +77,8 @@ def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[Any], None]]:
     except OSError as error:
         raise ConfigError(f"video: cannot write {path}: {error.strerror or error}") from error
 
-    def record(frame: Any) -> None:
+    def record() -> None:
+        frame = env.render()
         try:
             writer.append_data(frame[: len(frame) // 2 * 2, : frame.shape[1] // 2 * 2])
         except (ValueError, TypeError) as error:
