@@ -70,8 +70,8 @@ class Unpadded:
             return np.concatenate([x[first, :end][heads], x[:, end:][tails]])[None]
 
         place = np.zeros(token.shape, np.int64)
-        place[:, :end] = _column_places(heads, 0)[which]
-        place[:, end:] = _column_places(tails, int(heads.sum()))
+        place[:, :end] = _numbers(heads, 0)[which]
+        place[:, end:] = _numbers(tails, int(heads.sum()))
         step = np.flatnonzero(acts)
 
         def to(x: Array) -> Tensor:
@@ -116,16 +116,15 @@ def unique_rows(token: Array, attention: Bools) -> tuple[Array, Array]:
 def _places(used: Bools, start: int) -> tuple[Array, Bools]:
     """(R, L) places of each row's tokens, counted from `start`, and which of R·L are tokens."""
     counts = used.sum(1, keepdims=True)
-    column = np.arange(counts.max())
-    is_token = column < counts
-    return np.where(is_token, start + counts.cumsum(0) - counts + column, 0), is_token
+    is_token = np.arange(counts.max()) < counts
+    return _numbers(is_token, start), is_token
 
 
-def _column_places(used: Bools, start: int) -> Array:
-    """The place of each token in the columns that it came from; 0 elsewhere."""
-    place = np.zeros(used.shape, np.int64)
-    place[used] = start + np.arange(used.sum())
-    return place
+def _numbers(used: Bools, start: int) -> Array:
+    """The numbers from `start` on, row by row, at the tokens; 0 elsewhere."""
+    number = np.zeros(used.shape, np.int64)
+    number[used] = start + np.arange(used.sum())
+    return number
 
 
 def _rows(x: Float[Tensor, "1 g S d"], places: Tensor) -> Float[Tensor, "R g L d"]:
