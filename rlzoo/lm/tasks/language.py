@@ -98,18 +98,14 @@ class LanguageTask(Task):
         self.pretraining = None if settings.ptx is None else self._pretraining_loss(settings.ptx)
         self.model.auxiliary = self.pretraining
         self.generator = torch_generator(stream(setup.seed, "action"), setup.device)
-        if settings.prompts is not None and self.tokenizer.chat_template is not None:
-            self._say_how_prompts_are_read()
+        chats = settings.prompts is not None and self.tokenizer.chat_template is not None
+        if chats and not any(is_rendered(text, self.tokenizer) for text in self.env.prompts.texts[:8]):
+            remedy = "for answers give messages (docs/language-data.md)"
+            setup.progress.say(f"prompts are plain texts, without the model's chat template; {remedy}")
         parameters = sum(p.numel() for p in self.model.parameters())
         fit_to(parameters, setup.progress.say)
         if parameters > SMALL and (line := advice(setup.device, settings.precision)):
             setup.progress.say(line)
-
-    def _say_how_prompts_are_read(self) -> None:
-        """Says that a chat model is to continue plain texts, where no prompt was made by its chat template."""
-        if not any(is_rendered(text, self.tokenizer) for text in self.env.prompts.texts[:8]):
-            remedy = "for answers give messages (docs/language-data.md)"
-            self.setup.progress.say(f"prompts are plain texts, without the model's chat template; {remedy}")
 
     def own_prompts(self) -> Sequence[str]:
         """Prompts of the task for training."""
@@ -192,13 +188,6 @@ class LanguageTask(Task):
             raise ConfigError(f"own_score of {env_name(self.setup.env)} returned None: give reward, or a score")
         return score, env_name(self.setup.env)
 
-    def _find_turns(self) -> Turns | None:
-        spec, most = self.settings.reply, self.settings.max_turns
-        if spec is not None:
-            return Turns(as_function("reply", spec, "answer"), score_name(spec), most)
-        own = self.own_reply()
-        return None if own is None else Turns(own, env_name(self.setup.env), most)
-
     def _build(self) -> LanguageModel:
         settings = self.settings
         eager = settings.attention == "auto" and self.setup.second_order
@@ -256,7 +245,12 @@ class LanguageTask(Task):
         if not settings.stop_tokens and stop != {self.tokenizer.eos_token_id}:
             ends = ", ".join(repr(self.tokenizer.decode([x])) for x in sorted(stop))
             self.setup.progress.say(f"responses end with {ends}, as the model's generation configuration has it")
-        turns, spec = self._find_turns(), settings.allowed_tokens
+        if settings.reply is None:
+            reply, name = self.own_reply(), env_name(self.setup.env)
+        else:
+            reply, name = as_function("reply", settings.reply, "answer"), score_name(settings.reply)
+        turns = None if reply is None else Turns(reply, name, settings.max_turns)
+        spec = settings.allowed_tokens
         allowed = None if spec is None else AllowedTokens.of(spec, self.model)
         generation = Generation(settings.max_new_tokens, settings.max_prompt_tokens, stop, turns, allowed)
         texts = self._read_prompts("prompts") or read_prompts(self.own_prompts(), self.tokenizer, "own_prompts")
@@ -273,13 +267,12 @@ class LanguageTask(Task):
         )
 
     def _find_eval_prompts(self) -> list[str]:
-        if prompts := self._read_prompts("eval_prompts"):
-            self.env.encode(prompts, "eval_prompts")
-            return list(prompts)
-        texts = self.env.prompts.texts if self.settings.prompts is not None else list(self.own_eval_prompts())
-        if texts is not self.env.prompts.texts:
+        training, texts = self.env.prompts.texts, self._read_prompts("eval_prompts")
+        if not texts:
+            texts = training if self.settings.prompts is not None else self.own_eval_prompts()
+        if texts is not training:
             self.env.encode(texts, "eval_prompts")
-        return texts
+        return list(texts)
 
     def _read_prompts(self, name: str) -> Sequence[str]:
         """The prompts of a setting; of the run's own copy if they were given as an object; none if not set."""
