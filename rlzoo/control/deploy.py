@@ -16,6 +16,7 @@ from rlzoo.control.acting import MakeActor, make_actor, standard_noise
 from rlzoo.control.export import export_model
 from rlzoo.control.spaces import (
     box_units,
+    check_observation,
     flat_mask,
     flat_observation,
     illegal_part,
@@ -37,7 +38,8 @@ class ControlPolicy(DeployedPolicy):
         action = policy(obs)  # one observation, or a batch as a vector environment gives it
 
     Observations and actions are those of the environment: an array, a number, a dict or a tuple, by its spaces. They
-    are flattened, normalised, clipped and shaped as in training.
+    are flattened, normalised, clipped and shaped as in training. Threads need a copy each. A copy or a pickled policy
+    begins a new episode.
 
     Args:
         model: it is copied.
@@ -82,13 +84,21 @@ class ControlPolicy(DeployedPolicy):
         return next(iter(iterate(batch_space(self.action_space), actions)))
 
     def reset(self, rows: Any = True) -> None:
-        begin = np.atleast_1d(np.asarray(rows, np.bool_))
+        begin = np.atleast_1d(rows)
+        require(begin.dtype == np.bool_, f"reset: rows must be True or False each, got {rows!r}")
         if begin.all():
             self._actor = self._make_actor(self.model, self._noise())
             self._starts = np.ones(self._rows, np.bool_)
         else:
             require(len(begin) in (1, self._rows), f"reset: {len(begin)} rows given, and obs had {self._rows}")
             self._starts = begin | self._starts
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_actor": None}  # it draws from this policy's own generator
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.reset()
 
     def _legal(self, mask: Any, single: bool) -> Bools:
         """(N, K) whether each category is legal."""
@@ -106,12 +116,15 @@ class ControlPolicy(DeployedPolicy):
         space = self.observation_space
         try:
             rows = [obs] if _is_single(space, obs) else list(iterate(batch_space(space), obs))
-            flat = [flat_observation(space, row) for row in rows]
+            for row in rows:
+                check_observation(space, row)
             with np.errstate(over="ignore"):
-                return np.stack(flat).astype(np.float32).reshape(len(rows), spaces.flatdim(space))
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+                flat = np.stack([flat_observation(space, row) for row in rows]).astype(np.float32)
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
             name = " ".join(str(space).split())
             raise ConfigError(f"obs is neither an observation of {name} nor a batch of them: {error!r}") from error
+        require(bool(np.isfinite(flat).all()), f"obs has a number that is not finite in single precision: {obs}")
+        return flat.reshape(len(rows), spaces.flatdim(space))
 
     def export(self, format: str, about: Mapping[str, str]) -> bytes:
         space: Any = spaces.flatten_space(self.observation_space)

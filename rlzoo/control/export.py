@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rlzoo.control.networks import MLP, MLPPolicy
 from rlzoo.control.spaces import is_product
+from rlzoo.core.env import Array
 from rlzoo.core.models import ActorCritic, Normalizer
 from rlzoo.core.system.errors import ConfigError, first_line, require
 from rlzoo.core.system.screen import one_line
@@ -82,8 +83,8 @@ class PolicyModule(nn.Module):
         self.model = model
         self.space = space
         if isinstance(space, spaces.Box):
-            self.register_buffer("low", torch.from_numpy(space.low).float())
-            self.register_buffer("high", torch.from_numpy(space.high).float())
+            self.register_buffer("low", _rounded(space.low, np.greater_equal, np.inf))
+            self.register_buffer("high", _rounded(space.high, np.less_equal, -np.inf))
         else:
             smallest = np.broadcast_to(getattr(space, "start", 0), space.shape or ())
             self.register_buffer("start", torch.from_numpy(smallest.astype(np.int64)))
@@ -93,6 +94,13 @@ class PolicyModule(nn.Module):
         if isinstance(self.space, spaces.Box):
             return action.clamp(self.low, self.high)
         return action + self.start
+
+
+def _rounded(bounds: Array, within: Callable[[Array, Array], Array], inside: float) -> Tensor:
+    """Bounds in single precision, rounded to the inside: 0.1 is less than the nearest number."""
+    with np.errstate(over="ignore"):
+        x = bounds.astype(np.float32)
+    return torch.from_numpy(np.where(within(x, bounds), x, np.nextafter(x, np.float32(inside))))
 
 
 Loaded = Callable[[Tensor], Tensor]

@@ -67,7 +67,7 @@ def evaluate(
     Raises:
         RunError: there is no such run or checkpoint, or it is damaged.
     """
-    _check(episodes, seed)
+    check_numbers(seed, episodes)
     contradiction = "pass_k and deterministic contradict each other: all responses to a prompt would be the same"
     require(pass_k is None or not deterministic, contradiction)
     loaded = contextlib.closing(load_task(run, checkpoint, model, env_kwargs=env_kwargs, **objects))
@@ -117,7 +117,7 @@ def play_task(
     """`play` with a loaded task, which also returns a transcript and a summary."""
     prompts = [prompts] if isinstance(prompts, str) else prompts
     episodes = len(prompts) or 1 if episodes is None else episodes
-    _check(episodes, seed)
+    check_numbers(seed, episodes)
     require(not prompts or video is None, "prompt and video contradict each other")
     if prompts:
         return task.respond_to(prompts, episodes, seed=seed, deterministic=deterministic)
@@ -174,7 +174,8 @@ def load_task(
     return task
 
 
-def _check(episodes: int, seed: int) -> None:
+def check_numbers(seed: int, episodes: int = 1) -> None:
+    """Raises `ConfigError` if the arguments of an evaluation are no integers in their range."""
     for name, x in {"episodes": episodes, "seed": seed}.items():
         require(isinstance(x, Integral) and not isinstance(x, bool), f"{name} must be an integer, got {x!r}")
     require(episodes >= 1, f"episodes must be at least 1, got {episodes}")

@@ -1,5 +1,8 @@
 """Policies outside of training: what they take, what they give, and that they act as in evaluation."""
 
+import copy
+import pickle
+
 import gymnasium
 import numpy as np
 import pytest
@@ -10,7 +13,8 @@ from gymnasium.vector.utils import batch_space
 
 from rlzoo.control.deploy import ControlPolicy
 from rlzoo.control.fast import accelerate
-from rlzoo.control.networks import Network
+from rlzoo.control.fast.acting import make_numpy_actor
+from rlzoo.control.networks import GRU, Network
 from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.distributions import Categorical
 from rlzoo.core.models import ActorCritic, Policy
@@ -191,8 +195,41 @@ def test_memory_is_carried_until_reset():
         (OBSERVATIONS["dict"], np.zeros(7)),
         (OBSERVATIONS["discrete"], 17),
         (OBSERVATIONS["tuple"], (2,)),
+        (OBSERVATIONS["box"], np.zeros((1, 4, 1))),
+        (OBSERVATIONS["box"], np.zeros(4, complex)),
+        (OBSERVATIONS["image"], np.zeros((2, 3, 1))),
+        (OBSERVATIONS["image"], [[[300], [0], [0]], [[0], [0], [0]]]),
+        (OBSERVATIONS["multidiscrete"], [[1]]),
     ],
 )
 def test_another_observation_is_an_error_of_one_line(space, obs):
     with pytest.raises(ConfigError, match=r"^obs is neither an observation of .* nor a batch of them: .*$"):
         make_policy(space)(obs)
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf, 1e300])
+def test_a_number_that_is_not_finite_is_an_error_as_in_training(bad):
+    with pytest.raises(ConfigError, match="obs has a number that is not finite in single precision"):
+        make_policy()(np.array([0, bad, 0, 0]))
+
+
+@pytest.mark.parametrize("network", [Network, GRU])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_a_copy_draws_its_own_samples_and_begins_an_episode(network, duplicate):
+    space = spaces.Discrete(3)
+    model = network().build(OBSERVATIONS["box"], space, torch.Generator().manual_seed(0))
+    policy = ControlPolicy(model, OBSERVATIONS["box"], space, deterministic=False, make_actor=make_numpy_actor)
+    obs = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    policy(obs)
+    twin = duplicate(policy)
+    policy.reset()
+    samples = policy(obs)
+    assert np.array_equal(twin(obs), samples)
+    assert not np.array_equal(policy(obs), samples)
+
+
+def test_reset_takes_no_numbers_of_rows():
+    policy = make_policy()
+    policy(np.zeros((2, 4)))
+    with pytest.raises(ConfigError, match=r"reset: rows must be True or False each, got \[0\]"):
+        policy.reset([0])

@@ -127,6 +127,25 @@ def test_bounds_that_are_the_largest_numbers(dtype, format, tmp_path):
         check_parity(make_policy(ACTIONS["start"], spaces.Box(low, kind.max, (4,), dtype)), format, tmp_path, obs)
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_bounds_in_double_precision_hold(format, tmp_path):
+    """The nearest number to 0.1 in single precision is above it."""
+    space = spaces.Box(-0.1, 0.1, (2,), np.float64)
+    obs = np.random.default_rng(0).normal(size=(1000, 4)).astype(np.float32) * 100
+    actions = LOADERS[format](make_policy(space).export(format, ABOUT), tmp_path)(obs)
+    assert np.abs(actions.astype(np.float64)).max() == pytest.approx(0.1)
+    assert all(space.contains(x) for x in actions.reshape(-1, 2).astype(np.float64))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize(("space", "expected"), [("pendulum", np.nan), ("start", -1)])
+def test_no_action_comes_from_an_observation_that_is_no_number(space, expected, network, format, tmp_path):
+    act = LOADERS[format](make_policy(ACTIONS[space], **NETWORKS[network]).export(format, ABOUT), tmp_path)
+    actions = act(np.float32([[0, np.nan, 0, 0]]))
+    np.testing.assert_array_equal(actions.reshape(-1), [expected])
+
+
 @pytest.mark.parametrize("start", [-(2**31), 2**31 - 3])
 def test_least_and_greatest_integers_of_c(start, tmp_path):
     obs = np.random.default_rng(0).normal(size=(10_000, 4)).astype(np.float32) * 2

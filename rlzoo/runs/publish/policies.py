@@ -14,7 +14,7 @@ from rlzoo.core.system.files import naming
 from rlzoo.core.task import DeployedPolicy, Task
 from rlzoo.runs.checkpoint import FILES
 from rlzoo.runs.configuration.objects import first_description
-from rlzoo.runs.evaluate import load_task
+from rlzoo.runs.evaluate import check_numbers, load_task
 from rlzoo.runs.files import remove, write_atomically
 from rlzoo.runs.publish import card
 from rlzoo.runs.publish.hub import PREFIX, upload
@@ -55,7 +55,7 @@ def load_policy(
         ConfigError: the run trains a language model, or a task that has no such policy.
         RunError: there is no such run or checkpoint, it is damaged, or the hub cannot be reached.
     """
-    require(seed >= 0, f"seed must be at least 0, got {seed}")
+    check_numbers(seed=seed)
     with contextlib.closing(load_task(run, checkpoint, model, **objects)) as task:
         return task.policy(deterministic=deterministic, seed=seed)
 
@@ -87,6 +87,8 @@ def export(
     require(format in SUFFIXES, f"format must be {' or '.join(SUFFIXES)}, got {format!r}")
     path = Path(f"policy{SUFFIXES[format]}" if out is None else out)
     require(not path.is_dir(), f"out must be a file, and {path} is a directory")
+    require(path.is_file() or not path.exists(), f"out must be a file, and {path} is none")
+    require(not path.parent.is_file(), f"out must be in a directory, and {path.parent} is a file")
     run = Run.open(run)
     step = run.step_of(checkpoint)
     with contextlib.closing(load_task(run, step, model, plain=True, **objects)) as task:

@@ -194,13 +194,24 @@ def test_export_is_to_onnx_and_to_a_file_called_policy_by_default(run, workplace
         (["--format", "tflite"], "tflite"),
         (["--checkpoint", "7"], "has no checkpoint 7"),
         (["--out", "."], "directory"),
+        (["--out", "pipe"], "out must be a file, and pipe is none"),
+        (["--out", "file/policy.h"], "out must be in a directory, and file is a file"),
     ],
 )
 def test_wrong_use_of_export_is_one_line(run, workplace, capsys, arguments, message):
+    os.mkfifo("pipe")
+    Path("file").touch()
     assert main(["export", str(run.path), *arguments]) in (1, 2)
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+    assert Path("pipe").is_fifo()
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, None, "a", True])
+def test_seed_of_a_policy_is_an_integer_from_0_on(run, seed):
+    with pytest.raises(ConfigError, match=r"^seed must be "):
+        rlzoo.load_policy(run, seed=seed)
 
 
 def test_language_model_says_how_to_load_it(tmp_path):
