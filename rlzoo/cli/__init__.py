@@ -27,7 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             code = _run([x for x in arguments if x != "--traceback"])
-        except Exception:
+        except Exception as error:
+            if errors.OF_THE_FIRST in getattr(error, "__notes__", ()):
+                return 0  # the exit code is that of the first process
             if traced:
                 show(traceback.format_exc(), sys.stderr)
             raise

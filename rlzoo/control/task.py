@@ -176,6 +176,10 @@ class ControlTask(EnvTask):
         """Of the observations as the environment gives them, before they are flattened."""
         return getattr(self.env, "raw_observation_space", self.env.observation_space)
 
+    @property
+    def evaluates_in_training(self) -> bool:
+        return source_of(self.settings, self.setup).vector_env is not None
+
     def make_env(self, num_envs: int, seed: int) -> VectorEnv:
         return source_of(self.settings, self.setup).make(num_envs, seed)
 
@@ -213,7 +217,7 @@ class ControlTask(EnvTask):
 
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
         evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
-        if source_of(self.settings, self.setup).vector_env is not None:  # that of the training: new episodes start
+        if self.evaluates_in_training:  # new episodes start
             self.collector.restart()
             if self.model.reward_scale is not None:
                 self.model.reward_scale.running.zero_()

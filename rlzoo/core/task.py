@@ -163,7 +163,6 @@ class Task(abc.ABC):
     Settings: ClassVar[type[TaskSettings]]
     evaluates_start: ClassVar[bool] = False
     """Whether to evaluate the model before training."""
-
     on_step: OnStep = staticmethod(lambda done: None)
     """For `evaluate` to call between its steps, so that training shows its progress and can stop it."""
     setup: Setup
@@ -203,6 +202,11 @@ class Task(abc.ABC):
     def collect(self) -> Experience:
         """The next buffer, of all processes."""
         return self.collector.collect(self.actor())
+
+    @property
+    def evaluates_in_training(self) -> bool:
+        """Whether `evaluate` steps the environment of the training. Several processes then evaluate together."""
+        return False
 
     @abc.abstractmethod
     def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from rlzoo.algorithms import Metrics, State
 from rlzoo.core.collector import evaluate, score
 from rlzoo.core.env import Episode
+from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
@@ -65,8 +66,11 @@ class Trainer:
         check(config)
         check_schedules(config)
         processes.check_same(config.to_dict())
-        alone = processes.size() == 1
-        require(alone or not config.compile, "compile is for one process: it cannot exchange gradients; leave it out")
+        if config.compile and processes.size() > 1:
+            fault = "compile is for one process: it cannot exchange gradients"
+            require(folder is not None, f"{fault}; leave it out")
+            progress.say(f"{fault}, so this session does without it")
+            config = replace(config, compile=False)
         self.config = config
         self.task = task_class(config.env)(config.task, config.setup(folder, progress), model)
         self.model = self.task.model
@@ -103,9 +107,15 @@ class Trainer:
         self.model.load_state_dict(weights)
 
     def follow(self) -> None:
-        """In a process that is not the first: takes part in the iterations and checkpoints of the first."""
+        """In a process that is not the first: takes part in what the first one does, until that ends."""
+        parts: dict[str, Callable[[], Any]] = {
+            "iterate": self.iterate,
+            "evaluate": self._evaluate_together,
+            "checkpoint": self.checkpoint,
+            "set_attr": self.set_attr,
+        }
         while name := processes.next_name():
-            {"iterate": self.iterate, "checkpoint": self.checkpoint, "set_attr": self.set_attr}[name]()
+            parts[name]()
 
     @property
     def done(self) -> bool:
@@ -153,6 +163,17 @@ class Trainer:
             ConfigError: the environment is none of Gymnasium's, or has no such attribute.
         """
         self.task.env.set_attr(*processes.broadcast((name, value)))
+
+    def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
+        """An evaluation by the task: in the first process, or in all if it takes the environment of the training."""
+        if self.task.evaluates_in_training:
+            return self._evaluate_together((episodes, seed, deterministic))
+        return self.task.evaluate(episodes, seed=seed, deterministic=deterministic)
+
+    @processes.together("evaluate")
+    def _evaluate_together(self, arguments: tuple[int, int, bool] | None = None) -> Evaluation:
+        episodes, seed, deterministic = processes.broadcast(arguments)
+        return self.task.evaluate(episodes, seed=seed, deterministic=deterministic)
 
     @processes.together("checkpoint")
     def checkpoint(self) -> Checkpoint:

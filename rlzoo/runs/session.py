@@ -197,7 +197,7 @@ class Session:
 
         self.trainer.task.on_step = on_step
         with operation(name, episodes) as evaluating:
-            evaluation = self.trainer.task.evaluate(episodes, seed=seed, deterministic=deterministic)
+            evaluation = self.trainer.evaluate(episodes, seed=seed, deterministic=deterministic)
         cut = evaluation.further.get("cut_episodes")
         if cut:
             text = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"

@@ -208,9 +208,8 @@ def new_trainer(
 
 def _follow(trainer: Trainer) -> None:
     """Training in a process that is not the first, which decides what a signal means."""
-    with Signals():
+    with Signals(), contextlib.closing(trainer.task):
         trainer.follow()
-    trainer.task.close()
 
 
 def default_directory(config: Config, seeds: bool = False) -> Path:

@@ -144,6 +144,41 @@ def test_a_run_that_exists_is_left_alone(tmp_path):
     assert short_runs.outcome(run) == before
 
 
+def test_an_error_of_the_first_process_is_one_of_all(tmp_path):
+    """So all take the same way on from it."""
+    path = short_runs.quick_run(tmp_path / "run").path
+
+    def work(rank):
+        try:
+            train(**SETTINGS, out=path)
+        except RunError:
+            resume(path, Run(path).steps()[-1] + 100)
+            raise
+
+    ends = messages(2, work, tmp_path / "messages")
+    assert [code for code, _ in ends] == [3, 3]
+    assert all("already holds a run" in line for _, line in ends)
+    assert Run(path).finished
+
+
+def test_an_error_of_a_hook_ends_all(tmp_path, capfd):
+    def fail(trainer, iteration):
+        return {}["key"]
+
+    def work():
+        train(**SETTINGS, out=tmp_path / "run", on_iteration=fail)
+
+    assert short_runs.in_processes(2, work) == [1, 1]
+    assert capfd.readouterr().err.count("The first process has reported it.") == 1
+
+
+def test_a_run_with_native_code_goes_on_without_it(tmp_path):
+    path = short_runs.quick_run(tmp_path / "run", compile=True).path
+    assert short_runs.in_processes(2, lambda: resume(path, Run(path).steps()[-1] + 100) and None) == [0, 0]
+    assert Run(path).finished
+    assert Run(path).record["compile"] is True
+
+
 def test_only_the_first_process_calls_back(tmp_path):
     """And the others do not wait for it for ever: the end of the first is theirs."""
 

@@ -1,12 +1,15 @@
 """Two processes with half the rows each are one process with all of them."""
 
 import itertools
+from functools import partial
 
+import gymnasium
 import numpy as np
 import pytest
 import short_language_runs
 import short_runs
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlzoo.optim import adam
 from rlzoo.runs.evaluate import load_model
@@ -93,6 +96,18 @@ def test_two_processes_are_one_on_cartpole(settings, tmp_path):
 def test_two_processes_are_one_for_other_algorithms_and_networks(settings, tmp_path):
     one, two = (trained(tmp_path / str(count), count, settings, 5) for count in (1, 2))
     assert_same(one, two, 5)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo-clip", "reinforce"])
+def test_two_processes_are_one_in_a_vector_environment(algorithm, tmp_path):
+    """It is evaluated in, too, which ends the episodes of the training in all processes."""
+    settings = {**CONTROL, "algorithm": algorithm, "eval_interval": 256, "eval_episodes": 2}
+    runs = []
+    for count in (1, 2):
+        env = SyncVectorEnv([partial(gymnasium.make, "CartPole-v1")] * 16, autoreset_mode=AutoresetMode.NEXT_STEP)
+        runs.append(trained(tmp_path / str(count), count, settings | {"env": env}, 5))
+    assert len(runs[0].evaluations()) == len(runs[1].evaluations()) >= 6
+    assert_same(*runs, 5)
 
 
 @pytest.mark.slow

@@ -43,6 +43,10 @@ class ProcessError(RuntimeError):
     """Another process that trains the same run has died or failed. The message names it."""
 
 
+OF_THE_FIRST = "The first process has reported it."
+"""Note at an error that the first process sent to the others."""
+
+
 class TrainingError(RunError):
     """Training failed. The message names the step, the cause and the last checkpoint."""
 

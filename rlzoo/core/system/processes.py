@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import importlib
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.system.errors import ProcessError, require
+from rlzoo.core.system.errors import OF_THE_FIRST, ProcessError, require
 from rlzoo.core.system.launch import end_with_parent, rank_and_size
 
 _PATIENCE = datetime.timedelta(days=1)
@@ -61,8 +62,8 @@ def rank() -> int:
 def joined() -> Iterator[None]:
     """Context in which the processes that `torchrun` started are one group. Without torchrun it does nothing.
 
-    It begins with a set-up, which `ready` ends. At its end the first process tells the others to end. A process whose
-    torchrun is gone ends.
+    It begins with a set-up, which `ready` ends. At its end the first process tells the others to end, with its error if
+    there is one. A process whose torchrun is gone ends.
 
     Raises:
         ProcessError: another process is gone. The message is empty if another process has reported the same error.
@@ -80,6 +81,7 @@ def joined() -> Iterator[None]:
     store, own, count = next(iter(rendezvous("env://")))
     store = PrefixStore(f"rlzoo{_joined}", store)
     _group, _joined = _Group(own, count), _joined + 1
+    end: Any = _END
     try:
         with _losses_named():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -87,16 +89,27 @@ def joined() -> Iterator[None]:
             dist.all_reduce(torch.zeros(1))  # an early error must not end this process while others are connecting
         yield
     except Exception as error:
-        if _is_reported(store, error):
+        end = _portable(error)
+        if OF_THE_FIRST not in getattr(error, "__notes__", ()) and _is_reported(store, error):
             raise ProcessError("") from error
         raise
     finally:
         if own == 0 and not _group.busy:
             with contextlib.suppress(ProcessError):
-                broadcast(_END)
+                broadcast(end)
         _group = None
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _portable(error: Exception) -> Exception:
+    """An error as another process gets it: a copy, or a `ProcessError` with its text if it cannot be sent."""
+    try:
+        copy: Exception = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copy = ProcessError(str(error))
+    copy.add_note(OF_THE_FIRST)
+    return copy
 
 
 def _is_reported(store: Any, error: Exception) -> bool:
@@ -157,8 +170,14 @@ def ready(x: Any) -> Any:
 
 
 def next_name() -> str:
-    """In a process that is not the first: the name of what comes next (see `together`); empty at the end."""
-    return str(broadcast(None))
+    """In a process that is not the first: the name of what comes next (see `together`); empty at the end.
+
+    Raises the error with which the first process has ended.
+    """
+    name = broadcast(None)
+    if isinstance(name, Exception):
+        raise name
+    return str(name)
 
 
 @contextlib.contextmanager
