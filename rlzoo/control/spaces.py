@@ -177,12 +177,18 @@ def observation_parts(space: Any, obs: Any, name: str = "observation") -> Iterat
 
 
 def check_observation(space: Any, obs: Any) -> None:
-    """Raises `ValueError` if a part has another shape or kind than its Box, or another count than its other space."""
+    """Raises `ValueError` if a part has another shape or kind than its Box, or another count than its other space.
+
+    Also for an integer that the Box's data type does not have: 256 would become the pixel 0.
+    """
     for leaf, part, name in observation_parts(space, obs):
         x, is_box = np.asarray(part), isinstance(leaf, spaces.Box)
         fits = x.shape == leaf.shape if is_box else x.size == math.prod(leaf.shape or ())
         if not fits or (is_box and x.dtype.kind in "fc" and not np.can_cast(x.dtype, leaf.dtype, "same_kind")):
             raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {leaf.shape}")
+        integers = is_box and x.dtype != leaf.dtype and x.dtype.kind in "iu" and leaf.dtype.kind in "iu"
+        if integers and (x.astype(leaf.dtype) != x).any():
+            raise ValueError(f"{name} has an integer that {leaf.dtype} does not have")
 
 
 def flat_observation(space: Any, obs: Any) -> Any:

@@ -199,6 +199,7 @@ def test_memory_is_carried_until_reset():
         (OBSERVATIONS["box"], np.zeros(4, complex)),
         (OBSERVATIONS["image"], np.zeros((2, 3, 1))),
         (OBSERVATIONS["image"], [[[300], [0], [0]], [[0], [0], [0]]]),
+        (OBSERVATIONS["image"], np.full((2, 3, 1), 256)),
         (OBSERVATIONS["multidiscrete"], [[1]]),
     ],
 )

@@ -161,9 +161,15 @@ def test_an_error_of_the_first_process_is_one_of_all(tmp_path):
     assert Run(path).finished
 
 
-def test_an_error_of_a_hook_ends_all(tmp_path, capfd):
+class UnsendableError(Exception):
+    def __reduce__(self):
+        raise TypeError("cannot be sent")
+
+
+@pytest.mark.parametrize("error", [KeyError("key"), UnsendableError("key")])
+def test_an_error_of_a_hook_ends_all(error, tmp_path, capfd):
     def fail(trainer, iteration):
-        return {}["key"]
+        raise error
 
     def work():
         train(**SETTINGS, out=tmp_path / "run", on_iteration=fail)

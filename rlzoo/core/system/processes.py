@@ -10,10 +10,10 @@ With one process, every function here returns its argument. Collectives have the
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import importlib
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,7 @@ def joined() -> Iterator[None]:
     store, own, count = next(iter(rendezvous("env://")))
     store = PrefixStore(f"rlzoo{_joined}", store)
     _group, _joined = _Group(own, count), _joined + 1
-    end: Any = _END
+    ended_by: Exception | None = None
     try:
         with _losses_named():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -89,27 +89,34 @@ def joined() -> Iterator[None]:
             dist.all_reduce(torch.zeros(1))  # an early error must not end this process while others are connecting
         yield
     except Exception as error:
-        end = _portable(error)
+        ended_by = error
         if OF_THE_FIRST not in getattr(error, "__notes__", ()) and _is_reported(store, error):
             raise ProcessError("") from error
         raise
     finally:
         if own == 0 and not _group.busy:
             with contextlib.suppress(ProcessError):
-                broadcast(end)
+                _tell_end(ended_by)
         _group = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def _portable(error: Exception) -> Exception:
-    """An error as another process gets it: a copy, or a `ProcessError` with its text if it cannot be sent."""
+def _tell_end(error: Exception | None) -> None:
+    """Tells the other processes the end, and the error that it came by: as a `ProcessError` if it cannot be sent."""
+    if error is None:
+        broadcast(_END)
+        return
     try:
-        copy: Exception = pickle.loads(pickle.dumps(error))
-    except Exception:
-        copy = ProcessError(str(error))
-    copy.add_note(OF_THE_FIRST)
-    return copy
+        end = copy.copy(error)
+        end.add_note(OF_THE_FIRST)
+        broadcast(end)
+    except ProcessError:
+        raise
+    except Exception:  # of any kind, from copying and pickling any error, before anything is sent
+        end = ProcessError(str(error))
+        end.add_note(OF_THE_FIRST)
+        broadcast(end)
 
 
 def _is_reported(store: Any, error: Exception) -> bool:

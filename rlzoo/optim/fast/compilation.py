@@ -37,6 +37,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from rlzoo.core.system.cache import cache_directory
 from rlzoo.core.system.errors import first_line
+from rlzoo.core.system.progress import operation
 
 Tensors = Sequence[Tensor]
 TensorFunction = Callable[..., tuple[Tensor, ...]]
@@ -106,7 +107,8 @@ class Compilation:
         """
         if self._process is not None:
             try:
-                _, fault = self._process.communicate()
+                with operation("waiting for the compiler"):
+                    _, fault = self._process.communicate()
                 if self._process.returncode:
                     raised = re.findall(r"^[\w.]+(?:Error|Exception|Exit):.*", fault, re.MULTILINE)  # advice may follow
                     raise RuntimeError(["its process was killed", *fault.strip().splitlines()[-1:], *raised][-1])
