@@ -1,7 +1,4 @@
-"""One job of a suite: a training run, of rlzoo or of a peer, with evaluations that do not affect the training.
-
-A peer is an adapter that trains an algorithm of another library.
-"""
+"""One job of a suite: a training run, of rlzoo or of a peer, with evaluations that do not affect the training."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class Watch(Protocol):
 
 
 class Peer(Protocol):
-    """Another library's algorithm."""
+    """An adapter that trains another library's algorithm."""
 
     def settings(self, env: str) -> dict[str, Any]:
         """JSON-serialisable settings for an environment.
@@ -132,11 +129,7 @@ def run_job(job: Job) -> Outcome | Failure:
 
 
 def load_peer(spec: str) -> Peer:
-    """Loads the peer `name` of `file.py:name`.
-
-    Raises:
-        ConfigError: the file or name does not exist, or a module that the file imports is not installed.
-    """
+    """The peer `name` of `file.py:name`. Raises `ConfigError` if it does not exist, or its library is not installed."""
     try:
         peer: Peer = load_object("peer", spec, "peer")
     except ConfigError as error:

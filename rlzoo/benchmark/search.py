@@ -81,11 +81,7 @@ class _Problem:
     seeds: tuple[int, ...]
 
     def study(self, sampler_seed: int = 0) -> Any:
-        """The study in the file, which is created if there is none.
-
-        Raises:
-            RunError: the file has the study of another pair.
-        """
+        """The study in the file, which is created if there is none. Raises `RunError` if it is of another pair."""
         optuna, pair = _optuna(), f"{self.algorithm}/{self.env}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -62,11 +62,7 @@ class Experience(NamedTuple):
 
 
 def restore_array(x: Any, own: Array) -> Array:
-    """A copy of an array of a saved state, in the dtype of `own`.
-
-    Raises:
-        ValueError: it is no array, or has another shape than `own`.
-    """
+    """A copy of an array of a saved state, in the dtype of `own`. Raises `ValueError` if it has another shape."""
     if np.shape(x) != own.shape:
         raise ValueError(f"state of shape {np.shape(x)} given, {own.shape} needed")
     return np.array(x, own.dtype)

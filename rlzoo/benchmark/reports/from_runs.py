@@ -41,10 +41,7 @@ class _Trained(Labelled):
 def find_results(paths: Sequence[Path | str], warn: Callable[[str], None]) -> list[Results]:
     """The results that paths name: folders of suites, run directories, and directories that hold any of these.
 
-    All runs together are one of the results.
-
-    Raises:
-        RunError: a path holds neither results nor runs, or what it holds is damaged.
+    Raises `RunError` if a path holds neither results nor runs, or what it holds is damaged.
     """
     folders: dict[Path, Path] = {}
     for path in map(Path, paths):
@@ -64,9 +61,8 @@ def find_results(paths: Sequence[Path | str], warn: Callable[[str], None]) -> li
 def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]:
     """Runs as the results of suites, one for all with the same versions.
 
-    Runs that differ in their seeds alone have one label.
-
-    A run that has not ended counts as far as it was evaluated. Without any evaluation it is missing.
+    Runs that differ in their seeds alone have one label. A run that has not ended counts as far as it was evaluated.
+    Without any evaluation it is missing.
 
     Args:
         warn: called with a line for each run that is left out because it repeats another.

@@ -149,11 +149,7 @@ class Study:
 
     @classmethod
     def of(cls, results: Sequence[Results]) -> Study:
-        """The study of several result folders.
-
-        Raises:
-            ConfigError: no folder is given, or one is given twice.
-        """
+        """The study of several result folders. Raises `ConfigError` if there is none, or one is given twice."""
         require(bool(results), "a report needs at least one folder of results")
         folders = dict(zip(unique_names([folder.path for folder in results]), results, strict=True))
         algorithms = _algorithms(folders)

@@ -24,11 +24,8 @@ def cache_directory() -> Path:
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """A directory of the cache. If it is missing, one process makes it while the others wait.
 
-    Args:
-        make: writes a sealed directory (see `files.seal`) at the path that it gets, which is renamed afterwards.
-
-    Raises:
-        ConfigError: the cache cannot be written, or the files have changed since they were written.
+    `make` writes a sealed directory (see `files.seal`) at the path that it gets, which is renamed afterwards. Raises
+    `ConfigError` if the cache cannot be written, or the files have changed since they were written.
     """
     if not folder.is_dir():
         try:

@@ -208,11 +208,7 @@ def _shares(n: int) -> list[slice]:
 
 
 def own_rows(n: int, name: str = "the rows of a buffer") -> slice:
-    """This process's share of n rows.
-
-    Raises:
-        ConfigError: the number of processes does not divide n.
-    """
+    """This process's share of n rows. Raises `ConfigError` if the number of processes does not divide n."""
     require(n % size() == 0, f"{name} must be a multiple of the {size()} processes, got {n}")
     return share(n)
 
