@@ -684,7 +684,8 @@ def test_choices_of_the_chart(nasty: Results) -> None:
     lost = [*runs("trpo", [1, 2, 3, 4], returns=(0, 0, 0, 5)), outcome(seed=4, returns=(0, 0, 0, float("nan")))]
     study = Study.of([results([*lost, *runs("npg", [1])])])
     five, one = drawn(interactive.chart(study, numbers(study)), numbers(study), mark="point")[-2:]
-    assert ("interval: not finite" in five, "interval: too few runs" in one) == (True, True)
+    assert "interval: not finite" in five
+    assert "interval: too few runs" in one
 
 
 def test_the_chart_cannot_leave_its_script() -> None:

@@ -143,10 +143,17 @@ class TestProbabilityOfImprovement:
 
     def test_finds_one_of_two_equals_better_as_often_as_it_says(self):
         rng = np.random.default_rng(0)
-        for runs, low, high in (5, 0.06, 0.12), (10, 0.03, 0.08):
-            sides = [([rng.normal(0, 1, runs)], [rng.normal(0, 1, runs)]) for _ in range(500)]
+        for envs, runs, low, high in (1, 5, 0.06, 0.12), (1, 10, 0.03, 0.08), (3, 2, 0.11, 0.18):
+            sides = [rng.normal(0, 1, (2, envs, runs)) for _ in range(500)]
             intervals = [probability_of_improvement(x, y, resamples=500) for x, y in sides]
             assert low <= np.mean([x.low > 0.5 or x.high < 0.5 for x in intervals]) <= high
+
+    def test_finds_one_of_five_equals_worse_than_the_best_in_a_third_of_reports(self):
+        rng, found = np.random.default_rng(0), 0
+        for _ in range(300):
+            samples = sorted(rng.normal(0, 1, (5, 1, 5)), key=iqm)
+            found += any(probability_of_improvement(samples[-1], x, resamples=500).low > 0.5 for x in samples[:-1])
+        assert 0.28 <= found / 300 <= 0.45
 
     def test_a_broken_run_loses_to_all_but_another(self):
         assert probability_of_improvement([[NAN]], [[-1e300]]) == (0, 0, 0)
