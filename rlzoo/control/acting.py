@@ -54,8 +54,9 @@ class ActionNoise(Iterator[Array]):
     """Iterator over standard noise (N, Z) for N environments: Gumbel for categories, normal for Box actions.
 
     With `correlation` ρ > 0, successive values are correlated: z_t = ρ·z_{t−1} + √(1 − ρ²)·ε_t, mapped to a Gumbel by
-    its quantile function where needed. Each action still has exactly the policy's distribution, but exploration
-    continues in one direction for about 1/(1 − ρ) steps (coloured noise: Hollenstein et al. 2024).
+    its quantile function where needed. Each value alone is still standard, and exploration continues in
+    one direction for about 1/(1 − ρ) steps (coloured noise: Hollenstein et al. 2024). But where a state tells of past
+    noise, the action in it is not exactly the policy's.
     """
 
     def __init__(

@@ -376,7 +376,7 @@ RULES = [
          "lower `max_kl`; raise `cg_iters` or `cg_damping`; larger `num_envs`, `num_steps` or `responses_per_batch`"),
     Rule("too-few-cg-iterations", "cg_residual", _too_few_cg_iterations,
          "The direction is nearer to the plain gradient than to the natural gradient.",
-         "raise `cg_iters` (10) or `cg_damping` (0.1)"),
+         "raise `cg_iters` (10)"),
     Rule("clipping-too-often", "clip_fraction",
          lambda r: _above(r.median("clip_fraction"), 0.4, "the ratio of {:.0%} of the steps is outside the clip range"),
          "Most steps have no gradient any more: the policy leaves the clip range early in each update.",

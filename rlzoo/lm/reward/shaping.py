@@ -75,7 +75,7 @@ class AdaptiveKL(KLController):
     target: Positive = 6.0
     """KL of a whole response, in nats, that β adapts to."""
     horizon: Positive = 10_000.0
-    """Responses over which β changes by at most a fifth."""
+    """Responses over which β changes by about a fifth at most."""
 
     def update(self, beta: float, kl: float, n: int) -> float:
         """

@@ -80,7 +80,7 @@ class Language(TaskSettings):
     beta_target: Positive | None = None
     """KL of a whole response, in nats, that β adapts to; none keeps β fixed."""
     beta_horizon: Advanced[Positive] = 10_000.0
-    """Responses over which an adaptive β changes by at most a fifth."""
+    """Responses over which an adaptive β changes by about a fifth at most."""
     kl_estimator: Advanced[Literal["k1", "k2", "k3", "full"]] = "k1"
     """Estimator of a token's KL: k1 = log π − log π_ref, k2 = ½·k1², k3 = e^(−k1) − 1 + k1, or full (exact)."""
     score_clip: Advanced[Positive | None] = None
