@@ -161,7 +161,7 @@ def _present_options(arguments: list[str], algorithm: Algorithm, known: Collecti
             complain_once(f"{old} of {algorithm.name} is called {new}")
         arguments = [option.sub(f"--{new}", x) for x in arguments]
     for name in option_names(arguments):
-        fault = None if name in known else of_others(algorithm, name)
+        fault = None if name in known else of_others(algorithm, name, known)
         require(fault is None, str(fault))
     return arguments
 

@@ -31,6 +31,7 @@ def describe_evaluation(step: int, summary: Mapping[str, Any], deterministic: Ma
 
     kind = "deterministic " if summary["deterministic"] else ""
     return_, episodes = ("score", "responses") if "kl_reference" in summary else ("return", "episodes")
+    episodes = "prompts" if summary.get("exact") else episodes
     line = f"step {step:,}: {kind}mean {return_} {spread(summary)} over {summary['episodes']} {episodes}"
     labels = {"success_rate": "success rate", "kl_reference": "KL to the reference"}
     labels |= {name: name for name in summary if name.startswith("pass@")}

@@ -92,18 +92,26 @@ class Trainer:
 
         Raises:
             RunError: there is no such run or checkpoint.
-            ConfigError: its weights do not fit the model.
+            ConfigError: its weights, activation or actions do not fit.
         """
         source, own = self.task.starts_from, self.model.state_dict()
         if source is None:
             return
+        run = Run.open(source)
         # The scale of rewards belongs to a run's own environments.
-        weights = {name: x for name, x in Run.open(source).load().model.items() if not name.startswith("reward_scale.")}
+        weights = {name: x for name, x in run.load().model.items() if not name.startswith("reward_scale.")}
         weights |= {name: x for name, x in own.items() if name.startswith("reward_scale.")}
+        record, settings = run.record, self.config.to_dict()
+        actions = (record.get("spaces") or {}).get("action"), self.task.described_spaces().get("action")
+        parts: dict[str, tuple[Any, Any]] = {"the action space": actions}
+        parts["activation"] = record.get("activation"), settings.get("activation")
         for name in {**own, **weights}:
             there, here = (tuple(part[name].shape) if name in part else "missing" for part in (weights, own))
-            fault = f"{name} is {there} there and {here} here"
-            require(there == here, f"model: give the network and environment of {source}: {fault}")
+            parts[name] = there, here
+        for name, (there, here) in parts.items():
+            fault = f"{name} is {there} there and {here} here; config={str(source)!r} (--config {source}) gives both"
+            fits = there == here or None in (there, here)  # an own network or an old run may not tell
+            require(fits, f"model: give the network and environment of {source}: {fault}")
         self.model.load_state_dict(weights)
 
     def follow(self) -> None:

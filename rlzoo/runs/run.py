@@ -242,7 +242,8 @@ class Run:
         try:
             return make_config(settings.pop("algorithm"), settings.pop("env"), **settings)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-            raise RunError(f"{self._config} cannot be used: {reason(error)}") from error
+            what = f"{', '.join(objects)} for {self.path}" if objects else str(self._config)
+            raise RunError(f"{what} cannot be used: {reason(error)}") from error
 
     @property
     def record(self) -> dict[str, Any]:

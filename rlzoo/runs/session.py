@@ -47,7 +47,7 @@ class Hooks:
     """Called after each iteration. Returning True ends the run. Numbers that it returns by name, or writes into
     `iteration.metrics`, are logged."""
     on_evaluation: Callable[[Trainer, dict[str, Any]], Any] = _nothing
-    """Called after each evaluation with its line of `evaluations.jsonl`."""
+    """Called after each evaluation with its line of `evaluations.jsonl`. Returning True in training ends the run."""
     on_end: Callable[[Trainer], Any] = _nothing
     """Called when the run has finished, after the final evaluations."""
 
@@ -92,6 +92,7 @@ class Session:
             Interrupted: a signal stopped training.
         """
         self.logger.display.start(self.trainer.step, self.config.total_steps)
+        ended = False
         try:
             with self.logger.display, self._failures_named(), self.signals:
                 self.hooks.on_start(self.trainer)
@@ -99,8 +100,9 @@ class Session:
                     self._train()
                 self._finish()
                 self.hooks.on_end(self.trainer)
+            ended = True
         finally:
-            self.logger.close()
+            self.logger.close(ended)
             self.trainer.task.close()
 
     def _complete_interrupted(self) -> bool:
@@ -124,6 +126,8 @@ class Session:
             self.stopped = self._call_hooks(iteration)
             self.logger.iteration(iteration)
             if self._evaluate_and_save(before, self.stopped):
+                if self.stopped:
+                    self.logger.display.say(f"a hook ended the run at step {iteration.step:,}")
                 break
             before = iteration.step
 
@@ -156,8 +160,9 @@ class Session:
         """What is due after an iteration that began at the step `before`. Returns whether the run ends here."""
         trainer, new_best = self.trainer, None
         if self._due(self.eval_interval, before) and not trainer.done:
+            self.stopped = stop  # which a hook may change
             mean_return = self._evaluate(self.config.eval_episodes)["mean_return"]
-            stop = stop or self._reaches_stop_return(mean_return)
+            stop = self.stopped or self._reaches_stop_return(mean_return)
             if mean_return > self.best_return:
                 self.best_return = new_best = mean_return
         save = self._due(self.checkpoint_interval, before) or new_best is not None
@@ -205,7 +210,9 @@ class Session:
             limit = "--env-kwargs {}" if has_id else '--wrapper "gymnasium.wrappers:TimeLimit({})"'
             self.logger.display.say(f"{name}: {text}; {limit.format('max_episode_steps=N')} limits them")
         record = self.logger.evaluation(step, time.perf_counter() - start, evaluation, final)
-        self.hooks.on_evaluation(self.trainer, record)
+        answer = self.hooks.on_evaluation(self.trainer, record)
+        if isinstance(answer, (bool, np.bool_)) and answer and not final:
+            self.stopped = True
         return record
 
     def _reaches_stop_return(self, mean_return: float) -> bool:

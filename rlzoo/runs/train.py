@@ -58,8 +58,8 @@ def train(
         overwrite: replace an existing run.
         preset: start from the tuned settings of the pair, if there are any and `algorithm` is a name. A string names a
             recipe or a preset file (`.toml`), whose settings come on top of them.
-        model: train this model instead of a new one. `resume` and `evaluate` then need it again. Anything else than an
-            `ActorCritic` is the setting `model`: a run to start from, or the language model of a language task.
+        model: train this model itself instead of a new one. `resume` and `evaluate` then need it again. Anything else
+            than an `ActorCritic` is the setting `model`: a run to start from, or the model of a language task.
         progress: show progress on standard output, or on your own display.
         on_iteration: called after each iteration with the `Trainer` and the `Iteration`. Returning True ends the run.
             Numbers that it returns by name are logged. It may change training only by `Trainer.set_attr`.

@@ -457,6 +457,8 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
             "no environment 'Atari/Pong-v5': no imported module registers Atari/; "
             "name the one that does before a colon, such as ale_py:Atari/Pong-v5",
         ),
+        ("train ppo RandomWalks --kl-coef 0.1", "no option '--kl-coef'; did you mean '--beta'?"),
+        ("train ppo CartPole-v1 --kl-coef 0.1", "ppo-clip has no kl_coef; ppo-penalty has"),
         ("train ppo CartPole-v1 --lr 1", "no option '--lr'; did you mean '--learning-rate'?"),
         (
             "train ppo RandomWalks --minibatch-size 8",

@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import short_runs
@@ -187,6 +188,16 @@ def test_hooks_are_called_in_order_and_their_metrics_are_logged(tmp_path):
     assert np.mean(lengths[-100:]) == pytest.approx(run.metrics()[-1]["mean_length"], rel=1e-5)
     with pytest.raises(ConfigError, match="give on_iteration either in hooks or beside them"):
         resume(run, 900, hooks=hooks, on_iteration=on_iteration)
+
+
+def test_evaluation_hook_ends_the_run(tmp_path, capsys):
+    stop = Hooks(on_evaluation=lambda trainer, record: np.bool_(record["step"] > 150))
+    run = short_runs.quick_run(tmp_path, hooks=stop, eval_interval=100, progress=True)
+    first, *_ = (x["step"] for x in run.evaluations() if x["step"] > 150)
+    assert run.metrics()[-1]["step"] == first < run.read_config().total_steps
+    assert f"a hook ended the run at step {first}" in capsys.readouterr().out
+    assert run.finished
+    assert [x["final"] for x in resume(run).evaluations()] == [x["final"] for x in run.evaluations()]
 
 
 def test_trainer_is_an_iterable_of_iterations():
@@ -512,6 +523,12 @@ def test_objects_that_a_run_was_not_made_with(tmp_path):
         rlzoo.evaluate(run, env=own_model)
 
 
+def test_object_that_does_not_do_is_named_and_not_the_file(tmp_path):
+    run = short_runs.quick_run(tmp_path, env=lambda: gymnasium.make("CartPole-v1"))
+    with pytest.raises(RunError, match=f"^env for {re.escape(str(tmp_path))} cannot be used: env is one environment"):
+        rlzoo.evaluate(run, env=gymnasium.make("CartPole-v1"))
+
+
 def test_model_that_trained_with_scaled_rewards_is_loaded_into_again(tmp_path):
     model = own_model()
     run = short_runs.quick_run(tmp_path, model=model, normalize_reward=True)
@@ -594,6 +611,7 @@ def test_evaluation_in_words():
     assert describe_evaluation(1, modes) == "step 1: deterministic mean return 0.456 ± 0.123 over 100 episodes"
     spoken = {"mean_return": 1.234, "std_return": 0.1, "episodes": 8, "deterministic": False, "kl_reference": 4.321}
     assert describe_evaluation(1, spoken) == "step 1: mean score 1.23 ± 0.10 over 8 responses, KL to the reference 4.32"
+    assert " over 8 prompts, KL" in describe_evaluation(1, spoken | {"exact": True})
 
 
 def test_quiet_without_progress(tmp_path, capfd):

@@ -1,9 +1,12 @@
 """Runs that start from the weights of another run."""
 
 import shutil
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers import RescaleAction
 
 import rlzoo
 from rlzoo.core.system.errors import ConfigError, RunError
@@ -72,12 +75,22 @@ def test_it_differs_from_a_run_from_the_beginning(first):
     [
         ({"hidden": (64,)}, r"policy\.net\S+ is \(64, 64\) there and \(2, 64\) here"),
         ({"hidden": (8, 8)}, r"is \(64, 4\) there and \(8, 4\) here"),
-        ({"normalize_obs": True}, r"normalizer\S+ is missing there and \(\S*\) here"),
+        ({"normalize_obs": True}, r"normalizer\S+ is missing there and \(\S*\) here; config='first' \(--con"),
+        ({"activation": "relu"}, "activation is tanh there and relu here"),
     ],
 )
 def test_weights_that_do_not_fit(first, settings, message, tmp_path):
     with pytest.raises(ConfigError, match=rf"model: give the network and environment of first: .*{message}"):
         start(model="first", **settings)
+    assert not (tmp_path / "second").exists()
+
+
+def test_actions_of_another_range(tmp_path):
+    small = {**SMALL, "total_steps": 64, "wrappers": []}
+    rlzoo.train("ppo", "Pendulum-v1", out="first", **small)
+    wider = {**small, "wrappers": [partial(RescaleAction, min_action=-1, max_action=np.float32(1))]}
+    with pytest.raises(ConfigError, match=r"the action space is Box\(-2.* there and Box\(-1.* here"):
+        rlzoo.train("ppo", "Pendulum-v1", out="second", model="first", **wider)
     assert not (tmp_path / "second").exists()
 
 

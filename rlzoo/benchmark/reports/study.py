@@ -63,7 +63,7 @@ class Group:
     def grid(self) -> Array:
         """(points,) steps: the multiples of the evaluation interval, and the end of the budget.
 
-        From the first evaluation of all runs on, and as far as all have trained.
+        From about the first evaluation of all runs on, and as far as all have trained.
         """
         interval = self.environment.eval_interval
         start = max(run.steps[0] for run in self.runs) // interval * interval

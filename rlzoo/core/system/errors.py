@@ -97,10 +97,10 @@ def no_such(kind: str, name: str, names: Iterable[str]) -> str:
     return f"no {kind} {name!r}" + (f"; did you mean {known[near[0]]!r}?" if near else "")
 
 
-def no_class(kind: str, name: str, known: Collection[str]) -> str:
+def no_class(kind: str, name: str, known: Collection[str], aliases: Collection[str] = ()) -> str:
     """`no_such` with all names, where `module:Class` is another. Other libraries write a dot for the colon."""
     form = f"; a class of your own is {':'.join(name.rsplit('.', 1))}" if "." in name else ""
-    return f"{no_such(kind, name, known)} (known: {', '.join(known)}){form}"
+    return f"{no_such(kind, name, (*known, *aliases))} (known: {', '.join(known)}){form}"
 
 
 def require(condition: bool, message: str) -> None:

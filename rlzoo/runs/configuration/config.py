@@ -173,7 +173,8 @@ def assemble(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any]) 
     parts = {"task", "estimator", *config.task.named_parts}
     settings = {name: x for name, x in settings.items() if name not in parts}
     for name in sorted(settings.keys() - config.names):
-        raise ConfigError(of_others(config.algorithm, name) or unknown_name("setting", name, config.names))
+        fault = of_others(config.algorithm, name, config.names)
+        raise ConfigError(fault or unknown_name("setting", name, config.names))
     for name, setting in config.table.items():
         if isinstance(settings.get(name), str) and settings[name] == "none" and NoneType in get_args(setting.hint):
             settings[name] = None
@@ -380,7 +381,8 @@ def _named_class(part: Any, kind: str, base: type, classes: Mapping[str, type]) 
     name = _ALIASES.get(part, part)
     if name in classes:
         return classes[name]
-    require(":" in name, no_class(kind, name, classes))
+    aliases = [alias for alias, other in _ALIASES.items() if other in classes]
+    require(":" in name, no_class(kind, name, classes, aliases))
     cls = load_object(kind, name, "class")
     require(isinstance(cls, type) and issubclass(cls, base), f"{name!r} is no {base.__name__}")
     return cls

@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -68,24 +68,27 @@ def is_part(value: Any) -> bool:
 
 PEERS = {
     "num_envs": "n_envs",
-    "responses_per_batch": "num_envs n_envs",
+    "responses_per_batch": "num_envs n_envs per_device_train_batch_size",
     "num_steps": "n_steps",
     "minibatch_size": "batch_size",
-    "minibatch_responses": "batch_size per_device_train_batch_size minibatch_size",
-    "epochs": "n_epochs num_epochs num_ppo_epochs update_epochs num_train_epochs",
-    "clip_coef": "clip_range cliprange",
+    "minibatch_responses": "batch_size minibatch_size",
+    "epochs": "n_epochs num_epochs num_iterations num_ppo_epochs update_epochs num_train_epochs",
+    "clip_coef": "clip_range cliprange epsilon",
     "clip_value": "clip_range_vf cliprange_value",
     "ent_coef": "entropy_coef",
-    "gae_lambda": "lam lambda",
+    "gae_lambda": "lam lambda lambda_",
     "beta": "init_kl_coef kl_coef",
     "cg_iters": "cg_max_steps",
     "backtrack_iters": "line_search_max_iter",
     "vf_epochs": "n_critic_updates",
-    "hidden": "net_arch",
+    "hidden": "net_arch policy_kwargs",
     "total_steps": "total_timesteps n_timesteps total_episodes",
     "max_new_tokens": "max_completion_length response_length",
     "responses_per_prompt": "num_generations",
-    "reward": "reward_funcs reward_model",
+    "prompts": "train_dataset",
+    "precision": "bf16",
+    "lora_rank": "peft_config",
+    "reward": "reward_funcs reward_model reward_weights",
     "max_tokens": "max_length max_seq_length",
     "eval_interval": "eval_freq",
     "eval_episodes": "n_eval_episodes",
@@ -108,8 +111,10 @@ def unknown_name(kind: str, name: str, names: Iterable[str]) -> str:
     return f"no {kind} {name!r}" + (f"; did you mean {nearest!r}?" if nearest else "")
 
 
-def of_others(algorithm: Any, name: str) -> str | None:
-    """An error message if other registered algorithms have the setting, and this one has not."""
+def of_others(algorithm: Any, name: str, known: Collection[str]) -> str | None:
+    """An error message if other registered algorithms have the setting, and none of the `known` ones is meant."""
+    if any(name in theirs.split() and ours in known for ours, theirs in PEERS.items()):
+        return None
     own, *others = ({f.name for f in dataclasses.fields(x)} for x in (algorithm, *map(algorithm_class, ALGORITHMS)))
     have = [other for other, fields in zip(ALGORITHMS, others, strict=True) if name in fields - own]
     return f"{algorithm.name} has no {name}; {', '.join(have)} {'have' if len(have) > 1 else 'has'}" if have else None

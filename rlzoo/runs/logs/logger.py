@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Logger:
     checkpoints; `mean_return` and `mean_length` of the last 100 episodes (null before the first); `success_rate` of
     the last 100 that report it; and the metrics of environment, algorithm and hooks with 6 digits (null if not finite).
     A metric with a name that is already taken by one of the others is left out.
-    TensorBoard and `trackers` get about 1000 of these lines.
+    TensorBoard and `trackers` get about 1000 points of each metric.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class Logger:
         self._text(resumed_at or 0, "config", _table(["setting", "value"], settings.items()))
         self._stride = max(1, total_steps // _POINTS)
         self._step = resumed_at or 0
+        self._first = self._step // self._stride
+        self._points: dict[str, int] = {}  # the last one of each curve
         self._seconds = 0.0
         self._returns: deque[float] = deque(maxlen=_WINDOW)
         self._lengths: deque[int] = deque(maxlen=_WINDOW)
@@ -87,10 +90,12 @@ class Logger:
             record["success_rate"] = _mean(self._successes)
         record |= {name: _number(name, x) for name, x in iteration.metrics.items() if name not in record}
         self._metrics.append(record)
-        if step // self._stride > before // self._stride:
+        point = step // self._stride
+        due = {name: x for name, x in record.items() if point > self._points.get(name, self._first) and name != "step"}
+        if due:
+            self._points |= dict.fromkeys(due, point)
             groups = {name: f"env/{name}" for name in iteration.environment_metrics} | _TAGS
-            named = {groups.get(name) or f"train/{name}": x for name, x in record.items() if name != "step"}
-            self._scalars(step, named)
+            self._scalars(step, {groups.get(name) or f"train/{name}": x for name, x in due.items()})
         self.display.update(record)
         if time.monotonic() - self._flushed > 1:
             self.flush()
@@ -118,16 +123,17 @@ class Logger:
             OSError: a file cannot be written.
         """
         self._flushed = time.monotonic()
+        for sink in self._sinks:  # first: what a file already has, a resumed run does not record again
+            sink.flush()
         for path, records in self._files.items():
             if records:
                 append_jsonl(path, records)
                 records.clear()
-        for sink in self._sinks:
-            sink.flush()
 
-    def close(self) -> None:
+    def close(self, ended: bool = True) -> None:
+        """See `Sink.close`."""
         for sink in self._sinks:
-            sink.close()
+            sink.close(ended)
 
     def _scalars(self, step: int, values: Mapping[str, float | None]) -> None:
         for sink in self._sinks:
@@ -161,8 +167,8 @@ def _number(name: str, x: Any) -> float | None:
 
 
 def _six_digits(x: float) -> float | None:
-    if isinstance(x, int):
-        return x
+    if isinstance(x, Integral):  # also NumPy's
+        return int(x)
     return float(f"{x:.6g}") if math.isfinite(x) else None
 
 

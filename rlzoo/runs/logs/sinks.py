@@ -37,8 +37,8 @@ class Sink(abc.ABC):
     def flush(self) -> None:
         """Writes everything received. Called about once a second."""
 
-    def close(self) -> None:
-        """Called at the end of a session, also of one that failed."""
+    def close(self, ended: bool = True) -> None:
+        """Called at the end of a session. Unless it `ended`, it failed or was interrupted."""
 
 
 class TensorBoard(Sink):
@@ -86,7 +86,7 @@ class TensorBoard(Sink):
         while names and max(names) > f"events.out.tfevents.{int(time.time())}" and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def close(self) -> None:
+    def close(self, ended: bool = True) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -132,8 +132,8 @@ class WandB(Sink):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, ended: bool = True) -> None:
+        self._run.finish(exit_code=0 if ended else 1)
 
 
 class MLflow(Sink):
@@ -183,10 +183,11 @@ class MLflow(Sink):
                 raise OSError(f"track: MLflow: {' '.join(str(error).split())}") from error
             del self._pending[:_BATCH]
 
-    def close(self) -> None:
+    def close(self, ended: bool = True) -> None:
         with contextlib.suppress(Exception):  # flushing has already raised what the session must know
             self.flush()
-            self._client.set_terminated(self.id)
+        with contextlib.suppress(Exception):
+            self._client.set_terminated(self.id, "FINISHED" if ended else "FAILED")
 
 
 TRACKERS: dict[str, type[WandB] | type[MLflow]] = {"wandb": WandB, "mlflow": MLflow}

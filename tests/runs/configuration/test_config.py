@@ -150,6 +150,7 @@ def test_language_tasks_have_settings_of_their_own():
     ("name", "message"),
     [
         ("trop", "no algorithm 'trop'; did you mean 'trpo'? (known: reinforce, npg, trpo, ppo-penalty, ppo-clip)"),
+        ("PPO", "no algorithm 'PPO'; did you mean 'ppo'? (known: reinforce, npg, trpo, ppo-penalty, ppo-clip)"),
         ("own.VMPO", "; a class of your own is own:VMPO"),
         ("rloo", "no algorithm 'rloo'; use ppo-clip --estimator rloo"),
         ("vpg", "no algorithm 'vpg'; use reinforce"),

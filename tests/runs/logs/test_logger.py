@@ -82,6 +82,21 @@ def test_record_of_an_iteration(tmp_path):
     ]
 
 
+def test_metric_of_few_iterations_has_its_points(tmp_path):
+    logger = make_logger(tmp_path, total_steps=4000)
+    for step in range(1, 2001):
+        record(logger, step, 1.0, {"probe": step} if step % 250 == 1 else {}, [Episode(1.0, 1)])
+    logger.flush()
+    written = tensorboard(tmp_path)
+    assert [x.step for x in written.Scalars("train/probe")] == [251, 501, 751, 1001, 1251, 1501, 1751]
+    assert [x.step for x in written.Scalars("episode/return")] == [*range(4, 2001, 4)]
+
+
+def test_whole_numbers_of_any_kind_are_kept(tmp_path):
+    metrics = record(make_logger(tmp_path), 1, 1.0, {"a": 123456789, "b": np.int64(123456789), "c": True}, [])
+    assert json.dumps([metrics["a"], metrics["b"], metrics["c"]]) == "[123456789, 123456789, 1]"
+
+
 def test_mean_return_is_over_the_last_100_episodes(tmp_path):
     logger = make_logger(tmp_path)
     assert record(logger, 10, 1.0, {}, [])["mean_return"] is None

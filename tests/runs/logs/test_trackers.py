@@ -34,6 +34,31 @@ def test_mlflow(tmp_path, monkeypatch):
     assert steps == [x["step"] for x in run.metrics()]
 
 
+@pytest.mark.parametrize("when", ["in training", "at the end"])
+def test_tracker_that_was_lost_has_everything_after_a_resume(when, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    log_batch, client = mlflow.MlflowClient.log_batch, mlflow.MlflowClient()
+
+    def lost(self, id, metrics):
+        if when == "in training" or any("deterministic" in metric.key for metric in metrics):
+            raise mlflow.MlflowException("no route to host")
+        log_batch(self, id, metrics=metrics)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", lost)
+    with pytest.raises(TrainingError):
+        short_runs.quick_run(tmp_path / "run", track="mlflow")
+    number = json.loads((tmp_path / "run" / "tracker.json").read_text())["id"]
+    assert client.get_run(number).info.status == "FAILED"
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", log_batch)
+    run = resume(tmp_path / "run")
+    last = run.evaluations()[-1]
+    history = client.get_metric_history(number, "eval/return_deterministic")
+    assert [(x.step, x.value) for x in history] == [(last["step"], pytest.approx(last["mean_return"]))]
+    assert client.get_run(number).info.status == "FINISHED"
+
+
 def test_tracker_that_is_lost_during_training(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
