@@ -154,6 +154,9 @@ def _reason(cause: BaseException | None, box: str) -> str:
     paragraphs = itertools.groupby(rows, lambda row: row.strip("─-╰╯") != "")  # between rules
     paragraph = next((" ".join(lines) for is_text, lines in paragraphs if is_text), "")
     text = " ".join(paragraph.replace("Error parsing", "").split())
+    if listed := re.fullmatch(r"(--\S+): .*: \['\W?(\w+(?:, ?\w+)+)\W?'\]", text):
+        values = " ".join(listed[2].replace(",", " ").split())
+        return f"{listed[1]}: values are separated by spaces: {listed[1]} {values}"
     match = re.search(r"no type matching (\S+) could be instantiated from \[(.*)\]\.", text)
     if match is None:
         return text

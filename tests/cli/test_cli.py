@@ -530,6 +530,8 @@ ATTENTION = "invalid choice 'sdap' for argument '--attention'. Expected one of (
         ),
         ("train ppo CartPole-v1 --total-steps 0", "total_steps must be at least 1, got 0"),
         ("train ppo CartPole-v1 --hidden 0", "hidden sizes must be at least 1, got (0,)"),
+        ("train ppo CartPole-v1 --hidden 64,32", "--hidden: values are separated by spaces: --hidden 64 32"),
+        ("train ppo CartPole-v1 --hidden=[64,32]", "--hidden: values are separated by spaces: --hidden 64 32"),
         ("train ppo CartPole-v1 --hidden 8 x", "--hidden: Could not find valid parse for arguments: ['8', 'x']"),
         (
             "train ppo CartPole-v1 --activation tan",
