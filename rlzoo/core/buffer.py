@@ -75,12 +75,13 @@ class Buffer(Tensors):
         Rows that `context` does not divide end with masked steps, copies of the last one.
 
         Args:
-            context: steps that a policy must see together: 1 for a network without memory. 0 keeps whole rows, and
-                minibatch sizes then count rows instead of steps.
+            context: steps that a policy must see together, 1 without memory; 0: whole rows, which minibatches count.
         """
         n, steps = self.mask.shape
-        shapes = [tuple(x.shape) for x in (self.advantage, self.return_) if x is not ABSENT]
+        given, dtype = [x for x in (self.advantage, self.return_) if x is not ABSENT], self.reward.dtype
+        shapes = [tuple(x.shape) for x in given]
         require({*shapes} <= {(n, steps)}, f"the estimator's advantage and return_ must be {(n, steps)}, not {shapes}")
+        require({x.dtype for x in given} <= {dtype}, f"the estimator's advantage and return_ must be of {dtype}")
         context, row_size = min(context, steps) or steps, min(context, steps) or 1
         padding = -steps % context
 

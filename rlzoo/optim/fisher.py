@@ -56,7 +56,14 @@ class Jacobian:
         us, pulled = self._transpose
         pairs = [(x, w) for x, w in zip(pulled, self.directions(v), strict=True) if x.requires_grad]
         gradients, directions = zip(*pairs, strict=True)
-        tangents = iter(torch.autograd.grad(gradients, us, directions, retain_graph=True))
+        try:
+            tangents = iter(torch.autograd.grad(gradients, us, directions, retain_graph=True))
+        except RuntimeError as error:
+            if "is not implemented" not in str(error):
+                raise
+            fault = "the policy has no second derivatives, which Fisher products need"
+            remedy = "attention has them inside torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+            raise ConfigError(f"{fault}: {first_line(error)}; {remedy}") from error
         return [next(tangents) if y.requires_grad else torch.zeros_like(y) for y in self._outputs]
 
     def pull(self, cotangents: list[Tensor], total: Vector, keep: bool) -> None:

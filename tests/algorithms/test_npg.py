@@ -58,3 +58,8 @@ def test_damped_direction_solves_the_damped_system():
 def test_step_kl_follows_its_schedule():
     step, _, fisher, _ = step_of(dataclasses.replace(EXACT, step_kl="linear:0.01:0"), progress=0.75)
     assert float(0.5 * step @ fisher @ step) == pytest.approx(0.01 / 4, rel=1e-6)
+
+
+def test_quadratic_kl_of_the_step_is_that_of_all_rows_where_fisher_products_take_some():
+    step, _, fisher, _ = step_of(NPG(cg_damping=0.3, fisher_fraction=0.3))
+    assert float(0.5 * step @ fisher @ step) == pytest.approx(0.01, rel=1e-6)

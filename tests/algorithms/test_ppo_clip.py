@@ -5,7 +5,7 @@ import pytest
 import torch
 from builders import SPACES, make_buffer, make_model, parameters
 
-from rlzoo.algorithms import PPOClip, measure
+from rlzoo.algorithms import PPOClip, PPOPenalty, measure
 from rlzoo.core.estimators import GAE
 
 
@@ -147,3 +147,15 @@ def test_stop_kl_ends_all_epochs_once_it_is_passed():
     _, held = update(epochs=30, minibatch_size=8, stop_kl=0.01)
     assert held["gradient_steps"] < free["gradient_steps"] == 120
     assert held["kl_k3"] < free["kl_k3"]
+
+
+@pytest.mark.parametrize("algorithm", [PPOClip, PPOPenalty])
+@pytest.mark.parametrize("whiten", [True, False])
+def test_policy_loss_is_of_the_advantages_that_were_used(algorithm, whiten):
+    model = make_model()
+    algorithm = algorithm(learning_rate=1e-12, epochs=1, normalize_advantage=whiten)
+    buffer = make_buffer(model)
+    metrics = algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
+    batch = algorithm.estimator(buffer)
+    expected = 0.0 if whiten else -float(batch.mean(batch.advantage))
+    assert metrics["policy_loss"] == pytest.approx(expected, abs=1e-6)

@@ -12,7 +12,7 @@ from torch.nn.utils import vector_to_parameters
 from rlzoo.algorithms import TRPO, npg, trpo
 from rlzoo.core.collector import evaluate
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import Objective
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
@@ -216,3 +216,27 @@ def test_search_takes_the_longest_step_that_improves_the_surrogate_less_all_term
         loss, before = (float(model.auxiliary.loss(x).detach()) for x in (candidate, old))
         improved.append(surrogate - loss > -before)
     assert improved == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("module", [trpo, npg])
+def test_the_length_of_the_step_is_measured_on_all_rows(module, monkeypatch):
+    name = module.__name__.rpartition(".")[2]
+    trainer = Trainer(make_config(name, "CartPole-v1", num_envs=4, num_steps=100, fisher_fraction=0.1))
+    lengths = []
+
+    def curvature(policy, theta, batch, x):
+        lengths.append(batch.num_rows)
+        return fisher_curvature(policy, theta, batch, x)
+
+    monkeypatch.setattr(module, "fisher_curvature", curvature)
+    buffer = evaluate(trainer.model, trainer.task.collector.collect(trainer.task.actor()).buffer)
+    trainer.algorithm.update(trainer.model, trainer.state, buffer)
+    assert lengths == [400]
+
+
+def test_a_step_without_improvement_is_not_accepted():
+    model, algorithm = make_model(), TRPO(vf_epochs=0)
+    buffer = make_buffer(model)
+    buffer = buffer.replace(reward=torch.zeros_like(buffer.reward), value=torch.zeros_like(buffer.value))
+    metrics = algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
+    assert (metrics["accepted"], metrics["backtracks"]) == (0.0, algorithm.backtrack_iters)

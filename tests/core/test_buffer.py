@@ -1,6 +1,7 @@
 """`Buffer`: masked statistics, rows and minibatches."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_minibatches_of_an_epoch_cover_every_row_once(rows, context, size, seed)
 
 def test_row_size_is_the_steps_of_a_row_unless_the_row_is_the_unit():
     buffer = make_buffer(make_model(), rows=2, steps=6)
-    assert [buffer.rows(context).row_size for context in (1, 3, 6, 0)] == [1, 3, 6, 1]
+    assert [buffer.rows(context).row_size for context in (1, 3, 6, 8, 0)] == [1, 3, 6, 6, 1]
     halves = buffer.rows(3)
     assert [part.row_size for part in halves.minibatches(6, np.random.default_rng(0))] == [3, 3]
     assert next(halves.micro_batches(3)).row_size == 3
@@ -265,3 +266,15 @@ def test_the_host_waits_once_for_all_minibatches_of_an_epoch():
         minibatches = list(moved.minibatches(4, np.random.default_rng(0)))
         assert gpu.waits == ["_to_copy", "_to_copy"]
         assert all(torch.equal(x.reward.cpu(), y) for x, y in zip(minibatches, expected, strict=True))
+
+
+def test_absent_fields_stay_absent_in_a_pickle():
+    buffer = pickle.loads(pickle.dumps(make_buffer(make_model(), rows=2, steps=6)))
+    assert len(buffer.rows(1).advantage) == 0
+
+
+@pytest.mark.parametrize("kind", [lambda x: x.float(), lambda x: x.numpy()])
+def test_what_an_estimator_gives_must_be_tensors_of_the_rewards_kind(kind):
+    buffer = make_buffer(make_model(), rows=2, steps=6)
+    with pytest.raises(ConfigError, match=r"^the estimator's advantage and return_ must be of torch\.float64$"):
+        dataclasses.replace(buffer, advantage=kind(buffer.reward)).rows(1)

@@ -229,3 +229,29 @@ def test_stored_log_probability_is_that_of_the_unclipped_action():
     assert torch.equal(evaluated.action, buffer.action)
     logp = model.distribution(buffer.obs[:, :-1]).log_prob(buffer.action)
     torch.testing.assert_close(evaluated.logp, logp.detach())
+
+
+def test_actor_is_told_of_an_episode_that_begins_after_one_that_ended_with_the_last_buffer():
+    collector, seen = make_collector([5]), []
+
+    def actor(obs, forced, starts):
+        seen.append(bool(starts[0]))
+        return np.zeros(1, np.int64)
+
+    for _ in range(2):
+        collector.collect(actor)
+    assert seen == [True, *[False] * 4, False, True, *[False] * 3]
+
+
+def test_a_restart_drops_episodes_that_had_begun():
+    collector = make_collector([7])
+    collect(collector)
+    collector.restart()
+    collect(collector)
+    assert collect(collector)[1] == [Episode(28.0, 7)]
+
+
+def test_returns_are_summed_in_double_precision():
+    collector = make_collector([6001], num_steps=6001)
+    episodes = collector.collect(lambda obs, forced, starts: np.zeros(1, np.int64)).episodes
+    assert episodes[0].return_ == 6001 * 6002 / 2

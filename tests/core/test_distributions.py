@@ -215,3 +215,31 @@ def test_a_logit_of_minus_infinity_leaves_the_category_out():
     torch.testing.assert_close(p.kl(other), without.kl(Categorical(tensor([1.0, 0.0], [0.0, -1e9]))))
     (p.entropy() + p.kl(other) + p.log_prob(torch.tensor([2, 0]))).sum().backward()
     assert logits.grad.isfinite().all()
+
+
+def test_detached_keeps_what_training_changes():
+    p = DiagGaussian(tensor([1.0]), tensor([0.0]))
+    old = p.detach()
+    p.log_std.fill_(1.0)
+    assert old.log_std == 0
+
+
+def test_samples_are_quantiles_of_uniform_numbers_in_double_precision():
+    p = Categorical(torch.zeros(1000, 3))
+    uniform = torch.empty(1000, dtype=torch.float64).uniform_(generator=generator())
+    assert torch.equal(p.sample(generator()), p.quantile(uniform))
+
+
+@pytest.mark.parametrize("k", [4, 3000])
+def test_the_largest_quantile_is_a_category_that_is_possible(k):
+    logits = torch.randn(200, k, generator=generator())
+    logits[:, k - 3 :] = -math.inf
+    assert (Categorical(logits).quantile(torch.ones(200, dtype=torch.float64)) == k - 4).all()
+
+
+@pytest.mark.parametrize("k", [3, 1024, 3000])
+def test_quantiles_are_those_of_the_cumulative_probabilities(k):
+    logits, uniform = torch.randn(k, generator=generator()), torch.rand(500, generator=generator(), dtype=torch.float64)
+    expected = np.searchsorted(logits.double().softmax(-1).cumsum(-1).numpy(), uniform.numpy(), side="right")
+    found = Categorical(logits.expand(500, k)).quantile(uniform).numpy()
+    assert (found != expected).sum() < 3  # rounding

@@ -137,10 +137,10 @@ def test_forced_steps_within_an_episode_change_nothing(steps, seed, junk):
 
 
 def test_returns_by_hand():
-    reward, value = tensor([[1, 2, 4, 0, 8, 16]]), tensor([[0, 0, 0, 64, 0, 0, 0]])
+    reward, value = tensor([[1, 2, 4, 0, 8, 16]]), tensor([[0, 0, 32, 64, 0, 0, 0]])
     terminated = torch.tensor([[False, True, False, False, False, False]])
     mask = torch.tensor([[True, True, True, False, True, True]])
-    truncated = torch.tensor([[False, False, True, False, False, False]])
+    truncated = torch.tensor([[False, True, True, False, False, False]])
     returns = monte_carlo(reward, value, terminated, truncated, mask, 0.5)
     torch.testing.assert_close(returns, tensor([[2, 2, 36, 0, torch.nan, torch.nan]]), equal_nan=True)
 
@@ -230,7 +230,7 @@ def test_group_norm_by_hand():
 
 def test_discount_of_relative_advantages_counts_from_the_first_unmasked_step():
     # Returns 1 + 2/2 + 4/4 = 3 and 8 + 0/2 + 4/4 = 9, at γ = 1/2.
-    reward, mask = tensor([[50, 50, 1, 2, 4], [8, 50, 0, 4, 50]]), torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0]])
+    reward, mask = tensor([[1e20, 50, 1, 2, 4], [8, 50, 0, 4, 1e20]]), torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0]])
     expected = tensor([[0, 0, -6, -6, -6], [6, 0, 6, 6, 0]])
     torch.testing.assert_close(leave_one_out(reward, mask.bool(), 2, 0.5), expected)
     torch.testing.assert_close(group_mean(reward, mask.bool(), 2, 0.5), expected / 2)
@@ -360,3 +360,9 @@ def test_junk_in_forced_steps_leaves_estimates_alone(estimator):
 def test_discounts_outside_the_unit_interval_are_an_error(settings):
     with pytest.raises(ConfigError, match=rf"{next(iter(settings))} must be in \[0, 1\]"):
         GAE(**settings)
+
+
+def test_the_end_of_a_forced_step_completes_no_episode():
+    mask, ended = torch.tensor([[True, False]]), torch.tensor([[False, True]])
+    returns = monte_carlo(tensor([[1, 5]]), tensor([[0, 0, 0]]), ended, ended, mask, 0.5)
+    torch.testing.assert_close(returns, tensor([[torch.nan, 0]]), equal_nan=True)

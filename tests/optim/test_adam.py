@@ -5,6 +5,7 @@ import pytest
 import torch
 from builders import SPACES, make_buffer, make_model, parameters
 
+from rlzoo.algorithms import PPOClip
 from rlzoo.core.estimators import GAE
 from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
@@ -163,3 +164,11 @@ def test_nothing_to_train():
     model.requires_grad_(False)
     with pytest.raises(ValueError, match=r"^there is no parameter to train: the policy or the value is frozen"):
         Adam(list(model.parameters()))
+
+
+def test_a_step_marks_the_parameters_as_changed():
+    model = make_model()
+    optimizer, p = Adam(list(model.parameters())), next(model.parameters())
+    before, batch = p._version, PPOClip().estimator(make_buffer(model)).rows(1)
+    optimizer.minimize(PPOClip().loss, model, batch, 0.2, 0.0, learning_rate=0.01)
+    assert p._version > before

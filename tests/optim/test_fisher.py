@@ -3,8 +3,10 @@
 import pytest
 import torch
 from builders import KINDS, explicit_fisher, make_policy, mean_kl
+from torch import nn
 
 from rlzoo.core.buffer import Buffer
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 
 WEIGHT = torch.full((6, 1), 1 / 6, dtype=torch.float64)
@@ -87,3 +89,20 @@ def test_graph_is_kept_for_one_micro_batch_alone(context, micro_batch_steps, cal
     for _ in range(3):
         product(policy.theta.detach())
     assert len(passes) == calls
+
+
+class Attentive(nn.MultiheadAttention):
+    """Attention by the fused kernel, which has no second derivatives."""
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+def test_policy_without_second_derivatives():
+    policy = make_policy("discrete")
+    policy.model.policy.net = nn.Sequential(Attentive(4, 1, batch_first=True).double(), policy.model.policy.net)
+    policy = type(policy)(policy.model, policy.obs)
+    with pytest.raises(ConfigError, match=r"no second derivatives, which .* is not implemented; attention has them in"):
+        fisher_of(policy)(torch.ones_like(policy.theta))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert fisher_of(policy)(torch.ones_like(policy.theta)).isfinite().all()

@@ -163,6 +163,7 @@ def test_trust_region_step_without_positive_curvature_is_zero(curvature):
     step, scale = trust_region_step(torch.ones(3), curvature, 0.01)
     assert torch.equal(step, torch.zeros(3))
     assert scale == 0
+    assert not trust_region_step(torch.ones(3), 1e-40, 0.01).step.any()
 
 
 @pytest.mark.parametrize("iters", [0, 1, 2, 5])

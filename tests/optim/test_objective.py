@@ -6,6 +6,7 @@ import torch
 from builders import SPACES, Imitation, make_buffer, make_model, mean_kl, parameters
 
 from rlzoo.algorithms import TRPO, PPOClip, PPOPenalty, Reinforce
+from rlzoo.core.buffer import Buffer
 from rlzoo.core.estimators import GAE
 from rlzoo.core.kl import k3
 from rlzoo.optim.adam import Adam, fit_value
@@ -287,3 +288,15 @@ def test_kl_stop_is_that_of_the_whole_minibatch_before_the_step(micro_batch_step
         args = PPOClip().loss, model, [batch], 0.2, 0.0
         assert optimizer.minimize_each(*args, learning_rate=0.01, stop=stop)[0] == steps
         assert torch.equal(parameters(model), before) == (steps == 0)
+
+
+def test_the_kl_of_a_minibatch_does_not_count_for_the_next():
+    one = torch.ones(1, 1, dtype=torch.float64)
+    no = torch.zeros(1, 1, dtype=torch.bool)
+    stop, batch = KLStop(1.0), Buffer(one, one, one, no, no, ~no, logp=0 * one)
+    for _ in range(3):
+        stop.add(batch, one)  # k3 = e − 2 = 0.718
+        assert not stop.check()
+    for _ in range(2):
+        stop.add(batch, one)
+    assert stop.check()

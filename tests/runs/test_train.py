@@ -18,8 +18,9 @@ from gymnasium import spaces
 import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
 from rlzoo.control.networks import Network
-from rlzoo.control.task import Control
+from rlzoo.control.task import Control, ControlTask
 from rlzoo.core.distributions import Categorical, DiagGaussian
+from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.models import ActorCritic, Policy
 from rlzoo.core.system.errors import ConfigError, EnvError, Interrupted, RunError, TrainingError, UnknownEnv
 from rlzoo.runs.configuration.config import Config, make_config
@@ -777,3 +778,51 @@ def test_a_state_has_no_other_attributes_and_no_keys_that_json_changes(tmp_path)
         short_runs.quick_run(tmp_path, algorithm=Foreign(epochs=1, minibatch_size=100, normalize_advantage=False))
     with pytest.raises(AttributeError, match="baseline"):
         rlzoo.State(np.random.default_rng(0)).baseline = 0.5
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """Mean returns of the next sampled evaluations. The one before training and those of the mode give 9."""
+    returns = []
+
+    def evaluate(trainer, episodes, *, seed, deterministic=False):
+        x = 9.0 if deterministic or trainer.step == 0 else returns.pop(0)
+        return Evaluation(np.array([x]), np.array([1]), deterministic, seed)
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    monkeypatch.setattr(ControlTask, "evaluates_start", True)
+    return returns
+
+
+def test_the_best_checkpoint_is_by_sampled_evaluations_of_trained_policies(sampled, tmp_path):
+    sampled += [3.0, 1.0]
+    run = short_runs.quick_run(tmp_path, eval_interval=300)
+    assert run.best_step() == run.evaluations()[1]["step"]
+    sampled += [4.0, 2.0]
+    resume(run, total_steps=900)
+    assert run.best_step() == run.evaluations()[4]["step"]
+
+
+def test_killed_before_the_best_checkpoint_was_marked(sampled, tmp_path):
+    sampled += [1.0, 3.0]
+    run = short_runs.quick_run(tmp_path, eval_interval=300)
+    best = run.best_step()
+    (run.checkpoints / "best.json").unlink()
+    sampled += [2.0, 2.0]
+    resume(run, total_steps=900)
+    assert run.best_step() == best < run.steps()[-1]
+
+
+def test_an_update_sees_observations_normalised_as_when_they_were_collected(monkeypatch):
+    settings = {"num_envs": 2, "num_steps": 20, "minibatch_size": 40, "normalize_obs": True}
+    trainer = Trainer(make_config("ppo-clip", "CartPole-v1", **settings))
+    counts, update = [], PPOClip.update
+
+    def spy(self, model, *rest):
+        counts.append(int(model.normalizer.count))
+        return update(self, model, *rest)
+
+    monkeypatch.setattr(PPOClip, "update", spy)
+    first, second = (trainer.iterate().step for _ in range(2))
+    assert counts == [0, first]
+    assert trainer.model.normalizer.count == second

@@ -269,7 +269,8 @@ class LanguageTask(Task):
     def _find_eval_prompts(self) -> list[str]:
         training, texts = self.env.prompts.texts, self._read_prompts("eval_prompts")
         if not texts:
-            texts = training if self.settings.prompts is not None else self.own_eval_prompts()
+            own = training if self.settings.prompts is not None else self.own_eval_prompts()
+            texts = own if own is training else read_prompts(own, self.tokenizer, "own_eval_prompts")
         if texts is not training:
             self.env.encode(texts, "eval_prompts")
         return list(texts)

@@ -42,7 +42,7 @@ from rlzoo.runs.configuration.objects import (
     import_name,
     with_tuples,
 )
-from rlzoo.runs.configuration.settings import Setting, is_part, of_others, settings_of, unknown_name
+from rlzoo.runs.configuration.settings import RESERVED, Setting, is_part, of_others, settings_of, unknown_name
 from rlzoo.runs.configuration.unused import unused
 from rlzoo.runs.registry import ALGORITHMS, ALIASES, algorithm_class, check_neighbour, task_class
 
@@ -93,8 +93,15 @@ class Config:
 
     @property
     def table(self) -> dict[str, Setting]:
-        """Every setting by its name."""
-        return settings_of(self, units=self.task.units)
+        """Every setting by its name.
+
+        Raises:
+            ConfigError: two parts have a setting of the same name, or one has a name of `RESERVED` or of a part.
+        """
+        table = settings_of(self, units=self.task.units)
+        for name in sorted({*RESERVED, *self.task.named_parts} & table.keys()):
+            raise ConfigError(f"setting {name!r} of {table[name].part.__name__} has a name of rlzoo's own: rename it")
+        return table
 
     @property
     def names(self) -> set[str]:
@@ -256,10 +263,10 @@ def _with_parts(algorithm: str | Algorithm, env: Any, settings: Mapping[str, Any
     def instance(part: Any, kind: str, base: type, classes: Mapping[str, type]) -> Any:
         """The part itself, or one made from a name or class and the task's defaults."""
         cls = _class_of(part, kind, base, classes)
-        if isinstance(part, base):
-            return part
         try:
-            return _replace(cls(), task.defaults, task.units)
+            made = part if isinstance(part, base) else cls()
+            require(dataclasses.is_dataclass(made), f"{cls.__name__} is not decorated: @dataclass(frozen=True)")
+            return part if made is part else _replace(made, task.defaults, task.units)
         except TypeError as error:  # a field without a default, or an abstract method
             raise ConfigError(f"{kind} {part!r}: {error}") from error
 

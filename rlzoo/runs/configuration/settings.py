@@ -61,6 +61,13 @@ def settings_of(*parts: Any, units: Mapping[str, tuple[str, str]] | None = None)
     return table
 
 
+_OF_TRAIN = frozenset(
+    ("out", "overwrite", "preset", "no_preset", "progress", "quiet", "json", "track", "jobs", "threads")
+)
+RESERVED = _OF_TRAIN | {"wrapper", "algorithm", "estimator", "task", "config"}
+"""Names of no setting: those of other options of `rlzoo train`, and of parts of a run."""
+
+
 def is_part(value: Any) -> bool:
     """Whether a field's value is a dataclass instance, whose own fields are settings."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -277,7 +277,7 @@ def test_what_the_updates_did() -> None:
 
 def test_time_to_threshold() -> None:
     reached_late = outcome(seed=0, returns=(0, 10, 20, 30))  # at 300 steps, 3 s
-    reached_soon = outcome(seed=1, returns=(0, 26, 0, 0))  # at 100 steps, and lost again
+    reached_soon = outcome(seed=1, returns=(0, 25, 0, 0))  # at 100 steps, and lost again
     never = outcome(seed=2, returns=(0, 0, 0, 24.9))
     diverged = outcome(seed=3, returns=(0, 0, 0, 0), final=float("nan"))
     nobody = outcome("npg", seed=0, returns=(0, 0, 0, 0))
@@ -801,3 +801,9 @@ def test_the_page_in_a_browser(width: int, tmp_path: Path) -> None:
     assert vermilion.sum() > 300  # curves and legend of PPO and its peer
     assert grey.sum() > 500  # axes and captions, in the page's own colours
     assert (pixels == 255).all(2).mean() > 0.6
+
+
+def test_an_algorithm_that_lacks_an_environment_is_in_no_aggregate() -> None:
+    outcomes = [*runs("trpo", [50.0] * 4), *runs("npg", [25.0] * 4), *runs("trpo", [100.0] * 4, "F")]
+    study = Study.of([results(outcomes, {"E": 25.0, "F": None})])
+    assert study.overall == (["trpo"], ["E", "F"])

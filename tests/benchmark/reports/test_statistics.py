@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import binom, mannwhitneyu, norm
 
 from rlzoo.benchmark.reports.statistics import (
+    are_comparable,
     iqm,
     iqm_interval,
     median_interval,
@@ -230,3 +231,13 @@ def test_normalise_takes_low_to_0_and_high_to_1():
     for low, high in (1, 1), (2, 1), (NAN, 1):
         with pytest.raises(ConfigError, match="above the low one, got low"):
             normalise([1], low, high)
+
+
+def test_bounds_are_order_statistics_of_the_resamples_alone():
+    assert iqm_interval([[0, 4]], resamples=1) == (2, 4, 4)
+    assert iqm_interval([[0, 4]], resamples=2) == (2, 2, 4)
+
+
+def test_three_runs_beside_four_are_too_few():
+    assert not are_comparable([[1, 2, 3]], [[4, 5, 6, 7]])
+    assert are_comparable([[1, 2, 3, 4]], [[5, 6, 7, 8]])

@@ -108,3 +108,14 @@ def test_recurrent_networks_act_as_in_pytorch(network, env_id, more):
         buffers.append([collector.collect(make(model, noise)).buffer for _ in range(2)][-1])
     for x, y in zip(*([*b.obs.tensors(), b.action] for b in buffers), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
+
+
+def test_normalised_observations_are_clipped_as_in_pytorch():
+    model, none = make_model(normalize_obs=True).float(), np.zeros(64, bool)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(generator=torch.Generator().manual_seed(p.numel()))
+    obs = 100 * np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    noise = np.zeros((64, 3), np.float32)
+    plain, fast = (make(model, iter([noise]))(obs, none, none) for make in (make_actor, make_numpy_actor))
+    assert np.array_equal(plain, fast)

@@ -309,3 +309,16 @@ def test_rows_that_are_no_whole_groups():
 def test_an_attribute_cannot_be_set():
     with pytest.raises(ConfigError, match="set_attr: a language task has no attribute beta; beta_target changes"):
         make_env(make_model(), ["a"]).set_attr("beta", 0.5)
+
+
+def test_the_coefficient_of_a_batch_is_the_one_before_it_moves():
+    env = moved_env(control=AdaptiveKL(beta=0.2, target=0.01, horizon=100.0), kl_estimator="full")
+    fixed = moved_env(control=FixedKL(0.2), kl_estimator="full")
+    assert torch.equal(experience(env).buffer.reward, experience(fixed).buffer.reward)
+
+
+def test_an_environment_over_other_prompts_leaves_the_coefficient_and_the_moments_alone():
+    env = moved_env(control=AdaptiveKL(horizon=100.0), treatment=ScoreTreatment("running"))
+    before = env.scoring.state_dict()
+    experience(env.over(["h", "ab", "h"]))
+    assert env.scoring.state_dict() == before

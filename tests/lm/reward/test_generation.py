@@ -1,8 +1,10 @@
 """Prompts and their order, and responses token by token without a model."""
 
 import numpy as np
+import pytest
 from tiny import EOS, PAD, make_tokenizer
 
+from rlzoo.core.system.errors import EnvError
 from rlzoo.lm.reward.generation import Generation, Responses
 from rlzoo.lm.reward.prompt import Group, Prompts
 from rlzoo.lm.reward.turns import Turns
@@ -58,3 +60,9 @@ def test_a_reply_is_forced_on_its_row_and_its_turn_has_a_reward():
     assert [reward for reward, _, _ in results] == [[0.5], [0], [0], [0], [0]]
     assert [forced for _, _, forced in results] == [[True], [True], [False], [False], [True]]
     assert [ended for _, ended, _ in results] == [[False]] * 4 + [[True]]
+
+
+def test_a_wrong_reply_names_the_row_among_all_processes():
+    rows = responses(Generation(turns=Turns(lambda conversations: [3])), own=slice(1, 2))
+    with pytest.raises(EnvError, match="reply reply, row 1: returned 3"):
+        episode(rows, (9,), (EOS,))

@@ -12,13 +12,15 @@ import pytest
 
 import rlzoo
 from rlzoo.algorithms import TRPO, PPOClip
+from rlzoo.cli.runs import _Train
 from rlzoo.control.networks import Network
 from rlzoo.control.task import Control, ControlTask
-from rlzoo.core.estimators import GAE, MonteCarlo
+from rlzoo.core.estimators import GAE, Estimator, MonteCarlo
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.schedules import at
 from rlzoo.lm.tasks.settings import Language
 from rlzoo.runs.configuration.config import Config, check_schedules, make_config
+from rlzoo.runs.configuration.settings import RESERVED
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 
@@ -423,3 +425,42 @@ def test_numbers_of_numpy_are_settings():
     config = make_config("ppo-clip", "CartPole-v1", **given)
     plain = make_config("ppo-clip", "CartPole-v1", num_envs=4, learning_rate=0.5, normalize_obs=True, seed=3)
     assert json.dumps(config.to_dict()) == json.dumps(plain.to_dict())
+
+
+def made(name, base, field):
+    """A dataclass with one more field."""
+    return dataclasses.make_dataclass(name, [(field, str, "x")], bases=(base,), frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"algorithm": made("Named", PPOClip, "algorithm")()}, "algorithm"),
+        ({"algorithm": made("Named", PPOClip, "network")()}, "network"),
+        ({"algorithm": made("Named", PPOClip, "out")()}, "out"),
+        ({"estimator": made("Named", GAE, "estimator")()}, "estimator"),
+        ({"network": made("Named", Network, "network")()}, "network"),
+    ],
+)
+def test_setting_with_a_name_of_something_else(arguments, field):
+    with pytest.raises(ConfigError, match=f"setting '{field}' of Named has a name of rlzoo's own: rename it"):
+        make_config(**{"algorithm": "ppo", "env": "CartPole-v1", **arguments})
+
+
+def test_options_of_train_are_reserved():
+    config = make_config("ppo", "CartPole-v1")
+    options = {x.name for x in dataclasses.fields(_Train)}
+    assert options <= RESERVED | config.table.keys() | config.task.named_parts.keys()
+
+
+class Undecorated(Estimator):
+    gamma: float = 0.9
+
+    def __call__(self, buffer):
+        return buffer
+
+
+@pytest.mark.parametrize("estimator", [Undecorated(), Undecorated, "test_config:Undecorated"])
+def test_part_that_is_no_dataclass(estimator):
+    with pytest.raises(ConfigError, match=r"Undecorated is not decorated: @dataclass\(frozen=True\)"):
+        make_config("ppo", "CartPole-v1", estimator=estimator)
