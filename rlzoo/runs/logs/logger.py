@@ -123,12 +123,14 @@ class Logger:
             OSError: a file cannot be written.
         """
         self._flushed = time.monotonic()
-        for sink in self._sinks:  # first: what a file already has, a resumed run does not record again
-            sink.flush()
+        tensorboard, *trackers = self._sinks
+        for tracker in trackers:  # first: what a file already has, a resumed run does not record again
+            tracker.flush()
         for path, records in self._files.items():
             if records:
                 append_jsonl(path, records)
                 records.clear()
+        tensorboard.flush()
 
     def close(self, ended: bool = True) -> None:
         """See `Sink.close`."""
