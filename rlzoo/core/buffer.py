@@ -75,7 +75,7 @@ class Buffer(Tensors):
         Rows that `context` does not divide end with masked steps, copies of the last one.
 
         Args:
-            context: steps that a policy must see together, 1 without memory; 0: whole rows, which minibatches count.
+            context: steps that a policy must see together. 0 keeps whole rows; minibatch sizes then count rows.
         """
         n, steps = self.mask.shape
         given, dtype = [x for x in (self.advantage, self.return_) if x is not ABSENT], self.reward.dtype
