@@ -40,6 +40,7 @@ class Row(NamedTuple):
 def check_messages(name: str, value: Any) -> Messages:
     """`value`, if it is a list of messages; otherwise `ConfigError` says what is wrong with it."""
     require(isinstance(value, list) and len(value) > 0, f'"{name}" must be a string or messages, such as {_EXAMPLE}')
+    value = [_with_content(message) for message in value]
     for number, message in enumerate(value, 1):
         at = f'"{name}", message {number}'
         fields = isinstance(message, dict) and {"role", "content"} <= message.keys()
@@ -49,6 +50,13 @@ def check_messages(name: str, value: Any) -> Messages:
         require(isinstance(content, str), f'{at}: "content" must be a string')
         unicode(f"{at}: content", content)
     return [{key: x for key, x in message.items() if x is not None} for message in value]
+
+
+def _with_content(message: Any) -> Any:
+    """The message; a call of tools, whose content may be missing or None in the format of OpenAI, with an empty one."""
+    if isinstance(message, dict) and message.get("tool_calls") and message.get("content") is None:
+        return message | {"content": ""}
+    return message
 
 
 def unicode(name: str, text: str) -> None:

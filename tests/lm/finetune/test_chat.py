@@ -116,6 +116,19 @@ def test_prompts_are_rendered_up_to_the_assistant():
     assert read_prompts([TALK[:2], "plain"], tokenizer()) == ["sbe<eos> uhi<eos> a", "plain"]
 
 
+@pytest.mark.parametrize("call", [{"content": None}, {}, {"content": "wait"}])
+def test_call_of_a_tool_may_have_no_content(call):
+    """As in the format of OpenAI."""
+    template = PLAIN.replace("m.content", "m.content + (m.tool_calls[0].name if m.tool_calls else '')")
+    calls = {"role": "assistant", **call, "tool_calls": [{"name": "sum"}]}
+    (example,) = read_examples([{"messages": [TALK[1], calls, {"role": "tool", "content": "five"}, TALK[4]]}])
+    said = (call.get("content") or "") + "sum|"
+    silent = "_" * len("uhi| a"), "_" * len(" tfive| a")
+    assert text_of(example.row(tokenizer(template))) == silent[0] + said + silent[1] + "ok|_"
+    with pytest.raises(ConfigError, match=r'message 1: "content" must be a string'):
+        read_prompts([[{"role": "assistant", "content": None, "tool_calls": []}]], tokenizer(template))
+
+
 def test_beginning_of_sequence_is_not_doubled():
     class Begins:
         bos_token, bos_token_id, chat_template = "<s>", 7, "x"
