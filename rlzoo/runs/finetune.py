@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -95,9 +96,8 @@ def sft(
             actor = pretrained.new_causal_lm(model, len(words), settings.seed)
         else:
             actor = pretrained.load_causal_lm(model)
-        _begin(f"{len(examples):,} texts", actor, words, settings, display)
-        metrics = texts_fit.sft(examples, settings, actor, words, report)
-        _end(out, actor, words, metrics, display)
+        fit = partial(texts_fit.sft, examples, settings, actor, words, report)
+        metrics = _fit(fit, f"{len(examples):,} texts", actor, words, settings, out, display)
     return {**metrics, "seconds": time.perf_counter() - start}
 
 
@@ -135,9 +135,8 @@ def train_reward_model(
     with _session(settings, model, out, overwrite, progress, on_epoch) as (model, display, report):
         scorer = _reward_model(model, tokenizer or settings.tokenizer, settings.seed, out)
         preferences = read_pairs(pairs, scorer.tokenizer)
-        _begin(f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, display)
-        metrics = rewards.train_reward_model(preferences, settings, scorer, report)
-        _end(out, scorer.model, scorer.tokenizer, metrics, display)
+        fit = partial(rewards.train_reward_model, preferences, settings, scorer, report)
+        metrics = _fit(fit, f"{len(preferences):,} pairs", scorer.model, scorer.tokenizer, settings, out, display)
     return {**metrics, "seconds": time.perf_counter() - start}
 
 
@@ -186,33 +185,27 @@ def _session(
         yield pretrained.located(str(model), display) if named else model, display, report
 
 
-def _begin(
+def _fit(
+    fit: Callable[[], Metrics],
     data: str,
     model: transformers.PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     settings: FitSettings,
+    out: Path | str | None,
     display: Display,
-) -> None:
-    """Puts the model on its device, writes the tokenizer's special tokens into it, and shows its size."""
+) -> Metrics:
+    """`fit` with the model on its device and the tokenizer's special tokens in it. Saves both in `out`, if given."""
     nn.Module.to(model, settings.device)
     use_tokens(model, tokenizer)
     size = sum(p.numel() for p in model.parameters())
     display.say(f"{data}; {type(model).__name__} of {size:,} parameters, {len(tokenizer):,} tokens")
     fit_to(size, display.say)
-
-
-def _end(
-    out: Path | str | None,
-    model: transformers.PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    metrics: Metrics,
-    display: Display,
-) -> None:
-    """Saves model and tokenizer in `out`, if it is a folder, and says so."""
+    metrics = fit()
     if out is not None:
         save(model, tokenizer, out)
         cut = f"; {metrics['cut']:.0f} texts were too long and were cut" if metrics["cut"] else ""
         display.say(f"saved in {out}{cut}")
+    return metrics
 
 
 def _tokenizer(tokenizer: Tokenizer | None, model: Model) -> PreTrainedTokenizerBase:
