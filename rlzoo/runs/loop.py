@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,14 +116,8 @@ class Trainer:
 
     def follow(self) -> None:
         """In a process that is not the first: takes part in what the first one does, until that ends."""
-        parts: dict[str, Callable[[], Any]] = {
-            "iterate": self.iterate,
-            "evaluate": self._evaluate_together,
-            "checkpoint": self.checkpoint,
-            "set_attr": self.set_attr,
-        }
-        while name := processes.next_name():
-            parts[name]()
+        while method := processes.next_name():
+            getattr(self, method)()
 
     @property
     def done(self) -> bool:
@@ -178,7 +172,7 @@ class Trainer:
             return self._evaluate_together((episodes, seed, deterministic))
         return self.task.evaluate(episodes, seed=seed, deterministic=deterministic)
 
-    @processes.together("evaluate")
+    @processes.together("_evaluate_together")
     def _evaluate_together(self, arguments: tuple[int, int, bool] | None = None) -> Evaluation:
         episodes, seed, deterministic = processes.broadcast(arguments)
         return self.task.evaluate(episodes, seed=seed, deterministic=deterministic)
