@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -17,26 +18,21 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 
 
-class Signals:
+class Signals(contextlib.ExitStack):
     """Records the first Ctrl-C or SIGTERM, which ends training after the iteration. A second one ends it at once."""
 
     received: int = 0
     """Number of the signal; 0 before it arrives."""
 
-    def __enter__(self) -> None:
-        self._handlers: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._handlers[number] = signal.signal(number, self._record)
+    def __enter__(self) -> Signals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if (before := signal.getsignal(number)) not in (signal.SIG_IGN, None):
+                self.enter_context(handling(number, partial(self._record, before)))
+        return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _record(self, number: int, _: FrameType | None) -> None:
+    def _record(self, before: Any, number: int, _: FrameType | None) -> None:
         self.received = number
-        signal.signal(number, self._handlers[number])
+        signal.signal(number, before)
 
 
 @contextlib.contextmanager
