@@ -98,9 +98,7 @@ def parse_settings(
     """The options of a command, and the settings that the arguments name.
 
     The help page has a group for each group of settings. It leaves out the advanced ones, which `--help-all` shows too.
-
-    Raises:
-        ConfigError, SystemExit: as for `parse`.
+    Errors are those of `parse`.
     """
     everything = HELP_ALL in arguments or not {"-h", "--help"} & {*arguments}
     arguments = ["--help" if x == HELP_ALL else x for x in arguments]

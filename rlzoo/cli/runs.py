@@ -149,8 +149,7 @@ def _train(names: list[str], rest: list[str], command: _Train) -> int:
 def _present_options(arguments: list[str], algorithm: Algorithm, known: Collection[str]) -> list[str]:
     """The arguments with the present names of the algorithm's settings, and a line for each that had another one.
 
-    Raises:
-        ConfigError: a setting is not among the `known` ones, and is one of other algorithms.
+    Raises `ConfigError` if a setting is not among the `known` ones, and is one of other algorithms.
     """
     from rlzoo.runs.configuration.config import complain_once
     from rlzoo.runs.configuration.settings import of_others

@@ -1,7 +1,4 @@
-"""The files of a checkpoint: tensors as safetensors, everything else as JSON, and a manifest of checksums.
-
-Loading never unpickles.
-"""
+"""The files of a checkpoint: tensors as safetensors, everything else as JSON, and a manifest of checksums."""
 
 from __future__ import annotations
 

@@ -145,11 +145,9 @@ def load_task(
     env_kwargs: Mapping[str, Any] | None = None,
     **objects: Any,
 ) -> Task:
-    """The task of a run on the CPU, with the model of a checkpoint. Arguments and errors are those of `evaluate`.
+    """The task of a run on the CPU, with the model of a checkpoint; if `plain`, without the faster implementations.
 
-    Args:
-        plain: leave out the faster implementations.
-        env_kwargs: of the environment, on top of those of the run.
+    The other arguments and the errors are those of `evaluate`.
     """
     run = Run.open(run)
     if env_kwargs is not None and "env_kwargs" in run.objects:

@@ -85,12 +85,7 @@ class Session:
         self.signals = Signals()
 
     def go(self) -> None:
-        """Trains to the end of the run.
-
-        Raises:
-            TrainingError: training failed.
-            Interrupted: a signal stopped training.
-        """
+        """Trains to the end of the run. Raises `TrainingError` if that fails, `Interrupted` after a signal."""
         self.logger.display.start(self.trainer.step, self.config.total_steps)
         ended = False
         try:

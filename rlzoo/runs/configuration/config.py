@@ -317,11 +317,7 @@ def check(config: Config) -> None:
 
 
 def check_schedules(config: Config) -> None:
-    """Loads the schedules that are given as `module:function`, and checks the range of their values.
-
-    Raises:
-        ConfigError: names the setting.
-    """
+    """Loads the schedules given as `module:function`. Raises `ConfigError` unless their values are in range."""
     for name, setting in config.table.items():
         text, bounds = setting.value, _schedule_range(setting.hint)
         if bounds is None or not isinstance(text, str) or text.startswith("linear:"):

@@ -70,11 +70,7 @@ def read_record(file: Path, readable: int = FORMAT) -> dict[str, Any]:
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """The settings in a `config.json` under their present names, with `algorithm` and `env`.
-
-    Raises:
-        RunError: as for `read_record`.
-    """
+    """The settings in a `config.json` by their present names, with `algorithm` and `env`. Raises as `read_record`."""
     settings = {name: x for name, x in read_record(file).items() if name not in NOT_SETTINGS}
     if settings.get("algorithm") in list(ALGORITHMS):
         return present_names(algorithm_class(settings["algorithm"]), settings, say=False)

@@ -68,11 +68,7 @@ class Logger:
         self._flushed = time.monotonic()
 
     def iteration(self, iteration: Iteration) -> dict[str, Any]:
-        """Records an iteration. Returns its line of `metrics.jsonl`.
-
-        Raises:
-            ConfigError: a metric is no number.
-        """
+        """Records an iteration. Returns its line of `metrics.jsonl`. Raises `ConfigError` if a metric is no number."""
         before, self._step = self._step, iteration.step
         step, seconds, episodes = iteration.step, iteration.seconds, iteration.episodes
         self._seconds += seconds
@@ -117,11 +113,7 @@ class Logger:
         return record
 
     def flush(self) -> None:
-        """Writes everything that is recorded to the files.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
+        """Writes everything that is recorded to the files. Raises `OSError` if one cannot be written."""
         self._flushed = time.monotonic()
         tensorboard, *trackers = self._sinks
         for tracker in trackers:  # first: what a file already has, a resumed run does not record again

@@ -171,11 +171,7 @@ class MLflow(Sink):
         self._pending += [self._metric(tag, x, now, step) for tag, x in values.items()]
 
     def flush(self) -> None:
-        """Sends everything received.
-
-        Raises:
-            OSError: the tracker cannot be reached.
-        """
+        """Sends everything received. Raises `OSError` if the tracker cannot be reached."""
         while self._pending:
             try:
                 self._client.log_batch(self.id, metrics=self._pending[:_BATCH])

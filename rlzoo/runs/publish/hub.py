@@ -22,10 +22,7 @@ def is_name(run: object) -> bool:
 
 
 def download(repo: str) -> Path:
-    """A local copy of a repository, from the cache if the hub cannot be reached.
-
-    Args:
-        repo: `user/name`.
+    """A local copy of the repository `user/name`, from the cache if the hub cannot be reached.
 
     Raises:
         RunError: there is no such repository, or the hub cannot be reached and the cache has no copy.

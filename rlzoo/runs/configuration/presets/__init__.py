@@ -29,11 +29,7 @@ def preset_of_kind(algorithm: str, kind: str | None) -> dict[str, Any] | None:
 
 
 def find_recipe(name: str) -> dict[str, Any]:
-    """Settings of a recipe, those of a known system.
-
-    Raises:
-        ConfigError: there is no such recipe; the nearest name is suggested.
-    """
+    """Settings of a recipe, those of a known system. Raises `ConfigError` with the nearest name if there is none."""
     names = recipes()
     require(name in names, f"{no_such('preset', name, names)} (a file ends in .toml)")
     return names[name]
