@@ -46,8 +46,8 @@ def write_checkpoint(folder: Path, step: int, checkpoint: Checkpoint, run: Mappi
     arrays, rest = _split(checkpoint.state)
     record = {"format": FORMAT, "step": step, "run": run or {}, "state": rest}
     write_and_sync(folder / "state.json", json.dumps(record, default=_refuse).encode())
-    for name, tensors in (("model.safetensors", _apart(checkpoint.model)), ("state.safetensors", arrays)):
-        _write_tensors(folder / name, tensors)
+    for name, tensors in (("model.safetensors", checkpoint.model), ("state.safetensors", arrays)):
+        _write_tensors(folder / name, _apart(tensors))
         shutil.copymode(folder / "state.json", folder / name)  # safetensors makes files for their owner alone
         sync(folder / name)
     manifest = {name: checksum(folder / name) for name in FILES[:-1]}
@@ -117,12 +117,9 @@ def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
             return {key: walk(value, f"{path}/{key}") for key, value in x.items()}
         if isinstance(x, (list, tuple)):
             return [walk(value, f"{path}/{i}") for i, value in enumerate(x)]
-        if isinstance(x, np.ndarray):
-            arrays[path] = torch.from_numpy(np.ascontiguousarray(x))
-            return {"numpy": path}
-        if isinstance(x, Tensor):
-            arrays[path] = x.detach().cpu().contiguous()
-            return {"tensor": path}
+        if isinstance(x, (np.ndarray, Tensor)):
+            arrays[path] = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+            return {"tensor" if isinstance(x, Tensor) else "numpy": path}
         return x.item() if isinstance(x, np.generic) else x
 
     return arrays, walk(state, "")
