@@ -118,6 +118,8 @@ class Rule(NamedTuple):
     """What it likely means."""
     change: str
     """What to change. Names of settings are in backticks."""
+    unless: str = ""
+    """Rules that explain it if they apply too, and `solved` if it does not count in a run that is solved."""
 
     def change_of(self, settings: Collection[str]) -> str:
         """`change` with these settings alone, which a run has and which have an effect."""
@@ -156,12 +158,12 @@ def diagnose(run: Run | Path | str) -> list[Finding]:
 
 def findings(record: History) -> list[Finding]:
     """The rules that apply to a record."""
-    applicable = [rule for rule in RULES if {*rule.needs.split()} <= record.metrics.keys()]
-    seen = [(rule, rule.seen(record)) for rule in applicable]
+    seen = {x.name: x.seen(record) for x in RULES if {*x.needs.split()} <= record.metrics.keys()}
+    texts = {name: text for name, text in seen.items() if text is not None}
+    reasons = {*texts} | ({"solved"} if record.solved else set())
     own = record.settings.keys() - unused(record.settings)
-    return [
-        Finding(x.name, text, x.reason, x.change_of(own), f"{PAGE}#{x.name}") for x, text in seen if text is not None
-    ]
+    found = [x for x in RULES if x.name in texts and not reasons & {*x.unless.split()}]
+    return [Finding(x.name, texts[x.name], x.reason, x.change_of(own), f"{PAGE}#{x.name}") for x in found]
 
 
 def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
@@ -190,14 +192,14 @@ def _not_finite(r: History) -> str | None:
 
 def _returns_equal(r: History) -> str | None:
     x, spread = r.numbers("mean_return"), r.returns("std_return")
-    if len(x) < 5 or np.ptp(x) > 0 or (len(spread) and np.nanmax(spread) > 0) or r.solved:
+    if len(x) < 5 or np.ptp(x) > 0 or (len(spread) and np.nanmax(spread) > 0):
         return None
     return f"every episode returns {x[-1]:g}"
 
 
 def _returns_fall(r: History) -> str | None:
     x, spread = r.numbers("mean_return"), r.returns("std_return")
-    if len(x) < 10 or r.solved:
+    if len(x) < 10:
         return None
     start, peak, end = float(x[0]), x.max(), float(np.median(x[-max(1, len(x) // 20) :]))
     noise = np.nanmedian(spread) if len(spread) else 0.0
@@ -208,7 +210,7 @@ def _returns_fall(r: History) -> str | None:
 
 def _no_progress(r: History) -> str | None:
     x, spread = r.numbers("mean_return"), r.returns("std_return")
-    if len(x) < 10 or len(spread) == 0 or r.solved or _returns_equal(r) or _returns_fall(r):
+    if len(x) < 10 or len(spread) == 0:
         return None
     start, end = float(x[0]), float(np.median(x[-max(1, len(x) // 10) :]))
     noise = float(np.nanmedian(spread)) / 10  # that of the mean of 100 episodes
@@ -218,7 +220,7 @@ def _no_progress(r: History) -> str | None:
 def _gamma_too_small(r: History) -> str | None:
     _, gamma = r.bound("gamma") or ("", 1.0)
     steps, length = 1 / max(1 - gamma, 1e-9), r.median("mean_length", 0.5)
-    if gamma >= 0.9 or r.solved or not length > 20 * steps:
+    if gamma >= 0.9 or not length > 20 * steps:
         return None
     return f"gamma {gamma:g} weighs rewards of the next {steps:.2g} steps, and episodes have {length:.4g}"
 
@@ -227,7 +229,7 @@ def _never_explores(r: History) -> str | None:
     name, least = ("action_std", 1e-3) if "action_std" in r.metrics else ("entropy", 0.01)
     x = r.numbers(name)
     # A negative entropy is that of a density, which has no zero.
-    if r.solved or len(x) < 5 or x.min() < 0:
+    if len(x) < 5 or x.min() < 0:
         return None
     return _below(float(x.max()), least, f"{name} is at most {{:.2g}} from the first update on")
 
@@ -239,29 +241,11 @@ def _step_too_large(r: History) -> str | None:
     return _above(r.median("kl"), 2.5 * bound, text) or _above(largest, 1, "one update had a KL of {:.2g}")
 
 
-def _line_search_fails(r: History) -> str | None:
-    accepted = float(np.nanmean(r.metrics.get("accepted", np.ones(1))))
-    return _above(1 - accepted, 0.3, "{:.0%} of the steps were rejected at every length")
-
-
 def _too_few_cg_iterations(r: History) -> str | None:
     if "kl_reference" in r.metrics:  # of a language model, where few iterations fit the buffer less
         return None
     text = "conjugate gradient leaves a residual of {:.0%} with cg_iters " + str(r.settings.get("cg_iters", "?"))
     return _above(r.median("cg_residual"), 0.3, text)
-
-
-def _step_too_small(r: History) -> str | None:
-    if _line_search_fails(r) or _step_too_large(r):
-        return None
-    text = "the median KL of an update is {:.1g} in the first half of the run"
-    return _below(r.median("kl", 0, 0.5), 1e-5, text)
-
-
-def _never_clipping(r: History) -> str | None:
-    if "kl" in r.metrics and _step_too_large(r):
-        return None
-    return _below(r.median("clip_fraction", 0, 0.5), 1e-3, "the ratio of {:.1%} of the steps is outside the clip range")
 
 
 def _penalty_at_its_bound(r: History) -> str | None:
@@ -281,13 +265,13 @@ def _entropy_collapses(r: History) -> str | None:
     name, least = ("action_std", 0.05) if "action_std" in r.metrics else ("entropy", 0.02)
     x = r.numbers(name)
     # A negative entropy is that of a density, which has no zero.
-    if r.solved or len(x) < 10 or not x[0] > 0 or x.min() < 0:
+    if len(x) < 10 or not x[0] > 0 or x.min() < 0:
         return None
     return _below(x[len(x) // 3], least * x[0], f"{name} fell from {x[0]:.2g} to {{:.2g}} in a third of the run")
 
 
 def _value_lags(r: History) -> str | None:
-    if r.has_no_value or r.solved or not len(r.numbers("mean_return")) or _returns_equal(r):
+    if r.has_no_value or not len(r.numbers("mean_return")):
         return None
     text = "the median explained_variance of the second half is {:.2g}"
     return _below(r.median("explained_variance", 0.5), 0.1, text)
@@ -353,25 +337,29 @@ RULES = [
          "--env-kwargs max_episode_steps=N; raise `total_steps`"),
     Rule("all-returns-equal", "", _returns_equal,
          "No episode has found a reward, so there is nothing to learn from yet.",
-         "`noise_correlation` (0.9) or `ent_coef` to explore; a reward on the way; more `total_steps`"),
+         "`noise_correlation` (0.9) or `ent_coef` to explore; a reward on the way; more `total_steps`", "solved"),
     Rule("returns-fall", "", _returns_fall,
          "The policy has lost what it had learned: too large steps late in the run, or too small buffers.",
          "`learning_rate`, `max_kl` or `step_kl` linear:X:0; larger `num_envs`, `num_steps` or "
-         "`responses_per_batch`; rlzoo play --checkpoint best"),
+         "`responses_per_batch`; rlzoo play --checkpoint best", "solved"),
     Rule("no-progress", "mean_return", _no_progress,
          "The policy is no better than at the start: too few steps so far, or advantages that say nothing.",
          "raise `total_steps`; `learning_rate`, `max_kl` or `step_kl` ten times as large or small; `gamma`; "
-         "`normalize_obs`"),
+         "`normalize_obs`", "solved all-returns-equal returns-fall"),
     Rule("gamma-too-small", "mean_length", _gamma_too_small,
          "What an action earns after these steps does not count, so long-term gains cannot be learned.",
-         "raise `gamma` (0.99)"),
+         "raise `gamma` (0.99)", "solved"),
     Rule("step-too-large", "kl", _step_too_large,
          "An update moves the policy further than its data can tell. Advantages of the old policy do not hold there.",
          "lower `max_kl`, `step_kl`, `learning_rate` or `epochs`; set `stop_kl`"),
-    Rule("step-too-small", "kl", _step_too_small,
+    Rule("step-too-small", "kl",
+         lambda r: _below(r.median("kl", 0, 0.5), 1e-5,
+                          "the median KL of an update is {:.1g} in the first half of the run"),
          "Updates hardly change the policy, so the run spends its steps on nothing.",
-         "raise `learning_rate`, `epochs`, `max_kl` or `step_kl`"),
-    Rule("line-search-fails", "accepted", _line_search_fails,
+         "raise `learning_rate`, `epochs`, `max_kl` or `step_kl`", "line-search-fails step-too-large"),
+    Rule("line-search-fails", "accepted",
+         lambda r: _above(1 - float(np.nanmean(r.metrics["accepted"])), 0.3,
+                          "{:.0%} of the steps were rejected at every length"),
          "The quadratic model does not hold as far as the step goes, or its direction is not an ascent direction.",
          "lower `max_kl`; raise `cg_iters` or `cg_damping`; larger `num_envs`, `num_steps` or `responses_per_batch`"),
     Rule("too-few-cg-iterations", "cg_residual", _too_few_cg_iterations,
@@ -381,9 +369,11 @@ RULES = [
          lambda r: _above(r.median("clip_fraction"), 0.4, "the ratio of {:.0%} of the steps is outside the clip range"),
          "Most steps have no gradient any more: the policy leaves the clip range early in each update.",
          "lower `learning_rate` or `epochs`; larger `minibatch_size` or `minibatch_responses`; set `stop_kl`"),
-    Rule("never-clipping", "clip_fraction", _never_clipping,
+    Rule("never-clipping", "clip_fraction",
+         lambda r: _below(r.median("clip_fraction", 0, 0.5), 1e-3,
+                          "the ratio of {:.1%} of the steps is outside the clip range"),
          "The policy stays so near to the old one that clipping has no effect; more could be learned from each buffer.",
-         "raise `learning_rate` or `epochs`"),
+         "raise `learning_rate` or `epochs`", "step-too-large"),
     Rule("penalty-at-its-bound", "kl_coef", _penalty_at_its_bound,
          "The penalty cannot hold the KL at target_kl: steps are too large for any β.",
          "lower `learning_rate` or `epochs`; raise `target_kl`"),
@@ -392,13 +382,16 @@ RULES = [
          "lower `learning_rate`; raise `stop_kl`; lower `epochs`"),
     Rule("entropy-collapses", "", _entropy_collapses,
          "The policy became deterministic before it had found good actions, and no longer explores.",
-         "`ent_coef` (0.01); lower `learning_rate`, `max_kl` or `step_kl`; a higher `log_std_init` for Box actions"),
+         "`ent_coef` (0.01); lower `learning_rate`, `max_kl` or `step_kl`; a higher `log_std_init` for Box actions",
+         "solved"),
     Rule("never-explores", "entropy", _never_explores,
          "The policy is deterministic: the first update was far too large, or it started so. It learns nothing more.",
-         "lower `learning_rate`, `max_kl` or `step_kl`; a higher `log_std_init` for Box actions; higher `temperature`"),
+         "lower `learning_rate`, `max_kl` or `step_kl`; a higher `log_std_init` for Box actions; higher `temperature`",
+         "solved"),
     Rule("value-lags", "explained_variance", _value_lags,
          "The value predicts returns no better than their mean, so advantages are mostly noise.",
-         "raise `vf_learning_rate`, `vf_epochs` or `vf_coef`; `normalize_reward`; `normalize_obs`; a lower `gamma`"),
+         "raise `vf_learning_rate`, `vf_epochs` or `vf_coef`; `normalize_reward`; `normalize_obs`; a lower `gamma`",
+         "solved all-returns-equal"),
     Rule("gradient-grows", "grad_norm", _gradient_grows,
          "Losses grow without bound: a value that diverges, or a policy near a boundary of its distribution.",
          "lower `learning_rate` or `vf_learning_rate`; `normalize_reward`; `max_grad_norm` 0.5"),
