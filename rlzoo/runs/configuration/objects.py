@@ -19,30 +19,24 @@ def import_name(x: Any) -> str | None:
     return f"{module}:{name}" if getattr(sys.modules.get(module), name, None) is x else None
 
 
-def as_json(x: Any) -> Any:
+def as_json(x: Any, in_dict: bool = False) -> Any:
     """A setting's value as JSON: itself, `"module:name"`, or `{"object": "<short description>"}`.
 
-    The items of lists are written in the same way. A function or class in a dict has no `"module:name"`: nothing would
-    import it again.
+    The items of lists are written in the same way. In a dict, a tuple is not a list but `{"tuple": [...]}`, and a
+    function or class has no `"module:name"`: nothing would import it again.
     """
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
     if isinstance(x, (list, tuple)):
-        return [as_json(item) for item in x]
+        items = [as_json(item, in_dict) for item in x]
+        return {"tuple": items} if in_dict and isinstance(x, tuple) else items
+    if in_dict and callable(x):
+        return {"object": describe_object(x)}
     if isinstance(x, Mapping) and any(callable(key) for key in x):  # scores with their weights, read as pairs
         return as_json(list(x.items()))
     if isinstance(x, Mapping) and all(isinstance(key, str) for key in x):
-        return {key: _item_as_json(item) for key, item in x.items()}
+        return {key: as_json(item, in_dict=True) for key, item in x.items()}
     return import_name(x) or {"object": describe_object(x)}
-
-
-def _item_as_json(x: Any) -> Any:
-    """A value in a dict, where a tuple is not a list: `{"tuple": [...]}`."""
-    if isinstance(x, tuple):
-        return {"tuple": [_item_as_json(item) for item in x]}
-    if isinstance(x, list):
-        return [_item_as_json(item) for item in x]
-    return {"object": describe_object(x)} if callable(x) else as_json(x)
 
 
 def with_tuples(record: Any) -> Any:
