@@ -53,8 +53,7 @@ def parse(
     """An instance of a dataclass with the values of its options.
 
     Args:
-        prog: the command, for the help page.
-        description: what the command does, for the help page.
+        prog, description: the command, and what it does, for the help page.
         partly: ignore other options and `--help`.
 
     Raises:

@@ -93,15 +93,9 @@ class TensorBoard(Sink):
 
 
 class WandB(Sink):
-    """A run of Weights & Biases. The project is WANDB_PROJECT, or rlzoo.
+    """A run of Weights & Biases, with the name of the run directory. The project is WANDB_PROJECT, or rlzoo.
 
-    Args:
-        folder: the run directory, whose name is that of the run.
-        settings: the settings to show.
-        id: the tracker's id of the run, if it was tracked before.
-
-    Raises:
-        ConfigError: the tracker cannot be reached.
+    `id` is the tracker's, if the run was tracked before. Raises `ConfigError` if the tracker cannot be reached.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], id: str | None = None) -> None:

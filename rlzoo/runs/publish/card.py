@@ -16,13 +16,7 @@ from rlzoo.runs.run import Run
 
 
 def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: bool) -> str:
-    """README.md of a checkpoint: what it is, its evaluations, how to load it, its settings.
-
-    Args:
-        name: what `load_policy` takes.
-        spaces: texts about the environment's spaces, by name.
-        has_curve: whether `curve.png` is beside it.
-    """
+    """README.md of a checkpoint that `load_policy` loads by `name`: evaluations, loading, spaces, settings."""
     from huggingface_hub import EvalResult, ModelCardData
 
     record = run.record
@@ -42,12 +36,10 @@ def card(run: Run, step: int, name: str, spaces: Mapping[str, str], has_curve: b
 
 
 def language_card(run: Run, step: int, name: str, origin: Mapping[str, str], has_curve: bool) -> str:
-    """README.md of a language model: what it started from, its evaluations with samples, how to load it, its settings.
+    """README.md of a model that transformers loads by `name`: its origin, evaluations, samples, loading and settings.
 
     Args:
-        name: what transformers loads it by.
         origin: "base", the Hub name of the initial model, and its "license"; empty where unknown.
-        has_curve: whether `curve.png` is beside it.
     """
     from huggingface_hub import ModelCardData
 
