@@ -1,4 +1,7 @@
-"""The files of a checkpoint: tensors as safetensors, everything else as JSON, and a manifest of checksums."""
+"""The files of a checkpoint: tensors as safetensors, everything else as JSON, and a manifest of checksums.
+
+Loading never unpickles.
+"""
 
 from __future__ import annotations
 
