@@ -88,9 +88,7 @@ class GymnasiumEnv(VectorEnv):
         self._reward = np.zeros(self.num_envs, np.float32)
         self.success: Array = np.full(self.num_envs, np.nan)
         self.attributes: dict[str, Any] = {}
-        self._actions: list[list[Array]] = [[] for _ in range(self.num_envs)]
-        self._attributes: list[list[tuple[int, dict[str, Any]]]] = self._from_now_on()
-        """Of each copy's episode: the attributes before its reset, then changes after a number of its actions."""
+        self._episodes = self._new_episodes()
         self._ended = self._over = np.zeros(self.num_envs, np.bool_)
         self.log_info = log_info
         self._info = np.zeros((len(log_info), 2))
@@ -112,23 +110,22 @@ class GymnasiumEnv(VectorEnv):
 
     def reset(self) -> tuple[Any, Bools]:
         if self._first is None:
-            self._attributes = self._from_now_on()
+            self._episodes = self._new_episodes()
         obs, info = self._first or self._reset()
         self._first = None
         self._ended = self._over = none = np.zeros(self.num_envs, np.bool_)
-        self._actions = [[] for _ in range(self.num_envs)]
         return self._store(obs, 0.0, info, none), none
 
     def step(self, action: Array) -> tuple[Any, Array, Bools, Bools, Bools]:
         self._steps += 1
         native = native_actions(self.action_space, action)
         obs, reward, terminated, truncated, info = self._call(partial(self._vector.step, native))
-        for episode, changes, x, begins in zip(self._actions, self._attributes, action, self._ended, strict=True):
+        for (actions, changes), x, begins in zip(self._episodes, action, self._ended, strict=True):
             if begins:
-                episode.clear()
+                actions.clear()
                 changes[:] = [(0, self.attributes)]
-            elif len(episode) <= ENDLESS:
-                episode.append(x)
+            elif len(actions) <= ENDLESS:
+                actions.append(x)
         for sums, name in zip(self._info, self.log_info, strict=True):
             if name in info:
                 numbers, has = self._numbers(name, info)
@@ -162,12 +159,12 @@ class GymnasiumEnv(VectorEnv):
         fault = next(filter(None, self._vector.call("set_attributes", {name: value})), None)
         require(fault is None, f"environment {self._name!r}: {fault}")
         self.attributes = self.attributes | {name: value}
-        for actions, changes in zip(self._actions, self._attributes, strict=True):
+        for actions, changes in self._episodes:
             changes.append((len(actions), {name: value}))
 
-    def _from_now_on(self) -> list[list[tuple[int, dict[str, Any]]]]:
-        """The attributes of episodes that begin now."""
-        return [[(0, self.attributes)] for _ in range(self.num_envs)]
+    def _new_episodes(self) -> list[tuple[list[Array], list[tuple[int, dict[str, Any]]]]]:
+        """Of each copy the actions of its episode, and the attributes: at first, then changes after so many actions."""
+        return [([], [(0, self.attributes)]) for _ in range(self.num_envs)]
 
     @property
     def render_mode(self) -> str | None:
@@ -188,7 +185,8 @@ class GymnasiumEnv(VectorEnv):
 
     def state_dict(self) -> dict[str, Any] | None:
         """What repeats the episode of each copy, None before the first; or None if they cannot be repeated."""
-        if self._is_users or any(self._vector.get_attr("outlasts_reset")) or max(map(len, self._actions)) > ENDLESS:
+        endless = any(len(actions) > ENDLESS for actions, _ in self._episodes)
+        if self._is_users or any(self._vector.get_attr("outlasts_reset")) or endless:
             return None
         starts, rngs = map(self._vector.get_attr, ("start", "rng"))
         if None in rngs:
@@ -198,13 +196,13 @@ class GymnasiumEnv(VectorEnv):
         copies = [
             {
                 "start": starts[i],
-                "actions": np.array(self._actions[i]),
-                "attributes": list(self._attributes[i]),
+                "actions": np.array(actions),
+                "attributes": list(changes),
                 "ended": bool(self._ended[i]),
                 "obs": self._obs[i].copy(),
                 "rng": rngs[i],
             }
-            for i in range(self.num_envs)
+            for i, (actions, changes) in enumerate(self._episodes)
         ]
         return {"copies": copies}
 
@@ -221,10 +219,9 @@ class GymnasiumEnv(VectorEnv):
             return
         self._first = self._seed = None
         self._ended = np.array([x["ended"] for x in copies])
-        self._actions = [list(x["actions"]) for x in copies]
         attributes = [x.get("attributes", [[0, {}]]) for x in copies]  # version 0.1.0 had none
-        self._attributes = [[(t, values) for t, values in changes] for changes in attributes]
-        self.attributes = {name: x for _, values in self._attributes[0] for name, x in values.items()}
+        self._episodes = [(list(x["actions"]), [*map(tuple, y)]) for x, y in zip(copies, attributes, strict=True)]
+        self.attributes = {name: x for _, values in attributes[0] for name, x in values.items()}
         episodes = [(x["start"], self._native(x["actions"]), y) for x, y in zip(copies, attributes, strict=True)]
         results = self._vector.call("replay", episodes)
         with np.errstate(over="ignore"):
