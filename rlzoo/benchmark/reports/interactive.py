@@ -31,9 +31,6 @@ vegaEmbed(place, chart, {renderer: "svg", actions: {export: true, source: false,
   .then(() => still.remove());
 """
 _DASHES = {"solid": [1, 0], "dashed": [6, 3], "dashdot": [6, 3, 1, 3], "dotted": [1, 3]}
-_INTERVAL = """isValid(datum.seed) ? 'one run' : datum.low === null ? 'too few runs'
-  : isValid(datum.low) && isValid(datum.high)
-  ? '[' + format(datum.low, ',.5~g') + ', ' + format(datum.high, ',.5~g') + ']' : 'not finite'"""
 
 
 def is_available() -> bool:
@@ -69,10 +66,8 @@ def chart(study: Study, numbers: Mapping[str, str]) -> dict[str, Any]:
     environments = {one_line(name): x.threshold for name, x in study.environments.items()}
     look = {one_line(name): style for name, style in styles(study.algorithms.values()).items()}
     thresholds = {"values": [{"environment": name, "threshold": x} for name, x in environments.items()]}
-    transforms: list[Any] = [
-        {"lookup": "environment", "from": {"data": thresholds, "key": "environment", "fields": ["threshold"]}},
-        {"calculate": _INTERVAL, "as": "interval"},
-    ]
+    lookup = {"data": thresholds, "key": "environment", "fields": ["threshold"]}
+    transforms: list[dict[str, Any]] = [{"lookup": "environment", "from": lookup}]
     params, radios = [], chart["params"]
     for field, names in (("environment", list(environments)), ("algorithm", list(look))):
         options = {f"{field}_{i}": name for i, name in enumerate(names)}
