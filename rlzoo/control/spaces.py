@@ -169,9 +169,8 @@ def mask_row(masks: Any, row: int) -> Any:
 def observation_parts(space: Any, obs: Any, name: str = "observation") -> Iterator[tuple[Any, Any, str]]:
     """The leaves of a space, with the part of an observation that each describes, and its name."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts: Any = space.spaces
-        for key in parts if isinstance(parts, dict) else range(len(parts)):
-            yield from observation_parts(parts[key], obs[key], f"{name}[{key!r}]")
+        for key, part in enumerate(space.spaces) if isinstance(space, spaces.Tuple) else space.spaces.items():
+            yield from observation_parts(part, obs[key], f"{name}[{key!r}]")
     else:
         yield space, obs, name
 
