@@ -156,10 +156,9 @@ def search(
 ) -> Result:
     """Searches settings of a pair until its study has a number of trials, and writes the best ones as a preset.
 
-    The first trial is the present preset. Each trial trains all seeds, one after the other. The score of a run is 0.7
-    times the mean return over the last quarter of 20 evaluations, plus 0.3 times that over all of them. From the middle
-    of its first run on, a trial that lies below the median of the others is pruned, but never the first. The best trial
-    and the first are then validated on other seeds.
+    The first trial is the present preset. Each trial trains all seeds, one after the other, and the mean of their
+    scores (`score_of`) counts. From the middle of its first run on, a trial that lies below the median of the others is
+    pruned, but never the first. The best trial and the first are then validated on other seeds.
 
     Args:
         out: folder of the study. A study that it holds is continued; trials that were running are run again.

@@ -142,8 +142,7 @@ def make_heads(
 
     Args:
         net: makes a network with a number of outputs and a gain of its last layer.
-        log_std: initial log standard deviation for Box actions.
-        state_dependent: the log standard deviation is an output of the network.
+        log_std, state_dependent: `log_std_init` and `state_dependent_std` of `Network`.
     """
     each = leaves(action_space)
     parts = []

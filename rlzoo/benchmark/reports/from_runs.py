@@ -62,10 +62,7 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]
     """Runs as the results of suites, one for all with the same versions.
 
     Runs that differ in their seeds alone have one label. A run that has not ended counts as far as it was evaluated.
-    Without any evaluation it is missing.
-
-    Args:
-        warn: called with a line for each run that is left out because it repeats another.
+    Without any evaluation it is missing. `warn` gets a line for each run that is left out because it repeats another.
     """
     trained = [_read(run) for run in runs]
     trained = [replace(x, label=_label(x, [y for y in trained if y.key[:2] == x.key[:2]])) for x in trained]
@@ -114,9 +111,7 @@ def _results(path: Path, trained: Sequence[_Trained], warn: Callable[[str], None
 def _walk(path: Path, complain: Callable[[str], None], seen: set[Path]) -> Iterator[Path]:
     """Result folders and run directories in a directory, in the order of their names.
 
-    Args:
-        complain: called with a message for each run that cannot be read.
-        seen: directories that are not entered again, such as by a link to one around it.
+    `complain` gets a message for each run that cannot be read. Directories in `seen` are not entered again by a link.
     """
     if path.resolve() in seen:
         return

@@ -39,10 +39,7 @@ def is_available() -> bool:
 
 
 def script(chart: Mapping[str, Any]) -> str:
-    """JavaScript that puts a chart in the place of a page's first image, with the numbers in its links.
-
-    It loads nothing.
-    """
+    """JavaScript, which loads nothing: a chart in the place of a page's first image, with the numbers in its links."""
     return _library() + _DRAW % json.dumps(chart, separators=(",", ":")).replace("<", r"\u003c")
 
 

@@ -125,6 +125,7 @@ def _overall(study: Study, styles: figures.Styles) -> str:
 
 def to_markdown(study: Study) -> str:
     """The report as Markdown for a git host or MkDocs, from the template `report.md.jinja`."""
+    runs = [len(group.runs) for group in study.groups.values()] or [0]
     return template("rlzoo.benchmark", "templates/report.md.jinja").render(
         study=study,
         tables=tables,
@@ -133,8 +134,8 @@ def to_markdown(study: Study) -> str:
         versions=_list_values(unequal_versions({name: folder.record for name, folder in study.folders.items()})),
         differences=_differences(study),
         finding=_finding(study),
-        fewest=min((len(group.runs) for group in study.groups.values()), default=0),
-        most=max((len(group.runs) for group in study.groups.values()), default=0),
+        fewest=min(runs),
+        most=max(runs),
     )
 
 

@@ -8,8 +8,7 @@ Intervals are 95 % confidence intervals. Those with a `seed` are percentiles of 
 runs of each environment with replacement. With few runs they are too narrow. For the IQM of normal scores the coverage
 is 93 % with ten runs, 90 % with five, 75 % with three, and the interval of one run has no width. For a probability of
 improvement of 0.9 in one environment it is 86 % with ten runs and 70 % with five; where every run of one side is above
-every run of the other, the interval has no width. Of two equal algorithms one is found better in 5 % of comparisons
-with ten runs in one environment, in 9 % with five.
+every run of the other, the interval has no width.
 `scipy.stats.bootstrap` refuses a single run, and interpolates between order statistics, which gives NaN beside −inf.
 """
 
@@ -111,9 +110,7 @@ def are_comparable(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
 
 
 def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
-    """Whether x is better than y: they are comparable, and the 95 % interval of `probability_of_improvement` lies above
-    one half.
-    """
+    """Whether x and y are comparable, and the interval of `probability_of_improvement` lies above one half."""
     return are_comparable(x, y) and bool(probability_of_improvement(x, y).low > 0.5)
 
 

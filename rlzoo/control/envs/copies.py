@@ -186,11 +186,9 @@ def make_copies(
     log_info: tuple[str, ...],
     masks: bool,
 ) -> gymnasium.vector.VectorEnv[Any, Any, Any]:
-    """A vector environment of copies with flat observations. The arguments after `num_envs` are fields of `Source`.
+    """A vector environment of copies with flat observations, each by `make`. Messages have the environment's `name`.
 
-    Args:
-        make: makes one environment.
-        name: of the environment, for messages.
+    The arguments after `num_envs` are fields of `Source`.
 
     Raises:
         EnvError, UnsupportedSpace: as for `Source.make`; also if a copy has other spaces than the first.
