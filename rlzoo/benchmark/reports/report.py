@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from rlzoo.benchmark.job import Key
 from rlzoo.benchmark.reports import figures, interactive, tables
 from rlzoo.benchmark.reports.data import numbers
 from rlzoo.benchmark.reports.statistics import iqm_interval, is_better, performance_profile
@@ -159,27 +159,24 @@ def to_html(
 
 def _problems(study: Study) -> dict[str, list[tuple[str, int]]]:
     """Runs that failed, are missing or diverged: a line for each state of a label's seeds, and for how many runs."""
-    seeds: dict[tuple[str, str, str, str], list[int]] = {}
+    seeds: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
     for name, folder in study.folders.items():
         where = f" ({name})" if len(study.folders) > 1 else ""
         totals = {run.key: run.settings.get("total_steps") for run in folder.outcomes}
         diverged = [run.key for run in folder.outcomes if not np.isfinite(np.array(run.final_stochastic, float))]
-        states: dict[str, dict[Key, str]] = {
-            "failed": {x.key: f"failed: {excerpt(x.error)}" for x in folder.failures},
-            "missing": dict.fromkeys(folder.missing, "missing"),
-            "unfinished": {key: f"at step {n:,} of {totals[key]:,}" for key, n in folder.unfinished.items()},
-            "diverged": dict.fromkeys(diverged, "diverged"),
-        }
-        for kind, by_key in states.items():
-            for (label, env, seed), state in by_key.items():
-                seeds.setdefault((kind, label, env, f"{where}: {state}"), []).append(seed)
-    environments: dict[tuple[str, str, tuple[int, ...], str], list[str]] = {}
+        found = [("failed", x.key, f"failed: {excerpt(x.error)}") for x in folder.failures]
+        found += [("missing", key, "missing") for key in folder.missing]
+        found += [("unfinished", key, f"at step {n:,} of {totals[key]:,}") for key, n in folder.unfinished.items()]
+        found += [("diverged", key, "diverged") for key in diverged]
+        for kind, (label, env, seed), state in found:
+            seeds[kind, label, env, f"{where}: {state}"].append(seed)
+    environments: dict[tuple[str, str, tuple[int, ...], str], list[str]] = defaultdict(list)
     for (kind, label, env, state), of_pair in seeds.items():
-        environments.setdefault((kind, label, tuple(of_pair), state), []).append(env)
-    lines: dict[str, list[tuple[str, int]]] = {}
+        environments[kind, label, tuple(of_pair), state].append(env)
+    lines: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for (kind, label, same, state), envs in environments.items():
         named = f"seed{'s' * (len(same) > 1)} {', '.join(map(str, same))}"
-        lines.setdefault(kind, []).append((f"{label} on {', '.join(envs)}, {named}{state}", len(same) * len(envs)))
+        lines[kind].append((f"{label} on {', '.join(envs)}, {named}{state}", len(same) * len(envs)))
     return lines
 
 
