@@ -256,8 +256,7 @@ class LanguageModel(ActorCritic):
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """The trained parameters that π depends on. An embedding tied to the head counts once."""
-        parameters = dict.fromkeys([*self.trunk.parameters(), *self.policy.parameters()])
-        return [p for p in parameters if p.requires_grad]
+        return [p for p in super().policy_parameters() if p.requires_grad]
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The trained parameters, each once. The others do not change."""
