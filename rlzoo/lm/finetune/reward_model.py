@@ -64,13 +64,18 @@ def train_reward_model(
     widths = [2 * max(len(chosen), len(rejected)) for chosen, rejected in both]
     margins = torch.tensor([pair.margin for pair in pairs], device=model.model.device)
 
+    def scores(batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The head's outputs for the chosen texts, and for the rejected ones."""
+        padded = pad([both[i][k] for k in (0, 1) for i in batch], int(model.tokenizer.pad_token_id or 0), "right")
+        chosen, rejected = last_scores(model.model, *(x.to(model.model.device) for x in padded)).chunk(2)
+        return chosen, rejected
+
     def loss(batch: Sequence[int]) -> Tensor:
-        scores = _both_scores(model, [both[i] for i in batch])
-        return preference_loss(*scores, margins[batch], settings.centring).sum()
+        return preference_loss(*scores(batch), margins[batch], settings.centring).sum()
 
     def right(batch: Sequence[int]) -> Tensor:
         differ = torch.tensor([both[i][0] != both[i][1] for i in batch], device=model.model.device)
-        return (differ & torch.gt(*_both_scores(model, [both[i] for i in batch]))).sum()
+        return (differ & torch.gt(*scores(batch))).sum()
 
     metrics: Metrics = {}
     counts = [1] * len(pairs)
@@ -90,11 +95,3 @@ def train_reward_model(
 def _texts(pairs: Sequence[Pair]) -> list[str]:
     """The chosen and the rejected text of each pair, in turn."""
     return [pair.prompt + response for pair in pairs for response in (pair.chosen, pair.rejected)]
-
-
-def _both_scores(model: RewardModel, rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
-    """The head's outputs for the chosen rows of tokens, and for the rejected ones."""
-    ids = [row[k] for k in (0, 1) for row in rows]
-    padded = pad(ids, int(model.tokenizer.pad_token_id or 0), "right")
-    chosen, rejected = last_scores(model.model, *(x.to(model.model.device) for x in padded)).chunk(2)
-    return chosen, rejected
