@@ -120,6 +120,8 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     which would be cast again for each token.
     """
 
+    keys: Any
+    values: Any
     _keys: Tensor
     _values: Tensor
     _place: Tensor | None = None
@@ -146,14 +148,10 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     def batch_select_indices(self, indices: Int[Tensor, "R"]) -> None:
         """Keeps these rows."""
         super().batch_select_indices(indices)
-        assert self.keys is not None
-        assert self.values is not None
         self._keys, self._values = self.keys, self.values
 
     def fix(self, room: int, place: Int[Tensor, "1"]) -> None:
         """Fixes the room, and adds each further token at `place`, until `free`. What is not used yet is zero."""
-        assert self.keys is not None
-        assert self.values is not None
         used, self._place = self.keys.shape[2], place
         self._keys, self._values = (nn.functional.pad(x, (0, 0, 0, room - used)) for x in (self.keys, self.values))
 
