@@ -63,16 +63,14 @@ class Unpadded:
         if len(first) == len(token):
             first, which, end = rows, rows, token.shape[1]
         heads, tails = used[first, :end], used[:, end:]
+        count = int(heads.sum())
         head, is_head = _places(heads, 0)
-        tail, is_tail = _places(tails, int(heads.sum()))
+        tail, is_tail = _places(tails, count)
 
         def of_tokens(x: Array) -> Array:
             return np.concatenate([x[first, :end][heads], x[:, end:][tails]])[None]
 
-        place = np.zeros(token.shape, np.int64)
-        place[:, :end] = _numbers(heads, 0)[which]
-        place[:, end:] = _numbers(tails, int(heads.sum()))
-        step = np.flatnonzero(acts)
+        place = np.concatenate([_numbers(heads, 0)[which], _numbers(tails, count)], 1)
 
         def to(x: Array) -> Tensor:
             return torch.from_numpy(x).to(device, non_blocking=True)
@@ -86,8 +84,8 @@ class Unpadded:
             key = np.concatenate([head[which], tail], 1)
             parts.append(Part(to(tail), to(key), to(mask), to(np.flatnonzero(is_tail))))
         position = (used.cumsum(1) - 1).clip(0)
-        source = place.reshape(-1)[step]
-        return cls(to(of_tokens(token)), to(of_tokens(position)), tuple(parts), to(step), to(source), token.shape)
+        step, source = to(np.flatnonzero(acts)), to(place[acts])
+        return cls(to(of_tokens(token)), to(of_tokens(position)), tuple(parts), step, source, token.shape)
 
     def attend(
         self, query: Float[Tensor, "1 h S d"], key: Float[Tensor, "1 g S d"], value: Float[Tensor, "1 g S d"],
