@@ -190,8 +190,7 @@ class LanguageTask(Task):
 
     def _build(self) -> LanguageModel:
         settings = self.settings
-        eager = settings.attention == "auto" and self.setup.second_order
-        attention: pretrained.Attention = "eager" if eager else settings.attention
+        attention: pretrained.Attention = "eager" if self.setup.second_order else settings.attention
         actor = pretrained.load_causal_lm(self._source, attention)
         given: Any = settings.model
         if hasattr(given, "named_parameters") and not hasattr(given, "peft_config"):
