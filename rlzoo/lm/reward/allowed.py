@@ -39,11 +39,7 @@ class AllowedTokens:
         return cls(function, score_name(spec), len(model.policy.functional.weight))
 
     def __call__(self, rows: Sequence[list[int] | None], step: int) -> Bools:
-        """Which tokens may come next in each row (N, V); none in a row that is None.
-
-        Raises:
-            EnvError: the function raised, or did not return at least one token. The message names the row and the step.
-        """
+        """Which tokens may come next in each row (N, V); none for a row of None. Its `EnvError`s name row and step."""
         allowed = np.zeros((len(rows), self.vocabulary), np.bool_)
         for i, row in enumerate(rows):
             if row is not None:

@@ -65,11 +65,7 @@ class Turns:
         self.reply, self.name, self.max_turns = reply, name, max_turns
 
     def answers(self, conversations: list[Conversation], rows: Sequence[int]) -> list[Answer]:
-        """The answer to each conversation.
-
-        Raises:
-            EnvError: the function raised, or did not return what it must. The message names the row of `rows`.
-        """
+        """The answer to each conversation. Raises `EnvError` with the row of `rows` if the function fails."""
         try:
             answers = self.reply(conversations)
         except (Exception, SystemExit) as error:

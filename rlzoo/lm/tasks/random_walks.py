@@ -61,10 +61,7 @@ class WalkGraph:
         """The graph and walks of the benchmark, drawn from NumPy's legacy generator as in trlX.
 
         With the default seed every shortest path has at most five nodes. With other seeds there may be starts that
-        cannot reach the goal in fewer than `MAX_NODES` nodes; these are not used as prompts.
-
-        Raises:
-            ConfigError: no start can reach the goal.
+        cannot reach the goal in fewer than `MAX_NODES` nodes; these are no prompts. `ConfigError` if all are such.
         """
         rng = np.random.RandomState(seed)
         adjacency = np.zeros((NODES, NODES), dtype=bool)
@@ -102,10 +99,8 @@ class WalkGraph:
     def pairs(self, n: int, seed: int) -> list[dict[str, str]]:
         """`n` preference pairs `{prompt, chosen, rejected}` of two `walks` with the same start, the better one chosen.
 
-        They are drawn uniformly without replacement. Walks of equal optimality are not compared.
-
-        Raises:
-            ConfigError: there are fewer than `n` pairs.
+        They are drawn uniformly without replacement. Walks of equal optimality are not compared. `ConfigError` if
+        there are fewer than `n`.
         """
         optimality = {walk: self._optimality(walk) for walk in sorted(set(self.walks))}
         couples = itertools.permutations(optimality, 2)
@@ -195,10 +190,8 @@ def expected_optimality(
     """E[optimality] of the policy from each start: Σ π(walk | start)·optimality(walk) over all walks to the goal.
 
     Walks have at most `longest` further nodes, and none of the tokens `stop` before the goal. Every other response has
-    optimality 0. It takes one forward over a few thousand rows, without sampling.
-
-    Args:
-        tokenizer: reads each node as one token.
+    optimality 0. It takes one forward over a few thousand rows, without sampling. `tokenizer` reads each node as one
+    token.
     """
     walks = [walk for walk in graph.solutions() if len(walk) - 1 <= longest]
     rows = zip(walks, tokenizer(walks).input_ids, strict=True)

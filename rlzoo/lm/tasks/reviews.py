@@ -109,11 +109,7 @@ TEXTS, PAIRS, PROMPTS, HELD_OUT_PROMPTS = 6000, 6000, 2000, 400
 
 
 def prompts(n: int, seed: int) -> list[str]:
-    """`n` distinct beginnings of reviews without sentiment, such as "The battery of this phone".
-
-    Raises:
-        ConfigError: there are fewer than `n`.
-    """
+    """`n` distinct beginnings of reviews, such as "The battery of this phone". `ConfigError` if there are fewer."""
     every = _all_prompts()
     require(0 <= n <= len(every), f"n must be in [0, {len(every)}], the number of prompts; got {n}")
     return Random(f"prompts {seed}").sample(every, n)
@@ -129,10 +125,7 @@ def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]
 
 
 def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """`n` distinct preference pairs `{prompt, chosen, rejected}`; the more positive continuation is chosen.
-
-    Each begins with one of the `openings`, by default all prompts.
-    """
+    """`n` distinct preference pairs `{prompt, chosen, rejected}`, begun as `texts`; the more positive one is chosen."""
     openings = openings or _all_prompts()
 
     def draw(rng: Random) -> tuple[str, str, str]:
@@ -158,10 +151,7 @@ def write(folder: Path | str, seed: int = 0) -> dict[str, int]:
     """Writes the data of the task in UTF-8, and returns the number of lines of each file.
 
     The files are `texts.txt`, `pairs.jsonl`, `prompts.txt` and `held_out_prompts.txt`. No other file uses a held-out
-    prompt.
-
-    Raises:
-        ConfigError: one of the files exists.
+    prompt. Raises `ConfigError` if one of the files exists.
     """
     folder = Path(folder)
     shuffled = prompts(len(_all_prompts()), seed)
