@@ -142,7 +142,9 @@ def _column_arguments(score: Score) -> tuple[list[str] | None, list[str]]:
 
 def _text_arguments(score: Score) -> list[str]:
     """Names of a score's arguments for prompts and responses."""
-    return list(_texts(score, [], [])[1] or inspect.signature(score).parameters)[:2]
+    parameters = inspect.signature(score).parameters.values()
+    positional = [x.name for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    return list(_texts(score, [], [])[1]) or positional[:2]
 
 
 def _texts(score: Score, prompts: list[str], responses: list[str]) -> tuple[list[Any], dict[str, Any]]:

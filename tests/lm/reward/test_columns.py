@@ -25,6 +25,19 @@ def right(prompts, responses, answer):
     return [float(x == y) for x, y in zip(responses, answer, strict=True)]
 
 
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (lambda *texts, **columns: [float(columns == {"answer": ["2"], "level": [1]})], []),
+        (lambda *texts, level: [float(level == [1])], ["level"]),
+        (lambda prompts, *responses, answer: [float(responses == (answer,))], ["answer"]),
+    ],
+)
+def test_score_with_starred_texts_gets_its_columns(score, expected):
+    assert missing_columns(score, []) == expected
+    assert call_score(score, "starred", ROWS[:1], ["2"]).tolist() == [1]
+
+
 def test_other_columns_stay_with_their_prompt(tmp_path):
     path = lines(
         tmp_path / "p.jsonl",
