@@ -18,7 +18,6 @@ from rlzoo.core.models import ActorCritic, Term, flatten_parameters
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.progress import operation, track
-from rlzoo.core.tensors import map_leaves
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.objective import KLStop, Loss, loss_terms, value_loss
 from rlzoo.optim.vectors import Vector, clip_norm
@@ -158,8 +157,8 @@ def fit_value(
     The value's features do not depend on its own parameters and are computed once, by each process for its own rows.
     """
     with torch.no_grad():
-        own = model.value_features(batch.part(processes.own_rows(batch.num_rows)).obs)
-        batch = batch.replace(obs=map_leaves(lambda x: processes.all_gather(x)[0], own), old=None)
+        features = processes.rowwise(lambda rows: model.value_features(rows.obs), batch)
+    batch = batch.replace(obs=features, old=None)
     tiny = sum(p.numel() for p in model.value_parameters()) <= _TINY
     with operation("value"), processes.apart() if tiny else contextlib.nullcontext():
         minibatches = Epochs(batch, epochs, minibatch_size, rng)

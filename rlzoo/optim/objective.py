@@ -7,7 +7,7 @@ terms, so that micro-batches, auxiliary losses and several processes work the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -69,9 +69,7 @@ def clipped_loss(model: ActorCritic, batch: Buffer, clip_coef: float) -> Tensor:
 @torch.no_grad()
 def with_old(model: ActorCritic, batch: Buffer) -> Buffer:
     """The batch with `old`, the policy as it is now. Each process computes its own rows."""
-    own = processes.own_rows(batch.num_rows)
-    old = model.distribution(batch.part(own).obs).detach()
-    return batch.replace(old=old.map(lambda x: processes.all_gather(x)[0]))
+    return batch.replace(old=processes.rowwise(lambda rows: model.distribution(rows.obs).detach(), batch))
 
 
 class PolicyStatistics(NamedTuple):
@@ -89,18 +87,13 @@ class PolicyStatistics(NamedTuple):
 @torch.no_grad()
 def policy_statistics(model: ActorCritic, batch: Buffer) -> PolicyStatistics:
     """The policy as it is now in the states of the batch. Each process computes its own rows."""
-    has_kl = batch.old is not None
 
-    def forward(rows: Buffer) -> tuple[Tensor, ...]:
+    def forward(rows: Buffer) -> tuple[Any, ...]:
         policy = model.distribution(rows.obs)
-        log_prob, kl, entropy = policy.evaluate(rows.action, rows.old, entropy=True)
-        assert entropy is not None
         std = None if policy.std is None else policy.std.mean(-1)
-        return tuple(x for x in (log_prob, entropy, kl, std) if x is not None)
+        return *policy.evaluate(rows.action, rows.old, entropy=True), std
 
-    log_prob, entropy, *rest = processes.rowwise(forward, batch)
-    kl = rest.pop(0) if has_kl else None
-    return PolicyStatistics(log_prob, kl, entropy, rest[0] if rest else None)
+    return PolicyStatistics(*processes.rowwise(forward, batch))
 
 
 class KLStop:

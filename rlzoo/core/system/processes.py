@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import OF_THE_FIRST, ProcessError, require
 from rlzoo.core.system.launch import end_with_parent, rank_and_size
+from rlzoo.core.tensors import map_leaves
 
 _PATIENCE = datetime.timedelta(days=1)
 """How long a process waits for another: the first one may evaluate for hours. A death ends the wait at once."""
@@ -213,12 +214,15 @@ def own_rows(n: int, name: str = "the rows of a buffer") -> slice:
     return share(n)
 
 
-def rowwise(fn: Callable[[Buffer], tuple[Tensor, ...]], buffer: Buffer) -> tuple[Tensor, ...]:
-    """`fn(buffer)`: tensors with one entry for each row. A process computes its own rows, and gets results of all."""
+def rowwise(fn: Callable[[Buffer], Any], buffer: Buffer) -> Any:
+    """`fn(buffer)`: a structure of tensors with one entry for each row (see `map_leaves`).
+
+    A process computes its own rows, and gets results of all.
+    """
     if _group is None:
         return fn(buffer)
     rows = own_rows(buffer.num_rows)
-    return all_gather(*fn(buffer.map(lambda x: x[rows])))
+    return map_leaves(lambda x: all_gather(x)[0], fn(buffer.map(lambda x: x[rows])))
 
 
 def broadcast(x: Any) -> Any:
