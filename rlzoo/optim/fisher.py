@@ -72,7 +72,7 @@ class Jacobian:
         Args:
             keep: there will be another product.
         """
-        add_gradients(total, self._outputs, self.leaves, cotangents, retain_graph=keep)
+        add_gradients(total, self.moving, self.leaves, self.of_moving(cotangents), retain_graph=keep)
 
 
 def jacobian(policy: FlatPolicy, theta: Vector, part: Buffer) -> Jacobian:

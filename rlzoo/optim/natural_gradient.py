@@ -121,11 +121,9 @@ def add_gradients(
 
     Each part is added to g as soon as it is known, so there is no further vector as long as θ.
     """
-    pairs = [(y, u) for y, u in zip(outputs, cotangents, strict=True) if y.requires_grad]
-    ys, us = zip(*pairs, strict=True)
     for leaf, piece in zip(leaves, unflatten(g, leaves), strict=True):
         leaf.grad = piece
-    torch.autograd.backward(ys, us, retain_graph=retain_graph, inputs=leaves)
+    torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph, inputs=leaves)
     for leaf in leaves:
         leaf.grad = None
 
