@@ -27,11 +27,7 @@ class Actor(Protocol):
 
 
 class ModelActor:
-    """Acts with any model on any device.
-
-    Args:
-        choose: returns an action for each row of a distribution, such as `Distribution.sample`.
-    """
+    """Acts with any model on any device. `choose` gives an action for each row, such as `Distribution.sample`."""
 
     def __init__(self, model: ActorCritic, choose: Callable[[Distribution], Tensor]) -> None:
         self._model = model

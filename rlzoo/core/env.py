@@ -102,12 +102,9 @@ class VectorEnv(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> tuple[Any, Bools]:
-        """Starts a new episode in every copy.
+        """Starts a new episode in every copy, and returns `obs` (N, *obs) and `forced` (N,).
 
         The random streams continue, so two calls give different episodes.
-
-        Returns:
-            `obs` (N, *obs) and `forced` (N,).
         """
 
     @abc.abstractmethod
@@ -142,11 +139,7 @@ class VectorEnv(abc.ABC):
         return ()
 
     def score(self, experience: Experience, *measured: Tensor) -> Experience:
-        """Adds rewards that are known only when rows are complete. By default it adds none.
-
-        Args:
-            measured: `measure` of all rows.
-        """
+        """Adds rewards that are known only when rows are complete, from `measure` of all rows. By default, none."""
         return experience
 
     def state_dict(self) -> dict[str, Any] | None:

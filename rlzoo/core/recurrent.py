@@ -15,12 +15,9 @@ from rlzoo.core.seen import Seen
 
 
 class Cell(nn.Module, abc.ABC):
-    """One step of a recurrent network. Its memory is a vector of `memory_size` numbers, zeros where an episode begins.
+    """One step of a recurrent network, from `inputs` to `outputs` numbers.
 
-    Args:
-        inputs: size of x.
-        outputs: size of the result.
-        memory_size: size of the memory.
+    Its memory is a vector of `memory_size` numbers, zeros where an episode begins.
     """
 
     def __init__(self, inputs: int, outputs: int, memory_size: int) -> None:

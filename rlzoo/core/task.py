@@ -130,8 +130,7 @@ class DeployedPolicy(abc.ABC):
     def reset(self, rows: Any = True) -> None:
         """Clears the memory of a recurrent policy: call it where an episode begins. Other policies have none.
 
-        Args:
-            rows: (N,) which rows of a batch begin; by default all.
+        `rows` (N,) tells which rows of a batch begin; by default all.
         """
 
     @abc.abstractmethod
@@ -152,13 +151,7 @@ class DeployedPolicy(abc.ABC):
 
 
 class Task(abc.ABC):
-    """An environment, a model for it, and how to evaluate it.
-
-    Args:
-        settings: an instance of `Settings`.
-        setup: the run that the task is part of.
-        model: used instead of a new one.
-    """
+    """An environment, a model for it (a new one unless it is given), and how to evaluate it."""
 
     Settings: ClassVar[type[TaskSettings]]
     evaluates_start: ClassVar[bool] = False
@@ -221,10 +214,7 @@ class Task(abc.ABC):
         raise ConfigError(f"pass_k is for language tasks; {env_name(self.setup.env)} is none")
 
     def play(self, episodes: int, *, seed: int, deterministic: bool = False, video: Path | None = None) -> Played:
-        """Plays episodes for display.
-
-        Args:
-            video: file to record them in.
+        """Plays episodes for display, or records them in the file `video`.
 
         Raises:
             ConfigError: they cannot be shown or recorded.

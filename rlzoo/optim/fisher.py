@@ -67,11 +67,7 @@ class Jacobian:
         return [next(tangents) if y.requires_grad else torch.zeros_like(y) for y in self._outputs]
 
     def pull(self, cotangents: list[Tensor], total: Vector, keep: bool) -> None:
-        """total ← total + Jᵀ·cotangents.
-
-        Args:
-            keep: there will be another product.
-        """
+        """total ← total + Jᵀ·cotangents. With `keep`, there may be another product."""
         add_gradients(total, self.moving, self.leaves, self.of_moving(cotangents), retain_graph=keep)
 
 

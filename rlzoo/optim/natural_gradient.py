@@ -59,9 +59,6 @@ class Objective:
     """J(θ) = surrogate(π_θ, batch) − auxiliary loss, which NPG and TRPO maximise.
 
     Only one micro-batch is in memory at a time.
-
-    Args:
-        surrogate: a function of the policy and the batch, such as `rlzoo.optim.objective.surrogate`.
     """
 
     def __init__(self, policy: FlatPolicy, surrogate: Surrogate, batch: Buffer) -> None:
