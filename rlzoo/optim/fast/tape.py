@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -69,13 +69,14 @@ class Tape:
         self.records.append(Record(output.requires_grad_(), pull_back, push_forward))
         return output
 
-    def backward(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
-        """Adds ∂loss/∂p to `p.grad` of each parameter, which is a tensor."""
+    def backward(self, loss: Tensor | Sequence[Tensor], parameters: Sequence[Tensor], **options: Any) -> None:
+        """Adds ∂loss/∂p to `p.grad` of each parameter, which is a tensor. `options` are `torch.autograd.backward`'s."""
         outputs = [record.output for record in self.records]
-        torch.autograd.backward(loss, inputs=[*outputs, *parameters])
+        torch.autograd.backward(loss, inputs=[*outputs, *parameters], **options)
         for output, pull_back, _ in self.records:
             if output.grad is not None:
                 pull_back(output.grad)
+                output.grad = None
 
 
 class TapeJacobian(Jacobian):
@@ -97,13 +98,7 @@ class TapeJacobian(Jacobian):
     def pull(self, cotangents: list[Tensor], total: Vector, keep: bool) -> None:
         for leaf, piece in zip(self.leaves, unflatten(total, self.leaves), strict=True):
             leaf.grad = piece
-        moving = self.of_moving(cotangents)
-        grads = torch.autograd.grad(self.moving, self.inputs, moving, retain_graph=True, allow_unused=True)
-        for record, grad in zip(self.tape.records, grads, strict=False):
-            if grad is not None:
-                record.pull_back(grad)
-        for leaf, grad in zip(self._others, grads[len(self.tape.records) :], strict=True):
-            leaf.grad.add_(grad)  # type: ignore[union-attr]
+        self.tape.backward(self.moving, self.leaves, grad_tensors=self.of_moving(cotangents), retain_graph=True)
         for leaf in self.leaves:
             leaf.grad = None
 
