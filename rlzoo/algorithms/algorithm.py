@@ -15,7 +15,7 @@ from rlzoo.core.estimators import Estimator
 from rlzoo.core.kl import k3
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.fields import check_fields
+from rlzoo.core.system.fields import Checked
 from rlzoo.core.system.schedules import Schedule, at
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import Solution, conjugate_gradient
@@ -89,7 +89,7 @@ def joint_state(
     return State(rng, {"all": Adam(list(model.parameters()), value=value)}, scalars)
 
 
-class Algorithm(abc.ABC):
+class Algorithm(Checked, abc.ABC):
     """A frozen dataclass of hyperparameters that turns a model and a buffer into a better model.
 
     A subclass is a `@dataclass(frozen=True)` with an `estimator` among its fields. The command line and the
@@ -102,9 +102,6 @@ class Algorithm(abc.ABC):
     second_order: ClassVar[bool] = False
     """Whether the algorithm needs Fisher products, which take forward-mode derivatives."""
     estimator: Estimator
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @abc.abstractmethod
     def init(self, model: ActorCritic, rng: np.random.Generator) -> State:

@@ -22,7 +22,7 @@ from rlzoo.core.models import ActorCritic, Normalizer, Policy, Value
 from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.fields import Advanced, Count, check_fields
+from rlzoo.core.system.fields import Advanced, Checked, Count
 
 
 class MLP(nn.Module):
@@ -159,15 +159,12 @@ def make_heads(
 
 
 @dataclass(frozen=True)
-class NetworkSettings(abc.ABC):
+class NetworkSettings(Checked, abc.ABC):
     """A kind of network: settings, and how to build an `ActorCritic` from them. A subclass is a frozen dataclass."""
 
     images: ClassVar[bool] = False
     """Whether `build` gets the observation space as it is, and the model flat pixels as bytes. Otherwise both are flat
     and float32."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @abc.abstractmethod
     def build(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import require
-from rlzoo.core.system.fields import Advanced, UnitInterval, check_fields
+from rlzoo.core.system.fields import Advanced, Checked, UnitInterval
 from rlzoo.core.tensors import discounted_sum
 
 
@@ -156,7 +156,7 @@ def _next_value(value: Tensor, done: Tensor, mask: Tensor) -> Float[Tensor, "N T
     return value.gather(1, torch.where(done | (following == steps), column, following))
 
 
-class Estimator(abc.ABC):
+class Estimator(Checked, abc.ABC):
     """`Buffer -> Buffer`: fills `advantage` and `return_`, and may mask more steps."""
 
     gamma: float
@@ -166,9 +166,6 @@ class Estimator(abc.ABC):
     """Whether the estimator compares rows that start in the same state."""
     needs_value: ClassVar[bool] = True
     """Whether advantages depend on the critic. If they do not, the critic need not be fitted."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @abc.abstractmethod
     def __call__(self, buffer: Buffer) -> Buffer: ...

@@ -18,7 +18,7 @@ from rlzoo.core.evaluation import Evaluation, OnStep, Played, play_episodes
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
-from rlzoo.core.system.fields import Count, check_fields
+from rlzoo.core.system.fields import Checked, Count
 from rlzoo.core.system.progress import SILENT, Progress
 from rlzoo.core.system.streams import evaluation_seeds, number, stream, torch_generator
 from rlzoo.core.system.threads import announce
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TaskSettings:
+class TaskSettings(Checked):
     """Settings of a task. A subclass is a frozen dataclass; its fields become options of the command line."""
 
     named_parts: ClassVar[Mapping[str, Kind]] = {}
@@ -55,9 +55,6 @@ class TaskSettings:
     def kind(cls, env: str, settings: Mapping[str, Any]) -> str | None:
         """The kind of task with these settings. A task without a preset starts from that of its kind, if it has one."""
         return None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

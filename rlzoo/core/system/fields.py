@@ -88,6 +88,13 @@ def check_fields(instance: Any) -> None:
             raise ConfigError(f"{name} must be {fault}, got {x!r}")
 
 
+class Checked:
+    """Base class of dataclasses whose fields are checked (see `check_fields`)."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 @cache
 def field_types(cls: Any) -> dict[str, Any]:
     """The types of the fields of a dataclass, with their marks and ranges."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlzoo.core.kl import k1, k2, k3
 from rlzoo.core.system.errors import NonFiniteError, require
-from rlzoo.core.system.fields import NonNegative, Positive, check_fields
+from rlzoo.core.system.fields import Checked, NonNegative, Positive
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor] | None] = {"k1": k1, "k2": k2, "k3": k3, "full": None}
 """(log π(a), log π_ref(a)) -> kl. None stands for Σ_a π(a)·(log π(a) − log π_ref(a)), which needs the distributions."""
@@ -39,13 +39,10 @@ def sequence_kl(kl: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Te
     return torch.where(mask, kl, 0.0).sum(1)
 
 
-class KLController(abc.ABC):
+class KLController(Checked, abc.ABC):
     """The rule for β. It is stateless: the caller keeps the current β."""
 
     beta: float
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @abc.abstractmethod
     def update(self, beta: float, kl: float, n: int) -> float:
@@ -128,7 +125,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class ScoreTreatment:
+class ScoreTreatment(Checked):
     """Processing of raw scores: normalisation, then clipping, then the penalty for a missing EOS."""
 
     normalization: Literal["none", "running", "reference"] = "none"
@@ -139,9 +136,6 @@ class ScoreTreatment:
     missing_eos_penalty: NonNegative = 0.0
     """Subtracted from the score of a response without a stop token, so that such scores still differ. Ziegler et al.
     (2019) give all such responses the same low score."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(
         self, score: Float[Tensor, "N"], ended: Bool[Tensor, "N"], moments: Moments

@@ -22,11 +22,11 @@ from rlzoo.core.estimators import ESTIMATORS, Estimator
 from rlzoo.core.system.errors import ConfigError, no_class, require
 from rlzoo.core.system.fields import (
     Advanced,
+    Checked,
     Count,
     MinibatchSize,
     NonNegativeInt,
     ScheduleRange,
-    check_fields,
     schedule_fault,
 )
 from rlzoo.core.system.functions import load_function, load_object
@@ -51,7 +51,7 @@ _ALIASES = ALIASES | ESTIMATOR_ALIASES
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Checked):
     """Everything that a run depends on."""
 
     title: ClassVar[str] = "Run"
@@ -87,9 +87,6 @@ class Config:
     """Steps between checkpoints; none for a tenth of total_steps."""
     stop_return: float | None = None
     """Stop when the mean return of an evaluation reaches this."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def table(self) -> dict[str, Setting]:
