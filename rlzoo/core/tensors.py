@@ -32,14 +32,7 @@ class Tensors:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor, in the order of `map`."""
-        leaves: list[Tensor] = []
-
-        def keep(x: Tensor) -> Tensor:
-            leaves.append(x)
-            return x
-
-        self.map(keep)
-        return leaves
+        return leaves(self)
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> Self:
         """A copy with other tensors, in the order of `tensors()`."""
@@ -54,6 +47,18 @@ def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(map_leaves(fn, part) for part in x)
     return x if x is None or x is ABSENT or isinstance(x, int | float) else fn(x)
+
+
+def leaves(x: Any) -> list[Any]:
+    """The arrays and tensors in a structure, in the order of `map_leaves`."""
+    found: list[Any] = []
+
+    def keep(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    map_leaves(keep, x)
+    return found
 
 
 def zip_leaves(fn: Callable[[list[Any]], Any], xs: list[Any]) -> Any:

@@ -28,7 +28,7 @@ from torch.distributed.rendezvous import rendezvous
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import OF_THE_FIRST, ProcessError, require
 from rlzoo.core.system.launch import end_with_parent, rank_and_size
-from rlzoo.core.tensors import map_leaves
+from rlzoo.core.tensors import leaves, map_leaves
 
 _PATIENCE = datetime.timedelta(days=1)
 """How long a process waits for another: the first one may evaluate for hours. A death ends the wait at once."""
@@ -220,7 +220,9 @@ def rowwise(fn: Callable[[Buffer], Any], buffer: Buffer) -> Any:
     if _group is None:
         return fn(buffer)
     rows = own_rows(buffer.num_rows)
-    return map_leaves(lambda x: all_gather(x)[0], fn(buffer.map(lambda x: x[rows])))
+    own = fn(buffer.map(lambda x: x[rows]))
+    of_all = iter(all_gather(*leaves(own)))
+    return map_leaves(lambda _: next(of_all), own)
 
 
 def broadcast(x: Any) -> Any:
