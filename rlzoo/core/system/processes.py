@@ -14,7 +14,6 @@ import copy
 import datetime
 import importlib
 import os
-import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,16 +105,19 @@ def joined() -> Iterator[None]:
 
 def _tell_end(error: Exception | None) -> None:
     """Tells the other processes the end, and the error that it came by: as a `ProcessError` if it cannot be sent."""
-    end: Any = _END
-    if error is not None:
-        try:
-            end = copy.copy(error)
-            end.add_note(OF_THE_FIRST)
-            pickle.dumps(end)
-        except Exception:  # of any kind, from copying and pickling any error
-            end = ProcessError(str(error))
-            end.add_note(OF_THE_FIRST)
-    broadcast(end)
+    if error is None:
+        broadcast(_END)
+        return
+    try:
+        end = copy.copy(error)
+        end.add_note(OF_THE_FIRST)
+        broadcast(end)
+    except ProcessError:
+        raise
+    except Exception:  # of any kind, from copying and pickling any error, before anything is sent
+        end = ProcessError(str(error))
+        end.add_note(OF_THE_FIRST)
+        broadcast(end)
 
 
 def _is_reported(store: Any, error: Exception) -> bool:
