@@ -178,6 +178,7 @@ def test_an_error_of_a_hook_ends_all(error, tmp_path, capfd):
     assert capfd.readouterr().err.count("The first process has reported it.") == 1
 
 
+@pytest.mark.slow  # it compiles
 def test_a_run_with_native_code_goes_on_without_it(tmp_path):
     path = short_runs.quick_run(tmp_path / "run", compile=True).path
     assert short_runs.in_processes(2, lambda: resume(path, Run(path).steps()[-1] + 100) and None) == [0, 0]
