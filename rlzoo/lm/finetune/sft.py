@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlzoo.core.system.errors import NonFiniteError, require
-from rlzoo.core.system.fields import Advanced, Count, NonNegative, Positive, Range, UnitInterval, check_fields
+from rlzoo.core.system.fields import Advanced, Checked, Count, NonNegative, Positive, Range, UnitInterval
 from rlzoo.core.system.progress import operation, track
 from rlzoo.lm.finetune.chat import Row
 from rlzoo.lm.finetune.data import Example, read_examples, split
@@ -36,7 +36,7 @@ def no_report(metrics: Metrics) -> None:
 
 
 @dataclass(frozen=True)
-class FitSettings:
+class FitSettings(Checked):
     """Settings of AdamW over batches of rows, with linear warm-up and linear decay of the learning rate to 0."""
 
     title: ClassVar[str] = "Training"
@@ -66,9 +66,6 @@ class FitSettings:
     """PyTorch device of the model; none for the CPU, or in Python for that of a loaded model."""
     seed: Annotated[int, Range(0, 2**64 - 1)] = 0
     """Seed of the split, the order of rows and random weights."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)
