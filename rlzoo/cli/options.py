@@ -121,8 +121,7 @@ def parse_settings(
         if fields:
             part: Any = dataclasses.make_dataclass("Part", fields, namespace={"__doc__": ""})
             untitled = {x.part for x in settings.values() if x.group == title and not hasattr(x.part, "title")}
-            firsts = [(inspect.getdoc(x) or "").split("\n\n")[0] for x in untitled]  # paragraphs of docstrings
-            about = "\n".join(" ".join(text.split()) for text in firsts)
+            about = "\n".join(_summary(x) for x in untitled)
             parts.append((f"part_{number}", Annotated[part, tyro.conf.arg(name=title, help=about)]))
     parts.insert(1 if groups["Run"] else 0, ("command", Annotated[command, tyro.conf.arg(name="Run", help="")]))
     options: Any = vars(parse(dataclasses.make_dataclass("Options", parts), arguments, prog, description))
@@ -135,6 +134,11 @@ def parse_settings(
 def option_names(arguments: Sequence[str]) -> list[str]:
     """The names of the options among the arguments, as those of fields."""
     return [x[2:].partition("=")[0].replace("-", "_") for x in arguments if x.startswith("--")]
+
+
+def _summary(cls: type) -> str:
+    """The first paragraph of a docstring, as one line."""
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
 
 
 def _reason(cause: BaseException | None, box: str) -> str:

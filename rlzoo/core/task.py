@@ -148,7 +148,13 @@ class DeployedPolicy(abc.ABC):
 
 
 class Task(abc.ABC):
-    """An environment, a model for it (a new one unless it is given), and how to evaluate it."""
+    """An environment, a model for it, and how to evaluate it.
+
+    Args:
+        settings: an instance of `Settings`.
+        setup: the run that the task is part of.
+        model: used instead of a new one.
+    """
 
     Settings: ClassVar[type[TaskSettings]]
     evaluates_start: ClassVar[bool] = False

@@ -110,7 +110,7 @@ def are_comparable(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
 
 
 def is_better(x: Sequence[ArrayLike], y: Sequence[ArrayLike]) -> bool:
-    """Whether x and y are comparable, and the interval of `probability_of_improvement` lies above one half."""
+    """Whether x is better than y: comparable, and `probability_of_improvement` has its interval above one half."""
     return are_comparable(x, y) and bool(probability_of_improvement(x, y).low > 0.5)
 
 

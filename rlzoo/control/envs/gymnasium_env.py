@@ -163,7 +163,7 @@ class GymnasiumEnv(VectorEnv):
             changes.append((len(actions), {name: value}))
 
     def _new_episodes(self) -> list[tuple[list[Array], list[tuple[int, dict[str, Any]]]]]:
-        """Of each copy the actions of its episode, and the attributes: at first, then changes after so many actions."""
+        """For each copy, the actions of its episode, and attributes with the number of actions before they were set."""
         return [([], [(0, self.attributes)]) for _ in range(self.num_envs)]
 
     @property

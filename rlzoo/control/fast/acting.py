@@ -116,7 +116,10 @@ def _sigmoid(x: Array) -> Array:
     return 0.5 * np.tanh(0.5 * x) + 0.5
 
 
-_CELLS: dict[type[Cell], Any] = {GRUCell: _gru, LSTMCell: _lstm}
+_CELLS: dict[type[Cell], Callable[[Any], Callable[[Array, Array], tuple[Array, Array]]]] = {
+    GRUCell: _gru,
+    LSTMCell: _lstm,
+}
 
 
 def _numpy_policy(model: ActorCritic) -> Callable[[Any, Array], Array]:

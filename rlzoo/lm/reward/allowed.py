@@ -39,7 +39,10 @@ class AllowedTokens:
         return cls(function, score_name(spec), len(model.policy.functional.weight))
 
     def __call__(self, rows: Sequence[list[int] | None], step: int) -> Bools:
-        """Which tokens may come next in each row (N, V); none for a row of None. Its `EnvError`s name row and step."""
+        """Which tokens may come next in each row (N, V); none in a row that is None.
+
+        Raises `EnvError`, which names the row and the step, if the function fails or returns no token.
+        """
         allowed = np.zeros((len(rows), self.vocabulary), np.bool_)
         for i, row in enumerate(rows):
             if row is not None:

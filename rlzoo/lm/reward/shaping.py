@@ -118,7 +118,10 @@ class Moments:
         return math.sqrt(self.m2 / self.count) if self.count else 0.0
 
     def gain_and_bias(self) -> tuple[float, float]:
-        """(gain, bias) for which gain·score + bias has mean 0 and (biased) std 1. `ConfigError` if no scores differ."""
+        """(gain, bias) for which gain·score + bias has mean 0 and (biased) standard deviation 1.
+
+        Raises `ConfigError` if there are no scores, or all are equal.
+        """
         what = f"all {self.count} are {self.mean:g}" if self.count else "there are none"
         require(self.std > 0, f"reference scores must differ to be scaled to mean 0 and std 1, but {what}")
         return 1 / self.std, -self.mean / self.std

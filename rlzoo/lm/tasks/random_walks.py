@@ -61,7 +61,8 @@ class WalkGraph:
         """The graph and walks of the benchmark, drawn from NumPy's legacy generator as in trlX.
 
         With the default seed every shortest path has at most five nodes. With other seeds there may be starts that
-        cannot reach the goal in fewer than `MAX_NODES` nodes; these are no prompts. `ConfigError` if all are such.
+        cannot reach the goal in fewer than `MAX_NODES` nodes; these are not used as prompts. Raises `ConfigError` if no
+        start can reach the goal.
         """
         rng = np.random.RandomState(seed)
         adjacency = np.zeros((NODES, NODES), dtype=bool)
@@ -99,8 +100,8 @@ class WalkGraph:
     def pairs(self, n: int, seed: int) -> list[dict[str, str]]:
         """`n` preference pairs `{prompt, chosen, rejected}` of two `walks` with the same start, the better one chosen.
 
-        They are drawn uniformly without replacement. Walks of equal optimality are not compared. `ConfigError` if
-        there are fewer than `n`.
+        They are drawn uniformly without replacement. Walks of equal optimality are not compared.
+        Raises `ConfigError` if there are fewer than `n` pairs.
         """
         optimality = {walk: self._optimality(walk) for walk in sorted(set(self.walks))}
         couples = itertools.permutations(optimality, 2)

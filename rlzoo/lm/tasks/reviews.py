@@ -109,7 +109,10 @@ TEXTS, PAIRS, PROMPTS, HELD_OUT_PROMPTS = 6000, 6000, 2000, 400
 
 
 def prompts(n: int, seed: int) -> list[str]:
-    """`n` distinct beginnings of reviews, such as "The battery of this phone". `ConfigError` if there are fewer."""
+    """`n` distinct beginnings of reviews without sentiment, such as "The battery of this phone".
+
+    Raises `ConfigError` if there are fewer than `n`.
+    """
     every = _all_prompts()
     require(0 <= n <= len(every), f"n must be in [0, {len(every)}], the number of prompts; got {n}")
     return Random(f"prompts {seed}").sample(every, n)
@@ -125,7 +128,10 @@ def texts(n: int, seed: int, openings: Sequence[str] | None = None) -> list[str]
 
 
 def pairs(n: int, seed: int, openings: Sequence[str] | None = None) -> list[dict[str, str]]:
-    """`n` distinct preference pairs `{prompt, chosen, rejected}`, begun as `texts`; the more positive one is chosen."""
+    """`n` distinct preference pairs `{prompt, chosen, rejected}`; the more positive continuation is chosen.
+
+    Each begins with one of the `openings`, by default all prompts.
+    """
     openings = openings or _all_prompts()
 
     def draw(rng: Random) -> tuple[str, str, str]:
