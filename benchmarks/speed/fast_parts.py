@@ -27,7 +27,7 @@ PAPER = {"num_envs": 1, "num_steps": 2048, "minibatch_size": 64, "epochs": 10}
 PERCEPTRON, RECURRENCE, NUMPY = "backward pass of MLPs", "backward pass through time", "acting through NumPy"
 COMPILED = "compiled step"
 PACKED, PRODUCTS = "packed weights", "attention by products, and its cache"
-BLOCKS, LAYERS = "vocabulary in blocks", "layers with gradients in place"
+BLOCKS, CASTS, LAYERS = "vocabulary in blocks", "weights cast once", "layers with gradients in place"
 
 ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     "control": [
@@ -44,6 +44,8 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     "language": [
         *((part, "ppo-clip", "Prompts", {"precision": "float32"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
         *((part, "ppo-clip", "Prompts", {"precision": "bfloat16"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
+        (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16"}),
+        (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16", "minibatch_responses": 2}),
     ],
 }
 """Part, algorithm, environment and settings."""
@@ -70,6 +72,7 @@ def leave_out(part: str) -> None:
         PACKED: {"FastLanguageModel": LanguageModel},
         PRODUCTS: {"use_fastest_attention": lambda model: None, "new_cache": lambda base: DynamicCache()},
         BLOCKS: {"FastTokenHead": TokenHead},
+        CASTS: {"Casts": lambda base, precision: None},
         LAYERS: {"use_faster_layers": lambda model: None},
     }
     for name, plain in changes[part].items():

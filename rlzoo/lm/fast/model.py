@@ -19,7 +19,7 @@ from rlzoo.lm.fast.packed import Packed
 from rlzoo.lm.fast.recorded import Recorded
 from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
 from rlzoo.lm.fast.vocabulary import BlockedTokenDistribution
-from rlzoo.lm.fast.weights import use_faster_layers
+from rlzoo.lm.fast.weights import Casts, use_faster_layers
 from rlzoo.lm.model.language_model import LanguageModel, Memory, Reference, TokenHead, Trunk
 from rlzoo.lm.model.precision import equal_but_for_rounding, kind_of
 from rlzoo.lm.model.tokens import Tokens
@@ -34,8 +34,9 @@ On an H200 a token of an `Unpadded` took 1.7 times as long as one of padded rows
 
 
 class FastTrunk(Trunk):
-    """Computes what matters alone, without a mask where nothing is padding."""
+    """Computes what matters alone, without a mask where nothing is padding, with weights that are cast once."""
 
+    casts: Casts | None = None
     unpads = False
     """Whether the transformer gives the same hidden states for an `Unpadded`."""
     records = False
@@ -77,6 +78,10 @@ class FastTrunk(Trunk):
         if attention.device.type == "cpu" and bool(attention.all()):
             more.setdefault("attention_mask", None)
         return super().run(token, attention, cache, **more)
+
+    def call(self, **inputs: Any) -> Any:
+        casts = {} if self.casts is None else self.casts.weights()
+        return torch.func.functional_call(self.base, casts, kwargs=inputs) if casts else super().call(**inputs)
 
     def new_cache(self) -> Cache:
         return new_cache(self.base)
@@ -152,7 +157,9 @@ def accelerate_model(model: LanguageModel) -> None:
         model.__class__ = FastLanguageModel
     for trunk in (model.trunk, model.value.trunk):
         if trunk is not None:
-            _accelerate_trunk(trunk)
+            fast = _accelerate_trunk(trunk)
+            if fast.precision is not None and not fast.gradient_checkpointing:  # which casts again in backward passes
+                fast.casts = Casts(fast.base, fast.precision)
     model.policy.__class__ = FastTokenHead
 
 
@@ -170,9 +177,9 @@ def accelerate_reference(reference: Reference) -> None:
                 module.to(trunk.precision)
 
 
-def _accelerate_trunk(trunk: Trunk) -> None:
+def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     if isinstance(trunk, FastTrunk):
-        return
+        return trunk
     base, chosen = trunk.base, trunk.base.config._attn_implementation
     device = next(base.parameters()).device
     use_faster_layers(base)
@@ -191,6 +198,7 @@ def _accelerate_trunk(trunk: Trunk) -> None:
         fast.records = fast.unpads and device.type in _RECORDING and _reads_by_records(fast)
     if not same or (chosen == "eager" and not fast.unpads):
         base.config._attn_implementation = chosen
+    return fast
 
 
 @torch.no_grad()

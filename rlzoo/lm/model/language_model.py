@@ -79,7 +79,11 @@ class Trunk(nn.Module):
                 module.training = torch.is_grad_enabled()
         with autocast(device, self.precision):
             inputs = {"input_ids": token, "attention_mask": attention.long(), "use_cache": cache is not None}
-            return self.base(**{**inputs, **more})
+            return self.call(**{**inputs, **more})
+
+    def call(self, **inputs: Any) -> Any:
+        """The transformer's output."""
+        return self.base(**inputs)
 
     def new_cache(self) -> Cache:
         """An empty key-value cache."""

@@ -7,6 +7,8 @@ from transformers.cache_utils import DynamicLayer
 
 from rlzoo.lm.fast import attention as ours
 from rlzoo.lm.fast.attention import CachedLayer, attention, use_fastest_attention
+from rlzoo.optim.adam import Adam
+from rlzoo.optim.fast.adam import FastAdam
 
 
 class Layer(torch.nn.Module):
@@ -77,3 +79,34 @@ def test_gradients_of_both_kinds_agree(monkeypatch):
     monkeypatch.setattr(ours, "_LONGEST", {})
     for a, b in zip(products, gradients(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_weights_are_cast_again_after_a_step_and_not_before(fast):
+    model, rows = make_fast(settings={"precision": torch.bfloat16}), make_rows([(2, 4), (5, 3)])
+    adam = Adam(list(model.parameters()))
+
+    def loss(model, batch):
+        return -model.distribution(rows).log_prob(rows.action).sum()
+
+    def casts():
+        model.distribution(rows)
+        return {name: cast for name, (_, cast) in model.trunk.casts._kept.items()}
+
+    first, again = casts(), casts()
+    assert first
+    assert all(first[name] is again[name] for name in first)
+    (FastAdam(adam) if fast else adam).minimize(loss, model, OneBatch(), learning_rate=0.1)
+    weights = dict(model.trunk.base.named_parameters())
+    for name, cast in casts().items():
+        assert torch.equal(cast, weights[name].detach().bfloat16())
+        assert not torch.equal(cast, first[name])
+
+
+class OneBatch:
+    """A batch whose only part is itself."""
+
+    num_rows = 2
+
+    def micro_batches(self, steps):
+        yield self
