@@ -78,7 +78,7 @@ def from_runs(runs: Sequence[Run], warn: Callable[[str], None]) -> list[Results]
 def _results(path: Path, trained: Sequence[_Trained], warn: Callable[[str], None]) -> Results:
     """Runs with the same versions as the results of one suite."""
     jobs: dict[Key, _Trained] = {}
-    for x in trained:
+    for x in sorted(trained, key=lambda x: not x.run.finished):  # of repeats, the first that has finished
         first = jobs.setdefault(x.key, x)
         if first is not x:
             warn(f"{x.run.path} is left out: it has the settings and the seed of {first.run.path}")
