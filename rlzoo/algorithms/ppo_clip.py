@@ -49,7 +49,7 @@ class PPOClip(Algorithm):
     vf_learning_rate: Advanced[PositiveSchedule | None] = None
     """Adam's step size for the value's own parameters; none stands for `learning_rate`."""
     vf_warmup: Advanced[NonNegativeInt] = 0
-    """First updates that train the value's own parameters alone."""
+    """First updates in which only the value's own parameters move. Adam's moments take in all gradients."""
     clip_value: Advanced[bool] = False
     """Clip the value to ±ε around its old value, and use the larger loss."""
     ent_coef: NonNegativeSchedule = 0.0

@@ -58,7 +58,7 @@ class PPOPenalty(Algorithm):
     vf_learning_rate: Advanced[PositiveSchedule | None] = None
     """Adam's step size for the value's own parameters; none stands for `learning_rate`."""
     vf_warmup: Advanced[NonNegativeInt] = 0
-    """First updates that train the value's own parameters alone."""
+    """First updates in which only the value's own parameters move. Adam's moments take in all gradients."""
     ent_coef: NonNegativeSchedule = 0.0
     """Weight of the entropy bonus."""
     max_grad_norm: Advanced[Positive | None] = 0.5

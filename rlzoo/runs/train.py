@@ -144,7 +144,7 @@ def resume(
     with run.lock() if processes.rank() == 0 else contextlib.nullcontext():
         before = run.read_config(model=model, **objects)
         config = before if total_steps is None else replace(before, total_steps=total_steps)
-        finished = run.finished and checkpoint in (None, run.steps()[-1])
+        finished = run.finished and run.step_of(checkpoint) == run.steps()[-1]
         if finished and (total_steps is None or total_steps <= run.steps()[-1]):
             display.say(f"{run.path} finished at step {run.steps()[-1]:,}; continue it with --total-steps N")
             return run

@@ -241,6 +241,16 @@ def test_resume_of_a_finished_run_leaves_it_alone(tmp_path, capsys):
     assert run.read_config().total_steps == 600
 
 
+def test_resume_from_the_best_checkpoint_leaves_a_finished_run_alone_if_that_is_its_last(tmp_path, capsys):
+    run = short_runs.quick_run(tmp_path)
+    run.mark_best(run.steps()[-1], 1e9)
+    before = short_runs.outcome(run)
+    resume(run, 100, checkpoint="best", progress=True)
+    assert "finished at step" in capsys.readouterr().out
+    assert short_runs.outcome(run) == before
+    assert run.read_config().total_steps == 600
+
+
 def test_resume_takes_a_run_further(tmp_path):
     run = short_runs.quick_run(tmp_path)
     first = run.metrics()

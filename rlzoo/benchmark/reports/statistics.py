@@ -82,7 +82,7 @@ def probability_of_improvement(
     x and y are drawn independently.
 
     Args:
-        x: (runs,) each. NaN is below all but NaN.
+        x: (runs,) each. NaN counts as −inf.
         y: (runs,) each, with the environments of x in the same order.
     """
     sides = _scores(x), _scores(y)

@@ -96,6 +96,18 @@ def test_repeated_run_is_left_out(runs, tmp_path):
     assert warnings == [f"{tmp_path}/again is left out: it has the settings and the seed of {runs}/other"]
 
 
+def test_of_two_repeats_the_one_that_finished_stays(runs, tmp_path):
+    shutil.copytree(runs / "other", tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed" / "checkpoints")
+    shutil.copytree(runs / "other", tmp_path / "whole")
+    results, warnings = only([tmp_path])
+    assert results.unfinished == {}
+    assert [x.final_deterministic for x in results.outcomes] == [
+        only([runs / "other"])[0].outcomes[0].final_deterministic
+    ]
+    assert warnings == [f"{tmp_path}/killed is left out: it has the settings and the seed of {tmp_path}/whole"]
+
+
 def test_unreadable_run_is_named_links_end_and_a_folder_counts_once(runs, tmp_path):
     shutil.copytree(runs / "other", tmp_path / "runs" / "whole")
     shutil.copytree(runs / "other", tmp_path / "runs" / "damaged")
