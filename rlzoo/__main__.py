@@ -29,6 +29,7 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except OSError:  # the other end is closed or the disk is full; Python would try again and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    exec("")  # a KeyboardInterrupt that left an exec of text made Python end by the signal; this takes that back
     sys.exit(code)
 
 

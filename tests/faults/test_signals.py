@@ -182,6 +182,15 @@ def test_many_signals_give_one_line_at_most(moment, tmp_path):
         assert error.startswith("rlzoo: ")
 
 
+def test_interrupt_in_an_exec_of_text_has_the_same_exit_code(tmp_path):
+    """After it, `python -m` sends itself SIGINT, also if the exception was handled. Imports run such code often."""
+    (tmp_path / "user.py").write_text("exec('raise KeyboardInterrupt')\n")
+    command = [sys.executable, "-m", "rlzoo", "train", "ppo", "user:Env", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr == "rlzoo: interrupted\n"
+
+
 def test_deferred_interrupts_take_effect_at_the_end_of_the_block():
     done = []
 
