@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import torch
@@ -115,7 +116,7 @@ def train_seeds(
                 display.say(f"seed {seed} failed: {failed[seed].error}")
     if signals.received:
         folder = next(iter(runs.values())).path.parent
-        raise Interrupted(f"stopped; continue with: rlzoo resume {folder}", signals.received)
+        raise Interrupted(f"stopped; continue with: rlzoo resume {quote(str(folder))}", signals.received)
     return failed
 
 

@@ -87,7 +87,8 @@ def benchmark_command(arguments: list[str]) -> int:
         count = f"{len(results.failures)} of {len(suite.jobs)} jobs"
         complain(f"{count} failed; {out}/failures.jsonl has the tracebacks")
     if not options.quiet:
-        show(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; show them with: rlzoo report {out}")
+        command = f"rlzoo report {shlex.quote(str(out))}"
+        show(f"{len(results.outcomes)} of {len(suite.jobs)} jobs are done; show them with: {command}")
     return 1 if results.failures else 0
 
 
@@ -138,4 +139,4 @@ def search_command(arguments: list[str]) -> None:
         return
     for line in result.lines:
         show(line)
-    show(f"rlzoo train {options.algorithm} {options.env} --preset {result.preset}")
+    show(f"rlzoo train {options.algorithm} {options.env} --preset {shlex.quote(str(result.preset))}")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlzoo.cli.common import Json, Output, display, importing, threads_for
@@ -327,7 +328,7 @@ def _finish_seeds(folder: Path, runs: Mapping[int, Run], total_steps: int | None
         if failure.traceback:
             show(failure.traceback, sys.stderr)
     if failed:
-        complain(f"{len(failed)} of {len(runs)} seeds failed; again: rlzoo resume {folder}")
+        complain(f"{len(failed)} of {len(runs)} seeds failed; again: rlzoo resume {quote(str(folder))}")
     return 1 if failed else 0
 
 

@@ -20,6 +20,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError
@@ -121,7 +122,8 @@ class Run:
             remedy = f"; it holds the runs of several seeds: name one, such as {seeds[0].parent}" if seeds else ""
             raise RunError(f"{run.path} holds no run (no config.json){remedy}")
         if "model_type" in read_object(run._config):
-            raise RunError(f"{run.path} is a language model and no run: talk to it with rlzoo chat {run.path}")
+            command = f"rlzoo chat {quote(str(run.path))}"
+            raise RunError(f"{run.path} is a language model and no run: talk to it with {command}")
         return run
 
     def __repr__(self) -> str:
@@ -167,7 +169,7 @@ class Run:
                 raise RunError(f"{self.path} is not empty, and its files are not those of a run")
             if not overwrite:
                 raise RunError(
-                    f"{self.path} already holds a run: continue it with rlzoo resume {self.path}, "
+                    f"{self.path} already holds a run: continue it with rlzoo resume {quote(str(self.path))}, "
                     "or replace it with --overwrite"
                 )
 

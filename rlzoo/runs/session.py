@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -226,7 +227,7 @@ class Session:
     def _raise_on_signal(self, ended: bool = False) -> None:
         """Raises `Interrupted` if a signal has arrived; `ended` if only the final evaluation is missing."""
         if self.signals.received:
-            step, command = f"{self.trainer.step:,}", f"rlzoo resume {self.run.path}"
+            step, command = f"{self.trainer.step:,}", f"rlzoo resume {quote(str(self.run.path))}"
             message = f"stopped at step {step}; continue with: {command}"
             if ended:
                 message = f"training has finished at step {step}, its evaluation has not; complete it with: {command}"
@@ -251,7 +252,7 @@ class Session:
             steps = self.run.steps()
             remedy = "there is no checkpoint yet"
             if steps:
-                remedy = f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {self.run.path}"
+                remedy = f"the last checkpoint is at step {steps[-1]:,}: rlzoo resume {quote(str(self.run.path))}"
             elif not self.run.path.exists():
                 remedy = "the run directory was deleted"
             raise TrainingError(f"step {self.trainer.step:,}: {cause}; {remedy}") from error

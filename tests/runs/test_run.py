@@ -87,6 +87,13 @@ def test_a_new_run_replaces_nothing_unless_told_to(run):
     assert [path.name for path in run.path.iterdir() if path.is_dir()] == ["notes"]
 
 
+def test_commands_in_messages_are_quoted_for_the_shell(tmp_path):
+    path = tmp_path / "my run"
+    Run.create(path, CONFIG)
+    with pytest.raises(RunError, match=f"continue it with rlzoo resume '{path}', or"):
+        Run.create(path, CONFIG)
+
+
 def test_a_new_run_takes_an_empty_directory(tmp_path):
     (tmp_path / ".config.json.tmp").write_text("left by one that was killed")
     assert Run.create(tmp_path, CONFIG).read_config() == CONFIG
