@@ -48,6 +48,11 @@ def use_fastest_attention(model: Any) -> None:
         model.config._attn_implementation = name
 
 
+def uses_fastest_attention(model: Any) -> bool:
+    """Whether a Hugging Face model has this attention. Hugging Face's `set_attn_implementation` replaces it."""
+    return model.config._attn_implementation in NAMES.values()
+
+
 def mask(
     attention_mask: Bool[Tensor, "N C"] | None = None, allow_is_causal_skip: bool = True, **more: Any
 ) -> Bool[Tensor, "N 1 T C"] | None:
@@ -174,5 +179,4 @@ class CachedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 def new_cache(model: Any) -> Cache:
     """An empty key-value cache for the attention of `use_fastest_attention`, or Hugging Face's own for others."""
-    ours = model.config._attn_implementation in NAMES.values()
-    return Cache(layer_class_to_replicate=CachedLayer if ours else DynamicLayer)
+    return Cache(layer_class_to_replicate=CachedLayer if uses_fastest_attention(model) else DynamicLayer)

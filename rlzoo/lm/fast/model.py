@@ -14,7 +14,7 @@ from transformers import Cache
 from transformers.pytorch_utils import Conv1D
 
 from rlzoo.core.distributions import Categorical
-from rlzoo.lm.fast.attention import new_cache, use_fastest_attention
+from rlzoo.lm.fast.attention import new_cache, use_fastest_attention, uses_fastest_attention
 from rlzoo.lm.fast.packed import Packed
 from rlzoo.lm.fast.recorded import Recorded
 from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
@@ -38,7 +38,7 @@ class FastTrunk(Trunk):
 
     casts: Casts | None = None
     unpads = False
-    """Whether the transformer gives the same hidden states for an `Unpadded`."""
+    """Whether the transformer gives the same hidden states for an `Unpadded`, with the attention that can read one."""
     records = False
     """Whether it gives the same hidden states in a `Recorded` pass, on a device that can record it."""
 
@@ -55,7 +55,8 @@ class FastTrunk(Trunk):
         last = max(len(acting) - int(acting[::-1].argmax()), first + 1) if acting.any() else first + 1
         device = next(self.base.parameters()).device
         most = _WORTH[kind_of(device)] * len(token) * (last - first)
-        if self.unpads and 0 < acts.sum() <= most + len(token):  # rows of a group share one of their acting steps
+        unpads = self.unpads and uses_fastest_attention(self.base)
+        if unpads and 0 < acts.sum() <= most + len(token):  # rows of a group share one of their acting steps
             unpadded = Unpadded.of(token, attention, acts, device)
             if unpadded.token.shape[1] <= most:
                 return self.unpadded_states(unpadded)
@@ -179,6 +180,8 @@ def accelerate_reference(reference: Reference) -> None:
 
 def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     if isinstance(trunk, FastTrunk):
+        if trunk.unpads:  # and may have been given another attention since
+            use_fastest_attention(trunk.base)
         return trunk
     base, chosen = trunk.base, trunk.base.config._attn_implementation
     device = next(base.parameters()).device

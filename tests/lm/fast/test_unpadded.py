@@ -150,6 +150,17 @@ def test_attention_of_another_kind_is_left_alone(attention, monkeypatch):
         assert (mine - theirs).norm() < 3e-6 * theirs.norm()
 
 
+def test_attention_that_is_replaced_is_not_given_tokens_without_rows():
+    model, rows = make_fast(), shared()
+    expected = results(model, rows)
+    model.actor.set_attn_implementation("eager")
+    for name in ("eager", NAMES["eager"]):
+        assert model.trunk.base.config._attn_implementation == name
+        for mine, before in zip(results(model, rows), expected, strict=True):
+            assert (mine - before).norm() < 3e-6 * before.norm()
+        accelerate_model(model)
+
+
 def test_a_window_that_is_in_the_mask_alone_is_left_alone():
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     experts = {"intermediate_size": 48, "num_local_experts": 2, "sliding_window": 5}

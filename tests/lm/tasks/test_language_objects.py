@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from lm_builders import move
+from lm_builders import make_rows, move
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import rlzoo
@@ -363,9 +363,9 @@ def own_model(**changes):
     return LanguageModel(load_causal_lm(tiny.save_lm(Path("given"), "gpt2"), **changes))
 
 
-def trainer_of(model, algorithm="ppo-clip", tokenizer=None):
+def trainer_of(model, algorithm="ppo-clip", tokenizer=None, fast=False):
     given = {"tokenizer": tokenizer or tiny.make_tokenizer(), "prompts": PROMPTS, "reward": length, "model": "given"}
-    settings = {**given, "responses_per_batch": 6, "max_new_tokens": 8, "fast": False}
+    settings = {**given, "responses_per_batch": 6, "max_new_tokens": 8, "fast": fast}
     return rlzoo.Trainer(rlzoo.make_config(algorithm, "Prompts", **settings), model)
 
 
@@ -373,6 +373,15 @@ def test_natural_gradients_use_eager_attention_of_a_model_of_ones_own():
     for algorithm, attention in (("ppo-clip", "sdpa"), ("npg", "eager")):
         trainer = trainer_of(own_model(attention="sdpa"), algorithm)
         assert trainer.model.actor.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("before", ["ppo-clip", "npg"])
+def test_a_model_that_a_run_has_used_is_the_same_policy_in_the_next(before):
+    model, rows = own_model(), make_rows([(2, 5), (7, 3), (4, 9), (12, 3)])
+    log_prob = model.distribution(rows).log_prob(rows.action)
+    for algorithm in (before, "npg"):
+        trainer_of(model, algorithm, fast=True)
+        assert (model.distribution(rows).log_prob(rows.action) - log_prob).norm() < 3e-6 * log_prob.norm()
 
 
 def test_a_model_of_ones_own_that_cannot_train_is_an_error():
