@@ -1,5 +1,6 @@
 """The `rlzoo` command, also `python -m rlzoo`."""
 
+import collections
 import io
 import os
 import signal
@@ -29,7 +30,8 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except OSError:  # the other end is closed or the disk is full; Python would try again and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    exec("")  # a KeyboardInterrupt that left an exec of text made Python end by the signal; this takes that back
+    # A KeyboardInterrupt that left an `exec` of text makes `python -m` end by the signal. Another one takes that back.
+    collections.namedtuple("Done", ())
     sys.exit(code)
 
 

@@ -54,7 +54,11 @@ class Collector:
             self._starts, self._ended = np.ones_like(self._forced), np.zeros_like(self._forced)
         if self._memory is not None:
             actor.memory = self._memory  # type: ignore[attr-defined]
-        steps = self._first_episodes(actor) if self.whole_episodes else self._steps(actor, self.num_steps)
+        try:
+            steps = self._first_episodes(actor) if self.whole_episodes else self._steps(actor, self.num_steps)
+        except BaseException:
+            self.restart()  # the environment has gone on
+            raise
         return Experience(steps.buffer(), self._episodes(steps), self._info_means())
 
     def _first_episodes(self, actor: Actor) -> _Steps:

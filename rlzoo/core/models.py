@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -241,8 +242,24 @@ def _add_to_statistics(statistics: Normalizer | RewardScale, batch: Tensor) -> N
     statistics.count.fill_(total)
 
 
-def flatten_parameters(parameters: Sequence[nn.Parameter]) -> Float[Tensor, "P"]:
-    """Copies the parameters into one flat tensor θ and makes them views of it."""
+@contextlib.contextmanager
+def single_precision() -> Iterator[None]:
+    """Context in which new tensors are float32, as observations are, whatever default the program has set."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def flatten_parameters(parameters: Sequence[nn.Parameter], theta: Tensor | None = None) -> Float[Tensor, "P"]:
+    """Copies the parameters into one flat tensor θ and makes them views of it; `theta` itself if they are views of it.
+
+    They are no longer if a copy of the model, or another optimizer, has given them other memory.
+    """
+    if theta is not None and parameters[0].data_ptr() == theta.data_ptr():
+        return theta
     theta = torch.cat([p.detach().reshape(-1) for p in parameters])
     for p, view in zip(parameters, unflatten(theta, parameters), strict=True):
         p.data = view

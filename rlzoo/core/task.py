@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -15,7 +14,7 @@ from rlzoo.core.actors import Actor, ModelActor
 from rlzoo.core.collector import Collector
 from rlzoo.core.env import Array, Episode, Experience, VectorEnv, env_name
 from rlzoo.core.evaluation import Evaluation, OnStep, Played, play_episodes
-from rlzoo.core.models import ActorCritic
+from rlzoo.core.models import ActorCritic, single_precision
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.fields import Checked, Count
@@ -276,17 +275,6 @@ class Task(abc.ABC):
     def close(self) -> None:
         """Releases resources."""
         self.env.close()
-
-
-@contextlib.contextmanager
-def single_precision() -> Iterator[None]:
-    """Context in which new tensors are float32, as observations are, whatever default the program has set."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def check_fisher_fraction(setup: Setup, rows: int, named: str) -> None:

@@ -72,6 +72,7 @@ class Adam:
         Raises:
             NonFiniteError: the gradient is not finite; nothing was changed.
         """
+        self.theta = flatten_parameters(self.parameters, self.theta)
         watched = loss if stop is None else functools.partial(loss, stop=stop)
         g = self.gradient(loss_terms(watched, model, batch, *scalars, auxiliary=auxiliary), model)
         if stop is not None and stop.check():

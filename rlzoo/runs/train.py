@@ -193,6 +193,7 @@ def new_trainer(
     It is all that can fail before a new run has a directory.
     """
     check_device(config.device)
+    require(torch.is_grad_enabled(), "training needs gradients: leave torch.no_grad() or torch.inference_mode() first")
     display = display or Display()
     try:
         with display:

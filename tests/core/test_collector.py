@@ -251,6 +251,23 @@ def test_a_restart_drops_episodes_that_had_begun():
     assert collect(collector)[1] == [Episode(28.0, 7)]
 
 
+@pytest.mark.parametrize("whole_episodes", [False, True])
+def test_after_an_interruption_new_episodes_start(whole_episodes):
+    """The environment has gone on, so the last observation that was kept is not its own."""
+    collector = make_collector([7], whole_episodes=whole_episodes)
+    collect(collector)
+    steps = iter(range(3))
+
+    def interrupted(obs, forced, starts):
+        if next(steps) == 2:
+            raise KeyboardInterrupt
+        return np.zeros(1, np.int64)
+
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect(interrupted)
+    assert times(collect(collector)[0], 0)[:4] == [0, 1, 2, 3]
+
+
 def test_returns_are_summed_in_double_precision():
     collector = make_collector([6001], num_steps=6001)
     episodes = collector.collect(lambda obs, forced, starts: np.zeros(1, np.int64)).episodes

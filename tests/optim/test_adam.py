@@ -1,5 +1,7 @@
 """Adam, plain and fast, against PyTorch's, and the regression of a value function."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -164,6 +166,26 @@ def test_nothing_to_train():
     model.requires_grad_(False)
     with pytest.raises(ValueError, match=r"^there is no parameter to train: the policy or the value is frozen"):
         Adam(list(model.parameters()))
+
+
+@ALL
+@pytest.mark.parametrize("moved", ["copied", "flattened"])
+def test_parameters_that_were_moved_are_trained(make_optimizer, moved):
+    """A copy of a trainer, or another trainer of the same model, gives them memory of their own."""
+    model = make_model()
+    expected, other = copy.deepcopy(model), None
+    optimizer = make_optimizer(list(model.parameters()))
+    if moved == "copied":
+        model, optimizer = copy.deepcopy((model, optimizer))
+    else:
+        other = make_optimizer(list(model.parameters()))
+    batch = make_batch(model)
+    for some, own in ((optimizer, model), (make_optimizer(list(expected.parameters())), expected)):
+        some.minimize_each(policy_loss, own, [batch, batch], 1.0, learning_rate=0.01)
+    assert torch.equal(parameters(model), parameters(expected))
+    if other is not None:
+        other.minimize(policy_loss, model, batch, 1.0, learning_rate=0.01)
+        assert not torch.equal(parameters(model), parameters(expected))
 
 
 def test_a_step_marks_the_parameters_as_changed():

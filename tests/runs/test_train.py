@@ -593,6 +593,13 @@ def test_nothing_is_left_of_a_run_that_fails_before_its_first_metrics(tmp_path, 
     assert Run(tmp_path / "run").metrics()
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_without_gradients_is_an_error(mode):
+    with mode(), pytest.raises(ConfigError, match=r"^training needs gradients: leave torch.no_grad\(\) or "):
+        train("ppo-clip", "CartPole-v1", out="run")
+    assert not Path("run").exists()
+
+
 def test_a_device_must_compute_in_double_precision(monkeypatch):
     """MPS does not."""
 

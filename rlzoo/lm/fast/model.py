@@ -186,7 +186,7 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     base, chosen = trunk.base, trunk.base.config._attn_implementation
     device = next(base.parameters()).device
     use_faster_layers(base)
-    base.warn_if_padding_and_no_attention_mask = lambda *_: None  # it would look at every token
+    base.warn_if_padding_and_no_attention_mask = _nothing  # it would look at every token
     expected = _example_states(trunk)
     use_fastest_attention(base)
     trunk.__class__ = FastTrunk
@@ -202,6 +202,9 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     if not same or (chosen == "eager" and not fast.unpads):
         base.config._attn_implementation = chosen
     return fast
+
+
+def _nothing(*_: object) -> None: ...
 
 
 @torch.no_grad()

@@ -87,7 +87,8 @@ class _Embedded(torch.autograd.Function):
         refuse_second_derivatives()
         total, row = summed_gradient(ctx.weight), ctx.token.reshape(-1)
         grad = grad.reshape(-1, grad.shape[-1]).to(ctx.weight.dtype)
-        if total is None:  # not in place, which batched gradients (vmap) do not allow
+        # The layer stays in the model of a user, whose own sums are no pieces of a flat gradient.
+        if total is None or not total._is_view():  # not in place, which batched gradients (vmap) do not allow
             return torch.zeros_like(ctx.weight).index_add(0, row, grad), None
         if total.device.type == "cpu":
             total.index_add_(0, row, grad)

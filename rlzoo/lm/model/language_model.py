@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 
 from rlzoo.core.distributions import Categorical
-from rlzoo.core.models import ActorCritic, Policy, Value
+from rlzoo.core.models import ActorCritic, Policy, Value, single_precision
 from rlzoo.core.system.errors import ConfigError, first_line, require
 from rlzoo.core.system.functions import optional_module
 from rlzoo.core.system.progress import track
@@ -291,7 +291,7 @@ def without_adapter(model: Any) -> Any:
 def with_adapter(actor: Any, rank: int, seed: int) -> Any:
     """The actor with a LoRA adapter (Hu et al. 2021) on its linear layers. Only the adapter is trained."""
     peft = optional_module("peft", "lora_rank needs the packages of rlzoo[peft]")
-    with torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
+    with single_precision(), torch.random.fork_rng(), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(seed % 2**64)  # a run may have a larger one
         # The routers of PhiMoE and Llama 4 return two tensors, the groups of DeepSeek-V4 one of another width.
         special = [name for name, m in actor.named_modules() if type(m).__name__.endswith(("Router", "GroupedLinear"))]

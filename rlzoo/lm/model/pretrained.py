@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from rlzoo.core.models import single_precision
 from rlzoo.core.system.errors import ConfigError, no_such, require
 from rlzoo.core.system.files import read_bytes
 from rlzoo.core.system.progress import SILENT, Progress
@@ -142,7 +143,8 @@ def new_causal_lm(
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPU's too
         auto: Any = transformers.AutoModelForCausalLM
         chosen = None if attention == "auto" else attention
-        model = auto.from_config(complete, attn_implementation=chosen, trust_remote_code=False)
+        with single_precision():
+            model = auto.from_config(complete, attn_implementation=chosen, trust_remote_code=False)
     return _ready(model.float(), name)
 
 

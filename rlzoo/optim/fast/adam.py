@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.models import ActorCritic, Term, unflatten
+from rlzoo.core.models import ActorCritic, Term, flatten_parameters, unflatten
 from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
@@ -48,6 +48,7 @@ class FastAdam(Adam):
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
     ) -> tuple[int, float]:
         auxiliary = options.get("auxiliary", True) and model.auxiliary
+        self.theta = flatten_parameters(self.parameters, self.theta)
         plain = options.get("stop") is None and not auxiliary and not _holds_values(loss)
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.max_minibatches:
             result = self._native(loss, model, minibatches, scalars, **options)

@@ -1,6 +1,7 @@
 """A language model with faster parts against the plain one, and what the faster parts leave out."""
 
 import copy
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -147,6 +148,23 @@ def test_packed_weights_are_gone_after_a_step(kind, monkeypatch):
     assert any(seen)
     assert not any("forward" in vars(m) for m in model.modules())
     assert model.distribution(make_rows([(2, 3)])).entropy().requires_grad
+
+
+def test_a_forward_pass_that_the_user_gave_a_layer_is_used_in_sampling_and_stays(monkeypatch):
+    monkeypatch.setattr(packed, "_WORTH", 0)
+    env = make_env(make_fast("llama"))
+    layer, calls = env.model.actor.model.layers[0].mlp.up_proj, []
+    forward = layer.forward
+    layer.forward = own = lambda x: calls.append(len(x)) or forward(x)
+    collect(env)
+    assert len(calls) > 1
+    assert layer.forward is own
+
+
+def test_a_model_that_was_used_can_be_saved_whole():
+    model = make_fast()
+    copied, rows = pickle.loads(pickle.dumps(model)), make_rows(SIZES)
+    assert torch.equal(copied.distribution(rows).entropy(), model.distribution(rows).entropy())
 
 
 def test_columns_without_tokens_or_actions_are_left_out(monkeypatch):

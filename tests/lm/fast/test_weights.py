@@ -76,6 +76,18 @@ def test_an_embedding_equals_that_of_torch_with_and_without_gradient():
     torch.testing.assert_close(*grads)
 
 
+def test_an_embedding_adds_nothing_to_sums_of_a_user():
+    layer = nn.Embedding(7, 3)
+    use_faster_layers(nn.ModuleList([layer]))
+    layer.weight.grad = total = torch.ones(7, 3)
+    loss = layer(torch.tensor([1, 6])).sum()
+    (grad,) = torch.autograd.grad(loss, layer.weight, retain_graph=True)
+    assert grad.sum(1).tolist() == [0, 3, 0, 0, 0, 0, 3]
+    assert total.eq(1).all()
+    loss.backward()
+    assert torch.equal(total, 1 + grad)
+
+
 def test_only_plain_layers_are_replaced_and_copies_are_independent():
     model = nn.ModuleDict({"plain": nn.Embedding(5, 2), "scaled": nn.Embedding(5, 2, scale_grad_by_freq=True)})
     use_faster_layers(model)

@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model import pretrained
+from rlzoo.lm.model.language_model import with_adapter
 from rlzoo.lm.model.padding import pad
 from rlzoo.lm.model.pretrained import (
     encode,
@@ -95,6 +96,22 @@ def test_training_mode_turns_no_dropout_on(folders, tmp_path, kind, attention):
         evaluated = model(ids).logits
         assert torch.equal(model.train()(ids).logits, evaluated)
         assert all(getattr(model.config, name) == 0 for name in DROPOUT[kind])
+
+
+@pytest.fixture
+def double_precision():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_new_weights_do_not_depend_on_the_programs_precision(double_precision):
+    config = CONFIGS["gpt2"]
+    models = [with_adapter(new_causal_lm(config, 20), 2, seed=0)]
+    torch.set_default_dtype(torch.float32)
+    models.append(with_adapter(new_causal_lm(config, 20), 2, seed=0))
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
 
 
 class StubbornConfig(GPT2Config):
