@@ -181,6 +181,7 @@ def search(
     out, variant = Path(out), json.loads(json.dumps(dict(variant or {})))
     problem, values = _problem(ALIASES.get(algorithm, algorithm), env, out, seeds, dict(fixed or {}), variant)
     with lock(out):
+        _cut_half_line(problem.file)
         study = problem.study()
         base = json.loads(json.dumps(problem.base))
         _check_same(study, out, base=base, seeds=list(seeds), fixed=sorted(fixed or {}))
@@ -206,6 +207,8 @@ def _problem(
 ) -> tuple[_Problem, dict[str, Any]]:
     """What is searched, and every setting of the pair, with its present value."""
     _optuna()
+    require("seed" not in {**fixed, **variant}, "seed cannot be set or tried: a search has seeds")
+    require("total_steps" not in variant, "total_steps cannot be tried: all trials have the same")
     base = starting_from(algorithm, env, fixed)[0]
     values = {name: x.value for name, x in assemble(algorithm, env, base).table.items()}
     make_config(algorithm, env, **merge(algorithm, env, variant, {"the start": base})[0])
@@ -284,6 +287,13 @@ def _journal(file: Path) -> Any:
                 raise
 
     return Journal(str(file))
+
+
+def _cut_half_line(file: Path) -> None:
+    """Cuts off what follows the last whole line of a journal, which a power failure may leave."""
+    content = file.read_bytes() if file.exists() else b""
+    if content and not content.endswith(b"\n"):
+        os.truncate(file, content.rfind(b"\n") + 1)
 
 
 def _suggest(trial: Any, name: str, space: Space) -> Any:

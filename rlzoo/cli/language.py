@@ -146,7 +146,8 @@ def _messages(interactive: bool) -> Iterator[str]:
     while True:
         try:
             line = input("> " if interactive else "").strip()
-        except UnicodeDecodeError as error:
+            line.encode()  # Python may read other bytes as surrogates
+        except UnicodeError as error:
             raise ConfigError(f"standard input is not text: {error}") from None
         except (EOFError, KeyboardInterrupt) as end:
             if isinstance(end, KeyboardInterrupt) and not interactive:

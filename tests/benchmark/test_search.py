@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlzoo.benchmark.search import _best_and_start, _enqueue, _preset, _Problem, score_of, search
+from rlzoo.benchmark.search import _best_and_start, _cut_half_line, _enqueue, _preset, _Problem, score_of, search
 from rlzoo.benchmark.spaces import SCHEDULED, SPACES, Between, as_parameters, as_settings, space_for
 from rlzoo.cli import main
-from rlzoo.core.system.errors import RunError, TrainingError
+from rlzoo.core.system.errors import ConfigError, RunError, TrainingError
 from rlzoo.core.system.fields import check_fields
 from rlzoo.runs.configuration.config import assemble, make_config, present_names
 from rlzoo.runs.configuration.presets import environments, find_preset
@@ -273,3 +273,25 @@ def test_an_entry_that_cannot_be_written_leaves_no_part_and_names_the_file(tmp_p
             problem.study().set_user_attr("name", 1)
     assert file.read_bytes() == before
     problem.study().set_user_attr("name", 1)
+
+
+@pytest.mark.parametrize("left", [b'{"op_code": 4, "hal', b"\0" * 100])
+def test_a_line_that_a_power_failure_left_half_written_is_cut_off(tmp_path, left):
+    file = tmp_path / "study.log"
+    problem = _Problem(file, "ppo-clip", "CartPole-v1", {}, {}, (0,))
+    problem.study().set_user_attr("name", 1)
+    whole = file.read_bytes()
+    file.write_bytes(whole + left)
+    _cut_half_line(file)
+    assert file.read_bytes() == whole
+    _cut_half_line(file)
+    assert problem.study().user_attrs["name"] == 1
+
+
+@pytest.mark.parametrize("kind", ["fixed", "variant"])
+def test_seeds_and_length_of_the_trials_are_not_searched(tmp_path, kind):
+    with pytest.raises(ConfigError, match=r"^seed cannot be set or tried: a search has seeds$"):
+        search("ppo-clip", "CartPole-v1", tmp_path, **{kind: {"seed": 4}})
+    with pytest.raises(ConfigError, match=r"^total_steps cannot be tried: all trials have the same$"):
+        search("ppo-clip", "CartPole-v1", tmp_path, variant={"total_steps": 512})
+    assert not list(tmp_path.iterdir())

@@ -368,6 +368,12 @@ def test_each_line_of_the_input_is_answered(run, monkeypatch, capsys):
     assert err == "rlzoo: run has no chat template: each message is a text that it continues\n"
 
 
+def test_input_that_is_no_text_is_named(run, monkeypatch, capsys):
+    talk(monkeypatch, "caf\udce9")  # as Python reads a byte of Latin-1 in some locales
+    assert command("chat", "run") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("rlzoo: standard input is not text: 'utf-8' codec can't")
+
+
 def test_start_answers_beside_the_actor(run, monkeypatch, capsys):
     talk(monkeypatch, "Say a")
     assert command("chat", "run", "--greedy", beside="start", max_new_tokens=3) == 0
