@@ -307,6 +307,9 @@ def _check_same(study: Any, out: Path, **search: Any) -> None:
     for name, value in search.items():
         before = study.user_attrs.get(name, value)
         if before != value:
+            if isinstance(value, dict):  # all settings: the first that differs
+                name = next(x for x in {**before, **value} if before.get(x, "none") != value.get(x, "none"))
+                before, value = before.get(name, "none"), value.get(name, "none")
             raise RunError(f"{out} holds a search with other {name} ({before}, not {value}): give another --out")
         study.set_user_attr(name, value)
 

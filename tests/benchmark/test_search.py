@@ -150,7 +150,8 @@ def test_the_start_is_tried_again_after_it_failed(tmp_path):
 @pytest.mark.slow
 def test_folder_of_another_pair_is_refused(tmp_path):
     fixed = {"total_steps": 256, "num_envs": 2, "num_steps": 128, "minibatch_size": 64, "hidden": [4]}
-    search("ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed)
+    once = {"trials": 1, "seeds": [0], "validation_seeds": [], "fixed": fixed}
+    search("ppo-clip", "CartPole-v1", tmp_path, **once)
     preset = (tmp_path / "preset.toml").read_bytes()
     with pytest.raises(RunError, match="holds a search of ppo-clip/CartPole-v1: give another --out"):
         search("ppo-clip", "Acrobot-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed)
@@ -158,6 +159,8 @@ def test_folder_of_another_pair_is_refused(tmp_path):
         search(
             "ppo-clip", "CartPole-v1", tmp_path, trials=1, seeds=[0], validation_seeds=[], fixed=fixed | {"gamma": 0.99}
         )
+    with pytest.raises(RunError, match=r"holds a search with other total_steps \(256, not 512\): give another --out$"):
+        search("ppo-clip", "CartPole-v1", tmp_path, **once | {"fixed": fixed | {"total_steps": 512}})
     assert (tmp_path / "preset.toml").read_bytes() == preset
 
 
