@@ -30,7 +30,8 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except OSError:  # the other end is closed or the disk is full; Python would try again and complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    # A KeyboardInterrupt that left an `exec` of text makes `python -m` end by the signal. Another one takes that back.
+    # A KeyboardInterrupt that left an `exec` of text makes `python -m` end by the signal, unless Python executes other
+    # text after it, as for a named tuple.
     collections.namedtuple("Done", ())
     sys.exit(code)
 
