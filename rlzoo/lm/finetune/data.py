@@ -144,9 +144,7 @@ def split(keys: Sequence[str], share: float, seed: int) -> tuple[list[int], list
     """
     different = sorted(set(keys))
     count = max(1, round(share * len(different))) if share > 0 else 0
-    fault = (
-        f"held_out {share:g} leaves nothing to train on: there are {len(different)} different entries; 0 holds out none"
-    )
+    fault = f"held_out {share:g} leaves nothing to train on: {len(different)} different entries; 0 holds out none"
     require(count < len(different), fault)
     out = set(random.Random(seed).sample(different, count))
     return [i for i, key in enumerate(keys) if key not in out], [i for i, key in enumerate(keys) if key in out]

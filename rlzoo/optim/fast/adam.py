@@ -47,8 +47,8 @@ class FastAdam(Adam):
     def minimize_each(
         self, loss: Loss, model: ActorCritic, minibatches: Iterable[Buffer], *scalars: float, **options: Any
     ) -> tuple[int, float]:
-        auxiliary = options.get("auxiliary", True) and model.auxiliary
         self.theta = flatten_parameters(self.parameters, self.theta)
+        auxiliary = options.get("auxiliary", True) and model.auxiliary
         plain = options.get("stop") is None and not auxiliary and not _holds_values(loss)
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.max_minibatches:
             result = self._native(loss, model, minibatches, scalars, **options)
