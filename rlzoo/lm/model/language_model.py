@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -174,6 +175,7 @@ class LanguageModel(ActorCritic):
         own = {id(head.weight), id(getattr(head, "bias", None))}
         adapted = any(p.requires_grad and id(p) not in own for p in head.parameters())
         require(not adapted, "an adapter of the output embedding is not supported: leave it out of target_modules")
+        check_adapter(actor)
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)
         separate = None if critic is None else Trunk(critic, precision, gradient_checkpointing)
         embedding: Any = head if critic is None else cast(Any, critic).get_input_embeddings()
@@ -278,8 +280,24 @@ class LanguageModel(ActorCritic):
         save(merge_adapter(self.actor), tokenizer, folder, stops)
 
 
+def check_adapter(actor: Any) -> None:
+    """Raises `ConfigError` unless the adapter of a PEFT model, merged into its weights, would compute the same."""
+    if hasattr(actor, "peft_config"):
+        fault = "is not supported: use LoRA, or another method whose adapter becomes part of the weights"
+        require(hasattr(actor, "merge_and_unload"), f"{actor.active_peft_config.peft_type.value} of PEFT {fault}")
+        head, embedding = actor.get_output_embeddings(), actor.get_input_embeddings()
+        first, last = ({id(p) for p in module.parameters()} for module in (embedding, head))
+        fault = "an adapter of an embedding that is tied to another one is not supported: leave it out of its settings"
+        require(not first & last or first == {id(head.weight)}, fault)
+
+
 def merge_adapter(model: Any) -> Any:
-    """A Hugging Face model; of a PEFT model, a copy with the adapter merged into its weights."""
+    """A Hugging Face model; of a PEFT model, a copy with the adapter merged into its weights.
+
+    Raises:
+        ConfigError: the merged model would be another one.
+    """
+    check_adapter(model)
     return copy.deepcopy(model).merge_and_unload() if hasattr(model, "merge_and_unload") else model
 
 
@@ -323,11 +341,20 @@ def causal_lm(actor: Any) -> Any:
 
 
 class Reference:
-    """The reference policy π_ref: a frozen copy of the actor, or the actor without its adapter."""
+    """The reference policy π_ref: a frozen copy of the actor, or the actor without its adapter.
+
+    Raises:
+        ConfigError: more than the adapter is trained, so that the actor without it changes.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self._adapted = model if hasattr(model.actor, "disable_adapter") else None
-        if self.is_copy:
+        if self._adapted is not None:
+            with _adapter_off(model):
+                others = [name for name, p in model.actor.named_parameters() if p.requires_grad]
+            fault = "is trained, but is no part of the adapter, without which the model is the reference: freeze it"
+            require(not others, f"{', '.join(others[:1])} {fault}")
+        else:
             self.trunk, self.head = copy.deepcopy((model.trunk, model.policy))  # together: their embedding may be tied
             for module in (self.trunk, self.head):
                 module.requires_grad_(False)
@@ -341,10 +368,18 @@ class Reference:
     def distribution(self, tokens: Tokens) -> TokenDistribution:
         """π_ref(·|s) at the acting steps of (R, T)."""
         if self._adapted is not None:
-            trains = [(p, p.requires_grad) for p in self._adapted.parameters()]
-            with self._adapted.actor.disable_adapter():
-                policy = self._adapted.distribution(tokens)
-            for p, does in trains:  # PEFT lets the whole adapter train afterwards
-                p.requires_grad_(does)
-            return policy
+            with _adapter_off(self._adapted):
+                return self._adapted.distribution(tokens)
         return self.head(self.trunk(tokens), tokens)
+
+
+@contextlib.contextmanager
+def _adapter_off(model: LanguageModel) -> Iterator[None]:
+    """Context in which the actor computes without its adapter."""
+    trains = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        with model.actor.disable_adapter():
+            yield
+    finally:
+        for p, does in trains:  # PEFT lets the whole adapter train afterwards
+            p.requires_grad_(does)

@@ -20,7 +20,7 @@ from lm_builders import (
     move,
     single,
 )
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tiny import PAD, make_lm, make_tokenizer
 from torch.autograd import forward_ad
 from transformers import (
@@ -39,7 +39,7 @@ from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.fast.model import accelerate_model
 from rlzoo.lm.model import language_model as lm_model
-from rlzoo.lm.model.language_model import LanguageModel, Reference, with_adapter
+from rlzoo.lm.model.language_model import LanguageModel, Reference, merge_adapter, with_adapter
 from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Tokens
@@ -267,6 +267,35 @@ def test_an_adapter_of_the_output_embedding_is_refused():
     rows = single(make_rows(SIZES), 0)
     expected = model.actor(rows.token).logits[rows.acts].log_softmax(-1)
     torch.testing.assert_close(model.distribution(rows).at_steps.log_probs, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PEFT, about tied embeddings
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LoraConfig(r=2, target_modules=["wte"], fan_in_fan_out=True), "an embedding that is tied to another one"),
+        (LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["wte"]), "an embedding that is tied to another"),
+        (LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["lm_head"]), "an embedding that is tied to"),
+        (PromptTuningConfig(num_virtual_tokens=2), "PROMPT_TUNING of PEFT is not supported: use LoRA"),
+    ],
+)
+def test_adapters_that_would_be_others_in_the_weights_are_refused(config, message):
+    """An adapter of a shared weight, merged, changes the other embedding too; virtual tokens are no weight."""
+    config.task_type = "CAUSAL_LM"
+    adapted = get_peft_model(make_actor("gpt2"), config)
+    for use in (LanguageModel, merge_adapter):
+        with pytest.raises(ConfigError, match=message):
+            use(adapted)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PEFT, about the layout of GPT-2's weights
+def test_a_reference_that_training_would_change_is_refused():
+    adapted = get_peft_model(make_actor("gpt2"), LoraConfig(r=2, target_modules=["c_attn"], bias="all"))
+    model = LanguageModel(adapted)
+    trained = [name for name, p in adapted.named_parameters() if p.requires_grad]
+    with pytest.raises(ConfigError, match=r"h\.0\.ln_1\.bias is trained, but is no part of the adapter"):
+        Reference(model)
+    assert [name for name, p in adapted.named_parameters() if p.requires_grad] == trained
 
 
 def test_a_soft_cap_is_refused_where_the_logits_do_not_reach_it():
