@@ -26,7 +26,7 @@ from rlzoo.control.networks import GRU, LSTM, Network, NetworkSettings
 from rlzoo.control.spaces import action_columns, categories, is_product, leaves, space_text
 from rlzoo.core.actors import Actor
 from rlzoo.core.env import Experience, ReplayError, VectorEnv, env_name
-from rlzoo.core.evaluation import Evaluation, Played
+from rlzoo.core.evaluation import Played
 from rlzoo.core.models import ActorCritic, RewardScale
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
@@ -207,6 +207,8 @@ class ControlTask(EnvTask):
         return self.make_actor(self.model, self.noise.share() if self.env.divided else self.noise)
 
     def collect(self) -> Experience:
+        if self.env.interrupted and self.model.reward_scale is not None:  # new episodes start
+            self.model.reward_scale.running.zero_()
         experience = super().collect()
         self._unseen -= {name for name in self._unseen if f"info_{name}" in experience.metrics}
         if self._unseen and experience.episodes:
@@ -214,14 +216,6 @@ class ControlTask(EnvTask):
             self.setup.progress.say(f"log_info: {env_name(self.setup.env)} has not had {names} in info so far")
             self._unseen.clear()
         return experience
-
-    def evaluate(self, episodes: int, *, seed: int, deterministic: bool = False) -> Evaluation:
-        evaluation = super().evaluate(episodes, seed=seed, deterministic=deterministic)
-        if self.evaluates_in_training:  # new episodes start
-            self.collector.restart()
-            if self.model.reward_scale is not None:
-                self.model.reward_scale.running.zero_()
-        return evaluation
 
     def evaluation_copies(self, episodes: int) -> int:
         return source_of(self.settings, self.setup).evaluation_copies(episodes)

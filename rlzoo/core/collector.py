@@ -48,6 +48,8 @@ class Collector:
     def collect(self, actor: Actor) -> Experience:
         """Collects one buffer, without `logp` and `value`, the episodes that ended in it, and means of `info`."""
         self.env.info_sums()  # forgets those of an evaluation in the same environment
+        if self.env.interrupted:
+            self.restart()
         if self.whole_episodes or self._obs is None:
             obs, self._forced = self.env.reset()
             self._obs = map_leaves(_copy, obs)

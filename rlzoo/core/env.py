@@ -97,6 +97,8 @@ class VectorEnv(abc.ABC):
     """Keys of `info` whose means are metrics."""
     first_episodes: bool = False
     """Whether these means are over the first episode of each copy since the last reset alone."""
+    interrupted: bool = False
+    """Whether the copies were reset elsewhere since the last reset here, so that their episodes are others."""
     attributes: Mapping[str, Any] = MappingProxyType({})
     """The attributes that `set_attr` has set."""
 

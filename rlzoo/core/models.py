@@ -258,7 +258,9 @@ def flatten_parameters(parameters: Sequence[nn.Parameter], theta: Tensor | None 
 
     They are no longer if a copy of the model, or another optimizer, has given them other memory.
     """
-    if theta is not None and parameters[0].data_ptr() == theta.data_ptr():
+    if theta is not None and all(
+        p.data_ptr() == view.data_ptr() for p, view in zip(parameters, unflatten(theta, parameters), strict=True)
+    ):
         return theta
     theta = torch.cat([p.detach().reshape(-1) for p in parameters])
     for p, view in zip(parameters, unflatten(theta, parameters), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import weakref
 from collections.abc import Iterator
 from functools import partial
 
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlzoo.core.seen import Seen
+from rlzoo.core.system.errors import require
 
 
 class Cell(nn.Module, abc.ABC):
@@ -116,13 +118,26 @@ class Recurrent(nn.Module):
         return torch.stack(outputs, 1)
 
 
+_models = weakref.WeakKeyDictionary[Recurrent, "weakref.ref[nn.Module]"]()
+"""The last model in whose memory a network got columns."""
+
+
 def share_memory(model: nn.Module) -> int:
-    """Gives each recurrent network in `model` its own columns of the memory. Returns the number of columns."""
-    size = 0
-    for module in model.modules():
-        if isinstance(module, Recurrent):
-            module.owned = slice(size, size + module.cell.memory_size)
-            size += module.cell.memory_size
+    """Gives each recurrent network in `model` its own columns of the memory. Returns the number of columns.
+
+    Raises:
+        ConfigError: two networks share a cell, or one has other columns in the memory of another model.
+    """
+    size, nets = 0, [module for module in model.modules() if isinstance(module, Recurrent)]
+    fault = "two recurrent networks share a cell, whose memory is that of one: give each its own, or use one network"
+    require(len({id(net.cell) for net in nets}) == len(nets), fault)
+    for net in nets:
+        own = slice(size, size + net.cell.memory_size)
+        other = _models[net]() if net in _models else None
+        fault = "a recurrent network is that of a model with another memory: give a copy, such as by copy.deepcopy"
+        require(other in (None, model) or net.owned == own, fault)
+        net.owned, _models[net] = own, weakref.ref(model)
+        size = own.stop
     return size
 
 

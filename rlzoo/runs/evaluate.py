@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
@@ -62,7 +63,7 @@ def evaluate(
         pass_k: for a language model, also estimate pass@1 and pass@k with this k: the chance that one of k responses to
             a prompt has a score of 1 or more. Only as many prompts are used as get k responses each.
         env_kwargs: evaluate in a changed environment: keyword arguments on top of those of the run.
-        model: a model to load the weights into, if the run was trained with a model of your own.
+        model: a model of the run's architecture, if the run was trained with a model of your own. It does not change.
         objects: settings of the run that `config.json` cannot hold, such as `env=make_env`.
 
     Raises:
@@ -132,7 +133,10 @@ def load_model(
     model: ActorCritic | None = None,
     **objects: Any,
 ) -> ActorCritic:
-    """The model of a run's checkpoint, plain PyTorch on the CPU. Arguments and errors are those of `evaluate`."""
+    """The model of a run's checkpoint, plain PyTorch on the CPU; a given `model`, with its weights.
+
+    The other arguments and the errors are those of `evaluate`.
+    """
     with contextlib.closing(load_task(run, checkpoint, model, plain=True, **objects)) as task:
         return task.model
 
@@ -149,7 +153,7 @@ def load_task(
 
     The other arguments and the errors are those of `evaluate`.
     """
-    run = Run.open(run)
+    run, model = Run.open(run), model if plain else copy.deepcopy(model)  # which may be in training
     if env_kwargs is not None and "env_kwargs" in run.objects:
         objects, env_kwargs = {**objects, "env_kwargs": dict(env_kwargs)}, None
     config = replace(run.read_config(model=model, **objects), device="cpu")

@@ -1,5 +1,6 @@
 """Memory: rows that are unrolled with resets are the episodes that they consist of."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -13,6 +14,7 @@ from rlzoo.core.buffer import Buffer
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fisher import fisher_vector_product
 from rlzoo.optim.natural_gradient import FlatPolicy
 
@@ -105,6 +107,19 @@ def test_each_network_has_columns_of_the_memory_of_its_own(kind):
         memory[..., owned] += 1
         before, after = model(seen), model(seen.replace(memory=memory))
         assert [torch.equal(before[0].logits, after[0].logits), torch.equal(before[1], after[1])] == same
+
+
+def test_a_network_has_one_place_in_one_memory():
+    first, second = make_model("gru"), make_model("gru", cell_size=7)
+    with pytest.raises(ConfigError, match=r"^a recurrent network is that of a model with another memory: give a copy"):
+        ActorCritic(second.policy, first.value)
+    assert first.value.net.recurrent.owned == slice(5, 10)
+    assert ActorCritic(first.policy, first.value).memory_size == 10
+    copied = ActorCritic(second.policy, copy.deepcopy(first.value))
+    assert copied.value.net.recurrent.owned == slice(7, 12)
+    first.value.net.recurrent.cell = first.policy.net.recurrent.cell
+    with pytest.raises(ConfigError, match=r"^two recurrent networks share a cell"):
+        ActorCritic(first.policy, first.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -169,14 +169,17 @@ def test_nothing_to_train():
 
 
 @ALL
-@pytest.mark.parametrize("moved", ["copied", "flattened"])
+@pytest.mark.parametrize("moved", ["copied", "flattened", "last layer replaced"])
 def test_parameters_that_were_moved_are_trained(make_optimizer, moved):
-    """A copy of a trainer, or another trainer of the same model, gives them memory of their own."""
+    """A copy of a trainer, another trainer of the same model or a user's `p.data = x` gives them other memory."""
     model = make_model()
     expected, other = copy.deepcopy(model), None
     optimizer = make_optimizer(list(model.parameters()))
     if moved == "copied":
         model, optimizer = copy.deepcopy((model, optimizer))
+    elif moved == "last layer replaced":
+        last = model.policy_parameters()[-1]
+        last.data = last.data.clone()
     else:
         other = make_optimizer(list(model.parameters()))
     batch = make_batch(model)

@@ -10,7 +10,7 @@ import short_runs
 import rlzoo
 from rlzoo.cli import main
 from rlzoo.core.system.errors import ConfigError, UnknownEnv
-from rlzoo.core.system.functions import import_source
+from rlzoo.core.system.functions import import_source, load_function
 
 CODE = """
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import gymnasium
 
 from rlzoo import GAE, PPOClip
 from rlzoo.control.networks import Network
-from helper import HALF
+from parts_helper import HALF
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,24 @@ PARTS = {
 }  # fmt: skip
 
 
+def test_a_module_of_the_directory_before_is_not_taken_for_that_of_this_one(tmp_path, monkeypatch):
+    for folder, score in (("first", 1), ("second", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own_scores.py").write_text(f"def score(prompts, responses): return [{score}]\n")
+    monkeypatch.chdir(tmp_path / "first")
+    assert load_function("reward", "own_scores:score")([], []) == [1]
+    monkeypatch.chdir(tmp_path / "second")
+    with pytest.raises(ConfigError, match=r"own_scores was imported from .*first.* before: name the file, own_scores"):
+        load_function("reward", "own_scores:score")
+    assert load_function("reward", "own_scores.py:score")([], []) == [2]
+
+
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "parts.py").write_text(CODE)
-    (tmp_path / "code" / "helper.py").write_text("HALF = 0.5\n")
+    (tmp_path / "code" / "parts_helper.py").write_text("HALF = 0.5\n")
     return {**short_runs.QUICK, "minibatch_size": 50, "epochs": 1, **PARTS, "out": "run"}
 
 

@@ -1,5 +1,6 @@
 """Training from the start, from the middle, and to the end."""
 
+import copy
 import dataclasses
 import io
 import json
@@ -545,6 +546,29 @@ def test_model_that_trained_with_scaled_rewards_is_loaded_into_again(tmp_path):
     run = short_runs.quick_run(tmp_path, model=model, normalize_reward=True)
     assert rlzoo.evaluate(run, 3, model=model).returns.size == 3
     assert rlzoo.evaluate(run, 3, model=own_model()).returns.size == 3
+
+
+def test_an_evaluation_leaves_a_model_in_training_as_it_is(tmp_path):
+    before, model = [], own_model()
+
+    def evaluate(trainer, iteration):
+        if trainer.step > 250 and not before:
+            before.append(copy.deepcopy(model.state_dict()))
+            rlzoo.evaluate(tmp_path, 1, model=model)
+            before.append(copy.deepcopy(model.state_dict()))
+
+    short_runs.quick_run(tmp_path, model=model, checkpoint_interval=200, on_iteration=evaluate)
+    assert before[0].keys() == before[1].keys()
+    assert all(torch.equal(x, before[1][name]) for name, x in before[0].items())
+
+
+def test_a_hook_may_change_the_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    run = short_runs.quick_run("run", on_iteration=lambda *_: os.chdir(tmp_path / "elsewhere"))
+    assert run.finished
+    assert len(run.metrics()) == 7
+    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 def test_default_directory(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -28,6 +29,9 @@ from rlzoo.core.env import ENDLESS, Array, Bools, ReplayError, VectorEnv
 from rlzoo.core.seen import Seen
 from rlzoo.core.system.errors import ConfigError, EnvError, describe_error, require
 from rlzoo.core.system.screen import one_line
+
+_reset_by = weakref.WeakKeyDictionary[Any, "weakref.ref[GymnasiumEnv]"]()
+"""Which object reset a vector environment last."""
 
 
 class GymnasiumEnv(VectorEnv):
@@ -106,7 +110,13 @@ class GymnasiumEnv(VectorEnv):
     def _reset(self) -> tuple[Any, dict[str, Any]]:
         first = self._call(partial(self._vector.reset, seed=self._seed))
         self._seed = None
+        _reset_by[self._vector] = weakref.ref(self)
         return first
+
+    @property
+    def interrupted(self) -> bool:  # type: ignore[override]
+        """A user's vector environment may be that of an evaluation or of another training too."""
+        return self._vector in _reset_by and _reset_by[self._vector]() is not self
 
     def reset(self) -> tuple[Any, Bools]:
         if self._first is None:

@@ -84,12 +84,16 @@ def as_function(kind: str, spec: Any, example: str) -> Callable[..., Any]:
 def _import_module(name: str) -> ModuleType:
     with _importable(Path.cwd()):
         try:
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
         except (Exception, SystemExit) as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is not None and f"{name}.".startswith(f"{missing}."):
                 raise ConfigError(no_such("module", missing, _modules_beside(missing))) from error
             raise ConfigError(f"importing {name} raised {describe_error(error)}{place(error)}") from error
+    here, file = Path(*name.split(".")).with_suffix(".py"), getattr(module, "__file__", None)
+    same = file is None or not here.is_file() or here.resolve() == Path(file).resolve()
+    require(same, f"{name} was imported from {file} before: name the file, {here}:NAME, or start Python anew")
+    return module
 
 
 @cache

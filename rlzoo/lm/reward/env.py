@@ -125,7 +125,7 @@ class LMEnv(VectorEnv):
         """Starts an episode with the next prompts. Every prompt is used once before any is used again."""
         self.groups = self.prompts.groups(self._rows)
         rows = [group.prompt for group in self.groups for _ in range(group.size)]
-        self.asked = [self.prompts.texts[i] for i in rows[self._own]]
+        self.asked = [copy.deepcopy(self.prompts.texts[i]) for i in rows[self._own]]  # a reply may change columns
         tokens = [self.prompt_ids[i] for i in rows]
         self.responses = Responses(self.asked, tokens, self._own, self.generation, self.stop, self.tokenizer)
         return self.responses.observe()
@@ -136,7 +136,10 @@ class LMEnv(VectorEnv):
         return tokens, reward, terminated, np.zeros_like(terminated), forced
 
     def measure(self, rows: Buffer) -> tuple[Tensor, ...]:
-        """`kl` (N, T), the scores (N,), and the scores of which these are the weighted sum, for this process's rows."""
+        """`kl` (N, T), the scores (N,), and the scores of which these are the weighted sum, for this process's rows.
+
+        The rows must be those since the last reset, whose prompts the scores get.
+        """
         kl = self.scoring.kl(self.model, self.reference, rows)
         total, parts = call_scores(self.scoring.score, self.scoring.name, *self.texts(rows))
         return kl, *(x.to(kl.device) for x in (total, *parts.values()))

@@ -51,7 +51,7 @@ class Logger:
         resumed_at: int | None = None,
         trackers: Sequence[Sink] = (),
     ) -> None:
-        self.display = display
+        self.display, folder = display, folder.absolute()  # a hook may change the directory
         self._metrics: list[dict[str, Any]] = []
         self._evaluations: list[dict[str, Any]] = []
         self._files = {folder / "metrics.jsonl": self._metrics, folder / "evaluations.jsonl": self._evaluations}

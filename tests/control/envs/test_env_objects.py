@@ -184,6 +184,21 @@ def test_training_starts_new_episodes_after_an_evaluation():
     trainer.task.close()
 
 
+def test_training_starts_new_episodes_after_another_evaluation_or_training_in_its_environment(tmp_path):
+    env, settings = vector(length=40), {**QUICK, "num_steps": 30, "normalize_reward": True}
+    run = rlzoo.train("ppo", env, out=tmp_path, **{**settings, "total_steps": 90})
+    trainer, other = (Trainer(make_config("ppo", env, seed=seed, **settings)) for seed in (1, 2))
+    for use in (lambda: rlzoo.evaluate(run, 3, env=env), other.iterate):
+        trainer.iterate()
+        use()
+        trainer.model.reward_scale.running.fill_(1e6)
+        buffer = trainer.task.collect().buffer
+        assert buffer.obs[:, 0, :2].tolist() == [[1, 0]] * 3
+        assert trainer.model.reward_scale.running.max() < 1e6
+    assert other.task.env.interrupted
+    assert not trainer.task.env.interrupted
+
+
 def test_first_reset_counts_where_the_vector_environment_was_stepped_meanwhile():
     source = Source(vector(length=40))
     env, other = source.make(3, seed=0), source.make(3, seed=1)

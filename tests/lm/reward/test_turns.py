@@ -75,6 +75,23 @@ def test_a_conversation_by_hand():
     assert ends.astype(int).tolist() == [[0] * 9 + [1], [0] * 9 + [1]]
 
 
+def test_what_a_reply_writes_into_columns_ends_with_the_episode():
+    seen = []
+
+    def reply(conversations):
+        for x in conversations:
+            x.columns["answers"].append(len(x.turns))
+            seen.append(list(x.columns["answers"]))
+        return ["no"] * len(conversations)
+
+    prompts = [Prompt("ab", {"answers": []})]
+    env = conversation_env(reply, prompts, max_turns=3, stop=letters("z"), max_new_tokens=20).over(prompts)
+    for _ in range(2):
+        play(env, "xzyzzzz")
+    assert seen == [[1], [1, 3], [1, 3, 5]] * 2
+    assert prompts[0].columns == {"answers": []}
+
+
 @pytest.mark.parametrize(
     ("max_turns", "expected"), [(1, "abxz"), (2, "abxznoyz"), (3, "abxznoyznnnoz"), (9, "abxznoyznnnoz")]
 )
