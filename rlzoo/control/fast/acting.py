@@ -6,6 +6,7 @@ several times NumPy's, so the built-in networks on the CPU act through NumPy, on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,12 +23,17 @@ from rlzoo.core.models import ActorCritic, Normalizer
 from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
 
+_without_warnings: Any = (
+    np.errstate(divide="ignore", over="ignore", invalid="ignore") if sys.platform == "darwin" else lambda act: act
+)
+"""On macOS NumPy's library for products warns of numbers that are right (NumPy's issue 28687)."""
+
 
 def make_numpy_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
     """An actor through NumPy if the model consists of the built-in networks, else `make_actor`."""
     if not _is_plain(model):
         return make_actor(model, noise)
-    act = _numpy_policy(model)
+    act = _without_warnings(_numpy_policy(model))
     if model.memory_size:
         return RecurrentActor(model, act, noise)
     return lambda obs, forced, starts: act(obs, next(noise))
@@ -64,7 +70,7 @@ class RecurrentActor:
         self._normalize = _normalizer(model.normalizer)
         self._size = model.memory_size
         self._networks = [x for x in model.modules() if isinstance(x, Recurrent)]  # the policy's is the first
-        self._cells = [_CELLS[type(x.cell)](x.cell) for x in self._networks]
+        self._cells = [_without_warnings(_CELLS[type(x.cell)](x.cell)) for x in self._networks]
 
     def __call__(self, obs: Any, forced: Bools, starts: Bools) -> Array:
         seen = Seen.of(obs)

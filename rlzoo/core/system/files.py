@@ -72,7 +72,7 @@ def checksum(path: Path) -> str:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    paths = sorted(path for path in folder.rglob("[!.]*") if path.is_file() and path.name != MANIFEST)  # no .DS_Store
     return {path.relative_to(folder).as_posix(): checksum(path) for path in paths}
 
 

@@ -54,8 +54,9 @@ def _packed_forward(module: nn.Module, rows: int, precision: torch.dtype | None)
         return None
     dtype = precision or weight.dtype
     possible = weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
+    possible = possible and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     possible = possible and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if weight.numel() < _WORTH or not (possible and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
+    if weight.numel() < _WORTH or not possible:
         return None
     bias = None if module.bias is None else module.bias.to(dtype)
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), rows)

@@ -207,6 +207,8 @@ def _load(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
 
 def compilers() -> list[str]:
     """The C++ compilers of this machine."""
+    if sys.platform == "darwin" and subprocess.run(["xcode-select", "-p"], capture_output=True).returncode:
+        return []  # the names are there, but lead to a dialog that offers to install the compiler
     return [name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)]
 
 

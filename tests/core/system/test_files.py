@@ -5,6 +5,17 @@ import pytest
 from rlzoo.core.system import files
 
 
+def test_hidden_files_are_no_damage(tmp_path):
+    """Finder leaves .DS_Store in every folder that it shows."""
+    (tmp_path / "weights").write_text("1")
+    files.seal(tmp_path)
+    (tmp_path / ".DS_Store").write_text("2")
+    files.check_sealed(tmp_path)
+    (tmp_path / "more").write_text("3")
+    with pytest.raises(OSError, match="more is damaged, or not the file that was saved there"):
+        files.check_sealed(tmp_path)
+
+
 @pytest.mark.parametrize(("limit", "gib"), [(str(2**30), 1), ("max", 16), (None, 16)])
 def test_memory_is_that_of_the_container(limit, gib, monkeypatch, tmp_path):
     path = tmp_path / "memory.max"
