@@ -93,7 +93,7 @@ def license_of(name: str) -> str | None:
     """Licence of a model, from the card in its directory or on the Hub; None if there is none that can be read."""
     with contextlib.suppress(Exception):
         file = Path(name, "README.md")
-        card = huggingface_hub.ModelCard(file.read_text()).data if file.exists() else None
+        card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8")).data if file.exists() else None
         return getattr(card if Path(name).is_dir() else _info(name).card_data, "license", None)
     return None
 

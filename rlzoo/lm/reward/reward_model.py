@@ -31,7 +31,7 @@ class RewardModel:
 
     Gain and bias are stored in the model's configuration as `rlzoo_gain` and `rlzoo_bias` (see `calibrate`). Their
     defaults are 1 and 0. Prompt and response are joined to one text and scored without end of sequence. The beginning
-    of a text that is too long for the model is cut off.
+    of a text that is too long for the model is cut off. The given model loses its dropout.
     """
 
     micro_batch_tokens = 8192
