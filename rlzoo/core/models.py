@@ -258,14 +258,22 @@ def flatten_parameters(parameters: Sequence[nn.Parameter], theta: Tensor | None 
 
     They are no longer if a copy of the model, or another optimizer, has given them other memory.
     """
-    if theta is not None and all(
-        p.data_ptr() == view.data_ptr() for p, view in zip(parameters, unflatten(theta, parameters), strict=True)
-    ):
+    if theta is not None and _lie_in(theta, parameters):
         return theta
     theta = torch.cat([p.detach().reshape(-1) for p in parameters])
     for p, view in zip(parameters, unflatten(theta, parameters), strict=True):
         p.data = view
     return theta
+
+
+def _lie_in(theta: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether the parameters are views of θ. It is asked before every step of an optimizer, so it makes no views."""
+    place, size = theta.data_ptr(), theta.element_size()
+    for p in parameters:
+        if p.data_ptr() != place:
+            return False
+        place += size * p.numel()
+    return True
 
 
 def unflatten(theta: Float[Tensor, "P"], like: Sequence[Tensor]) -> Iterator[Tensor]:
