@@ -351,9 +351,9 @@ class Reference:
         self._adapted = model if hasattr(model.actor, "disable_adapter") else None
         if self._adapted is not None:
             with _adapter_off(model):
-                others = [name for name, p in model.actor.named_parameters() if p.requires_grad]
+                other = next((name for name, p in model.actor.named_parameters() if p.requires_grad), None)
             fault = "is trained, but is no part of the adapter, without which the model is the reference: freeze it"
-            require(not others, f"{', '.join(others[:1])} {fault}")
+            require(other is None, f"{other} {fault}")
         else:
             self.trunk, self.head = copy.deepcopy((model.trunk, model.policy))  # together: their embedding may be tied
             for module in (self.trunk, self.head):
