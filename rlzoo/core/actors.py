@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.core.distributions import Distribution
-from rlzoo.core.env import Array, Bools
+from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import require
 from rlzoo.core.tensors import map_leaves
@@ -21,9 +21,22 @@ class Actor(Protocol):
     An actor keeps its own random state, and the model's memory from step to step. The environment ignores the actions
     of forced rows. `starts` tells in which rows an episode begins with this observation. An actor of recurrent networks
     has their memory before the next step as an attribute `memory`, an array (N, M), which may be set.
+
+    An actor may have a method `rollout(env, obs, steps)`, which acts and steps as many times at once (see `rollout`).
     """
 
     def __call__(self, obs: Any, forced: Bools, starts: Bools) -> Array: ...
+
+
+def rollout(env: VectorEnv, actor: Actor, obs: Any, steps: int) -> tuple[Array, ...] | None:
+    """Acts and steps T = `steps` times at once; None if the actor cannot do so in this environment.
+
+    Returns:
+        The actions (T, N), observations (T + 1, N, *obs) from `obs` on, and the other parts that `env.step` returns,
+        (T, N) each.
+    """
+    at_once = getattr(actor, "rollout", None)
+    return None if at_once is None else at_once(env, obs, steps)
 
 
 class ModelActor:

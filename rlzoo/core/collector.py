@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlzoo.core.actors import Actor
+from rlzoo.core.actors import Actor, rollout
 from rlzoo.core.buffer import Buffer
-from rlzoo.core.env import ENDLESS, Array, Episode, Experience, ReplayError, VectorEnv, restore_array, success_of
+from rlzoo.core.env import ENDLESS, Array, Bools, Episode, Experience, ReplayError, VectorEnv, restore_array, success_of
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
@@ -82,7 +82,20 @@ class Collector:
         return cut.replace(obs=map_leaves(lambda x: x[: longest + 1], steps.obs))
 
     def _steps(self, actor: Actor, steps: int) -> _Steps:
-        """The inner loop: only acting and stepping."""
+        """Only acting and stepping, at once if the actor can."""
+        at_once = rollout(self.env, actor, self._obs, steps)
+        own = self._step_by_step(actor, steps) if at_once is None else self._of_rollout(*at_once)
+        return own.all_gather() if self.env.divided else own
+
+    def _of_rollout(self, action: Array, obs: Array, reward: Array, *ends: Bools) -> _Steps:
+        terminated, truncated, forced = ends
+        ended = [self._starts, self._ended, *(terminated | truncated)]
+        mask = ~np.concatenate([self._forced[None], forced[:-1]])
+        self._obs, self._forced, self._starts, self._ended = obs[-1], forced[-1], ended[-2], ended[-1]
+        return _Steps(obs, action, reward, terminated, truncated, mask)
+
+    def _step_by_step(self, actor: Actor, steps: int) -> _Steps:
+        """The inner loop."""
         n = self.env.num_envs
         forced, starts = np.empty((steps + 1, n), bool), np.empty((steps + 1, n), bool)
         reward = np.empty((steps, n), np.float32)
@@ -111,7 +124,7 @@ class Collector:
             raise EnvError("an episode ended in a forced step; the step that ends it must be one of the policy's")
         if (own.truncated & ~forced[1:]).any():
             raise EnvError("the step after a truncation must be forced: it observes the final state (see VectorEnv)")
-        return own.all_gather() if self.env.divided else own
+        return own
 
     def _episodes(self, steps: _Steps) -> list[Episode]:
         """The episodes that ended, in the order in which they ended. The others continue in the next buffer."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rlzoo.core.actors import Actor
-from rlzoo.core.env import ENDLESS, Episode, VectorEnv, success_of
+from rlzoo.core.actors import Actor, rollout
+from rlzoo.core.env import ENDLESS, Array, Bools, Episode, VectorEnv, success_of
+
+_AT_ONCE = 64
+"""Steps of a rollout. Those after the last episode's end are for nothing."""
 
 OnStep = Callable[[int], None]
 """Called between the steps of an evaluation with the number of complete episodes. It may raise to stop it."""
@@ -98,15 +101,15 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
     played: list[list[Episode]] = [[] for _ in range(copies)]
     total, length = np.zeros(copies), np.zeros(copies, np.int64)
     obs, forced = env.reset()
-    starts, done = np.ones(copies, np.bool_), np.zeros(copies, np.bool_)
+    steps = _steps(env, actor, obs, forced)
     left = episodes
     for step in itertools.count(1):
         on_step(episodes - left)
         acting = ~forced
-        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced, starts))
+        reward, terminated, truncated, forced = next(steps)
         total += reward * acting
         length += acting
-        starts, done = done, terminated | truncated
+        done = terminated | truncated
         if done.any():
             for i in np.flatnonzero(done & (quota > 0)):
                 played[i].append(Episode(float(total[i]), int(length[i]), success_of(env.success, i)))
@@ -121,3 +124,17 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
         if not left:
             break
     return [episode for row in played for episode in row]
+
+
+def _steps(env: VectorEnv, actor: Actor, obs: Any, forced: Bools) -> Iterator[tuple[Array, Bools, Bools, Bools]]:
+    """Acts and steps: the rewards and the flags that `env.step` returns, without end."""
+    starts, ended = np.ones(env.num_envs, np.bool_), np.zeros(env.num_envs, np.bool_)
+    while True:
+        if at_once := rollout(env, actor, obs, _AT_ONCE):
+            _, seen, *parts = at_once
+            obs = seen[-1]
+            yield from zip(*parts, strict=True)
+            continue
+        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced, starts))
+        starts, ended = ended, terminated | truncated
+        yield reward, terminated, truncated, forced

@@ -45,6 +45,8 @@ class ClassicControl(VectorEnv):
     """
 
     STATE_SIZE: ClassVar[int]
+    setting: float = 0.0
+    """The keyword argument that changes the dynamics, if there is one."""
     observation_space: Box
     action_space: gymnasium.Space[Any]
 
@@ -162,7 +164,7 @@ class CartPole(ClassicControl):
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, sutton_barto_reward: bool = False) -> None:
         super().__init__(num_envs, seed, max_episode_steps=max_episode_steps)
-        self._sutton_barto_reward = sutton_barto_reward
+        self.setting = self._sutton_barto_reward = sutton_barto_reward
 
     def _initial(self, count: int) -> Array:
         return self._rng.uniform(-0.05, 0.05, (4, count))
@@ -286,7 +288,7 @@ class _Car(ClassicControl):
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, goal_velocity: float = 0.0) -> None:
         super().__init__(num_envs, seed, max_episode_steps=max_episode_steps)
-        self._goal_velocity = _constant(goal_velocity)
+        self.setting, self._goal_velocity = goal_velocity, _constant(goal_velocity)
 
     def _initial(self, count: int) -> Array:
         """At rest near the bottom of the valley: x uniform in [-0.6, -0.4]."""
@@ -375,7 +377,7 @@ class Pendulum(ClassicControl):
 
     def __init__(self, num_envs: int, seed: int, *, max_episode_steps: int, g: float = 10.0) -> None:
         super().__init__(num_envs, seed, max_episode_steps=max_episode_steps)
-        self._gravity_gain = _constant(3 * g / 2)
+        self.setting, self._gravity_gain = g, _constant(3 * g / 2)
 
     def _initial(self, count: int) -> Array:
         return self._rng.uniform(-1.0, 1.0, (2, count)) * [[math.pi], [1.0]]

@@ -31,7 +31,7 @@ _without_warnings: Any = (
 
 def make_numpy_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
     """An actor through NumPy if the model consists of the built-in networks, else `make_actor`."""
-    if not _is_plain(model):
+    if not is_plain(model):
         return make_actor(model, noise)
     act = _without_warnings(_numpy_policy(model))
     if model.memory_size:
@@ -39,7 +39,7 @@ def make_numpy_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
     return lambda obs, forced, starts: act(obs, next(noise))
 
 
-def _is_plain(model: ActorCritic) -> bool:
+def is_plain(model: ActorCritic) -> bool:
     """Whether the model consists of the built-in networks, unchanged, in single precision on the CPU."""
     parameter = next(model.policy.parameters())
     plain = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.value, MLPValue)
@@ -132,7 +132,7 @@ def _numpy_policy(model: ActorCritic) -> Callable[[Any, Array], Array]:
     """`(obs, noise) -> action`; of a recurrent policy, with the outputs of its memory instead of observations."""
     policy: Any = model.policy
     normalize = None if model.memory_size else _normalizer(model.normalizer)
-    layers = [*_layers(model.trunk), *_layers(policy.net)]
+    layers = [*layers_of(model.trunk), *layers_of(policy.net)]
     nvec = policy.nvec
 
     def outputs(obs: Any) -> Array:
@@ -164,17 +164,17 @@ def _numpy_policy(model: ActorCritic) -> Callable[[Any, Array], Array]:
     return state_dependent
 
 
-def _layers(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array], Array] | None]]:
+def layers_of(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array], Array] | None]]:
     """(weight (I, O), bias (O,), activation) of each layer, as views of the parameters."""
     if net is None:
         return []
     net = net.mlp if isinstance(net, RecurrentMLP) else net
     assert isinstance(net, MLP)
-    activations = [_ACTIVATIONS[net.activation] if activated else None for activated in net.activated]
+    activations = [ACTIVATIONS[net.activation] if activated else None for activated in net.activated]
     return [(w, b, activation) for (w, b), activation in zip(_maps(*net.layers), activations, strict=True)]
 
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
 
 
 def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | None:

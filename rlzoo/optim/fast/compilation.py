@@ -6,6 +6,7 @@ Capture sees through `torch.autograd.grad`, so all gradient steps of an update b
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import hashlib
@@ -35,8 +36,9 @@ from filelock import FileLock
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from rlzoo.core.system.cache import cache_directory
+from rlzoo.core.system.cache import cache_directory, make_once
 from rlzoo.core.system.errors import first_line
+from rlzoo.core.system.files import check_sealed, seal
 from rlzoo.core.system.progress import operation
 
 Tensors = Sequence[Tensor]
@@ -44,6 +46,7 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 Signature = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 _log = logging.getLogger("rlzoo")
+_LIBRARY = "library.so"
 
 # Inductor's names; a release that lacks one compiles without it.
 _OPTIONS: dict[str, object] = {
@@ -215,8 +218,41 @@ def compilers() -> list[str]:
 def _check_possible(example: Tensors) -> None:
     if any(tensor.device.type != "cpu" for tensor in example):
         raise RuntimeError("only updates on the CPU are compiled")
-    if not compilers():
-        raise RuntimeError("there is no C++ compiler: neither g++ nor clang++, nor one that CXX names")
+    _compiler()
+
+
+def _compiler() -> str:
+    if names := compilers():
+        return names[0]
+    raise RuntimeError("there is no C++ compiler: neither g++ nor clang++, nor one that CXX names")
+
+
+def build_library(source: Path) -> ctypes.CDLL | None:
+    """The functions of a C++ file, compiled once per machine, in 2 seconds; None after a warning with the reason."""
+
+    def build(folder: Path) -> None:
+        native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+        # No fused operations: results are those of NumPy.
+        options = ["-std=c++17", "-O3", native, "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
+        folder.mkdir()
+        command = [_compiler(), *options, "-o", str(folder / _LIBRARY), str(source)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            faults = [line for line in result.stderr.splitlines() if "error" in line]
+            raise RuntimeError(f"{command[0]}: {faults[0] if faults else result.returncode}")
+        seal(folder)
+
+    try:
+        folder = _private(cache_directory()) / f"{_digest((), source.read_text())}-library"
+        try:
+            check_sealed(folder)
+        except OSError as error:
+            _log.warning("compiling again: %s", error)
+            shutil.rmtree(folder)
+        return ctypes.CDLL(str(make_once(folder, build) / _LIBRARY))
+    except Exception as error:
+        _warn_failure(error)
+        return None
 
 
 def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path) -> None:
@@ -248,7 +284,7 @@ def _compile(step: TensorFunction, carried: int, example: Tensors, package: Path
 
     supported = config.get_config_copy()
     options = {name: value for name, value in _OPTIONS.items() if name in supported}
-    options |= {"cpp.threads": torch.get_num_threads(), "cpp.cxx": (None, compilers()[0])}
+    options |= {"cpp.threads": torch.get_num_threads(), "cpp.cxx": (None, _compiler())}
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=package.parent) as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         written = Path(scratch) / package.name
