@@ -25,7 +25,7 @@ RESULT = Path(__file__).parents[1] / "results" / "fast-parts.md"
 ZOO = {"num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20}
 PAPER = {"num_envs": 1, "num_steps": 2048, "minibatch_size": 64, "epochs": 10}
 PERCEPTRON, RECURRENCE, NUMPY = "backward pass of MLPs", "backward pass through time", "acting through NumPy"
-COMPILED = "compiled step"
+COMPILED, ROLLOUTS = "compiled step", "rollouts in native code"
 PACKED, PRODUCTS = "packed weights", "attention by products, and its cache"
 BLOCKS, CASTS, LAYERS = "vocabulary in blocks", "weights cast once", "layers with gradients in place"
 
@@ -38,6 +38,10 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
         (NUMPY, "ppo-clip", "CartPole-v1", ZOO),
         (NUMPY, "ppo-clip", "CartPole-v1", PAPER),
         (NUMPY, "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
+        (ROLLOUTS, "ppo-clip", "CartPole-v1", ZOO),
+        (ROLLOUTS, "ppo-clip", "CartPole-v1", PAPER),
+        (ROLLOUTS, "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
+        (ROLLOUTS, "trpo", "Acrobot-v1", {"num_envs": 64, "num_steps": 128}),
         (COMPILED, "ppo-clip", "CartPole-v1", ZOO),
         (COMPILED, "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
     ],
@@ -53,13 +57,16 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
 
 def leave_out(part: str) -> None:
     """Takes a part out of the set of faster implementations."""
-    if part in (PERCEPTRON, RECURRENCE, NUMPY):
+    if part in (PERCEPTRON, RECURRENCE, NUMPY, ROLLOUTS):
         from rlzoo.control import fast as control
         from rlzoo.control.acting import make_actor
+        from rlzoo.control.fast import acting
         from rlzoo.control.networks import MLP, RecurrentMLP
 
         if part == NUMPY:
             control.make_numpy_actor = make_actor
+        elif part == ROLLOUTS:
+            acting.has_rollouts = lambda env: False
         else:
             del control.NETWORKS[MLP if part == PERCEPTRON else RecurrentMLP]
         return

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,27 +216,51 @@ def threshold_sb3(algorithm: str, seed: int, threads: int) -> tuple[float, int]:
 
 
 def environments(rounds: int) -> str:
-    """Steps per second of 64 copies with random actions, autoreset and time limits included."""
+    """Steps per second of 64 copies: with random actions in NumPy, and with a policy in native code.
+
+    Autoreset and time limits are included.
+    """
     import numpy as np
+    import torch
 
-    from rlzoo.control.envs.source import make
+    from rlzoo import Trainer, make_config
 
-    lines = ["| environment | million steps/s (median; min – max) |", "|---|---|"]
+    torch.set_num_threads(1)
+    lines = [
+        "| environment | NumPy, random actions | native, linear policy | native, two hidden layers of 64 |",
+        "|---|---|---|---|",
+    ]
     for env_id in ("CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Pendulum-v1", "Acrobot-v1"):
-        env = make(env_id, 64, seed=0)
+        copies = {"num_envs": 64, "minibatch_size": "all"}
+        tasks = [Trainer(make_config("ppo-clip", env_id, hidden=x, **copies)).task for x in ((), (64, 64))]
+        env = tasks[0].make_env(64, 0)
         space = env.action_space
         actions = [np.stack([space.sample() for _ in range(64)]) for _ in range(100)]
         env.reset()
-        rates = []
-        for _ in range(rounds):
-            start = time.perf_counter()
+
+        def in_numpy(env: Any = env, actions: Any = actions) -> None:
             for _ in range(20):
                 for action in actions:
                     env.step(action)
-            rates.append(64 * 2000 / (time.perf_counter() - start) / 1e6)
-        lines.append(f"| {env_id} | {statistics.median(rates):.2f} ({min(rates):.2f} – {max(rates):.2f}) |")
+
+        def in_native_code(task: Any) -> None:
+            obs, _ = task.env.reset()
+            for _ in range(20):
+                _, obs, *_ = task.actor().rollout(task.env, obs, 100)
+                obs = obs[-1]
+
+        cells = []
+        for run in (in_numpy, *(partial(in_native_code, task) for task in tasks)):
+            rates = []
+            for _ in range(rounds):
+                start = time.perf_counter()
+                run()
+                rates.append(64 * 2000 / (time.perf_counter() - start) / 1e6)
+            cells.append(f"{statistics.median(rates):.2f} ({min(rates):.2f} – {max(rates):.2f})")
+        lines.append(f"| {env_id} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
-    return "\n".join([f"### Environments\n\n64 copies on one core, {rounds} rounds of 128,000 steps.\n", *lines, ""])
+    text = f"Million steps/s of 64 copies on one core, {rounds} rounds of 128,000 steps (median; min – max)."
+    return "\n".join([f"### Environments\n\n{text}\n", *lines, ""])
 
 
 def run_child(words: list[str]) -> None:

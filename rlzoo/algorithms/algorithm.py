@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -44,8 +45,10 @@ class State:
         require(len(trained) == len({*trained}), "a parameter is in two optimizers; an Adam must have it for itself")
 
     def at(self, schedule: Schedule) -> float:
-        """The current value of a schedule."""
-        return at(schedule, self.progress)
+        """The current value of a schedule. Raises `ConfigError` if it is not finite."""
+        value = at(schedule, self.progress)
+        require(math.isfinite(value), f"the schedule {schedule} is {value} at the progress {self.progress}")
+        return value
 
     def rates(self, learning_rate: Schedule, vf_learning_rate: Schedule | None) -> dict[str, Any]:
         """The learning rates of `Adam.minimize` for this update. While the value warms up, the policy's is 0."""

@@ -42,12 +42,12 @@ def accelerate(task: Task, state: State | None = None, compile: bool = False) ->
 
     Args:
         compile: run the steps of Adam and of conjugate gradient as native code, compiled while the first fiftieth of
-            the run goes on, and those of a task that has native code for them.
+            the run goes on.
     """
     origins = [cls.__module__ for cls in (*type(task).__mro__, *map(type, task.model.modules()))]
     for room in ("control", "lm"):
         if any(origin.startswith(f"rlzoo.{room}.") for origin in origins):
-            importlib.import_module(f"rlzoo.{room}.fast").accelerate(task, compile)
+            importlib.import_module(f"rlzoo.{room}.fast").accelerate(task)
     if state is not None:
 
         def waits() -> bool:

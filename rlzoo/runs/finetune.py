@@ -31,6 +31,7 @@ from rlzoo.lm.tasks.settings import NO_TOKENIZER, misfit
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock
 from rlzoo.runs.logs.display import Display, display_for
+from rlzoo.runs.loop import check_context
 from rlzoo.runs.train import check_device
 
 S = TypeVar("S", bound=FitSettings)
@@ -150,6 +151,7 @@ def _settings(cls: type[S], settings: S | None, changes: dict[str, Any], model: 
     loaded = model.model if isinstance(model, RewardModel) else model
     device = str(getattr(loaded, "device", "cpu")) if settings.device is None else settings.device
     check_device(device)
+    check_context()
     return dataclasses.replace(settings, device=device)
 
 

@@ -44,6 +44,13 @@ class Iteration:
     """Time that it took."""
 
 
+def check_context() -> None:
+    """Raises `ConfigError` in a context of PyTorch in which training fails or goes wrong."""
+    require(torch.is_grad_enabled(), "training needs gradients: leave torch.no_grad() or torch.inference_mode() first")
+    fault = "torch.autocast keeps old weights in its cache: leave it first; precision=bfloat16 is for language models"
+    require(not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))), fault)
+
+
 class Trainer:
     """Model, task and algorithm state of a run. Iterating over it trains the model.
 
@@ -132,12 +139,13 @@ class Trainer:
     @processes.together("iterate")
     def iterate(self) -> Iteration:
         """One iteration: a buffer of experience, and the algorithm's update on it."""
+        check_context()
         model, start = self.model, time.perf_counter()
         experience = self.task.collect()
         buffer = evaluate(model, experience.buffer.map(lambda x: x.to(self.config.device)))
         buffer, episodes, environment = score(self.task.env, experience._replace(buffer=buffer))
 
-        self.state.progress = self.step / self.config.total_steps
+        self.state.progress = min(1.0, self.step / self.config.total_steps)
         scaled = buffer if model.reward_scale is None else model.reward_scale(buffer)
         with operation("update"):
             metrics = self.algorithm.update(model, self.state, scaled)

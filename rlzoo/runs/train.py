@@ -24,7 +24,7 @@ from rlzoo.runs.configuration.record import changed_versions
 from rlzoo.runs.logs.display import Display, display_for
 from rlzoo.runs.logs.logger import Logger
 from rlzoo.runs.logs.sinks import check_tracker, continue_tracker, start_tracker
-from rlzoo.runs.loop import Trainer
+from rlzoo.runs.loop import Trainer, check_context
 from rlzoo.runs.publish import hub
 from rlzoo.runs.run import Run
 from rlzoo.runs.session import Hooks, OnIteration, Session, out_of_memory
@@ -193,7 +193,7 @@ def new_trainer(
     It is all that can fail before a new run has a directory.
     """
     check_device(config.device)
-    require(torch.is_grad_enabled(), "training needs gradients: leave torch.no_grad() or torch.inference_mode() first")
+    check_context()
     display = display or Display()
     try:
         with display:

@@ -40,6 +40,12 @@ def test_loaded_model_is_trained_in_place(tmp_path):
     assert rlzoo.sft(TEXTS, model, tokenizer=tiny.make_tokenizer(), **BRIEF)["loss"] < metrics["loss"]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad(), torch.autocast("cpu", torch.bfloat16)])
+def test_a_context_of_pytorch_that_spoils_training_is_an_error(mode):
+    with mode, pytest.raises(ConfigError, match=r"leave torch.no_grad\(\)|^torch.autocast keeps old weights"):
+        rlzoo.sft(TEXTS, tiny.make_lm(), tokenizer=tiny.make_tokenizer(), **BRIEF)
+
+
 def test_loaded_model_stays_on_its_device(tmp_path):
     words = tiny.make_tokenizer()
     with simulated():

@@ -617,11 +617,32 @@ def test_nothing_is_left_of_a_run_that_fails_before_its_first_metrics(tmp_path, 
     assert Run(tmp_path / "run").metrics()
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_training_without_gradients_is_an_error(mode):
-    with mode(), pytest.raises(ConfigError, match=r"^training needs gradients: leave torch.no_grad\(\) or "):
-        train("ppo-clip", "CartPole-v1", out="run")
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        (torch.no_grad, r"^training needs gradients: leave torch.no_grad\(\) or "),
+        (torch.inference_mode, r"^training needs gradients: leave torch.no_grad\(\) or "),
+        (lambda: torch.autocast("cpu", torch.bfloat16), "^torch.autocast keeps old weights in its cache: leave it "),
+    ],
+)
+def test_training_in_a_context_of_pytorch_that_spoils_it_is_an_error(mode, message, tmp_path):
+    trainer = Trainer(make_config("reinforce", "CartPole-v1"))
+    with mode():
+        with pytest.raises(ConfigError, match=message):
+            train("ppo-clip", "CartPole-v1", out="run")
+        with pytest.raises(ConfigError, match=message):
+            trainer.iterate()
     assert not Path("run").exists()
+
+
+def test_a_trainer_that_goes_on_after_its_end_keeps_the_last_value_of_schedules():
+    config = make_config("reinforce", "CartPole-v1", learning_rate="linear:1e-3:0", total_steps=1, num_envs=2)
+    trainer = Trainer(config)
+    trainer.iterate()
+    before = [p.clone() for p in trainer.model.policy.parameters()]
+    trainer.iterate()
+    assert trainer.state.progress == 1
+    assert all(map(torch.equal, before, trainer.model.policy.parameters()))
 
 
 def test_a_device_must_compute_in_double_precision(monkeypatch):

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
 from rlzoo.control.acting import make_actor
+from rlzoo.control.fast.rollout import NativePolicy, has_rollouts
 from rlzoo.control.networks import MLP, MLPPolicy, MLPValue, RecurrentMLP
 from rlzoo.core.actors import Actor
 from rlzoo.core.distributions import IMPOSSIBLE
-from rlzoo.core.env import Array, Bools
+from rlzoo.core.env import Array, Bools, VectorEnv
 from rlzoo.core.models import ActorCritic, Normalizer
 from rlzoo.core.recurrent import Cell, GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
@@ -31,15 +33,13 @@ _without_warnings: Any = (
 
 def make_numpy_actor(model: ActorCritic, noise: Iterator[Array]) -> Actor:
     """An actor through NumPy if the model consists of the built-in networks, else `make_actor`."""
-    if not is_plain(model):
+    if not _is_plain(model):
         return make_actor(model, noise)
     act = _without_warnings(_numpy_policy(model))
-    if model.memory_size:
-        return RecurrentActor(model, act, noise)
-    return lambda obs, forced, starts: act(obs, next(noise))
+    return RecurrentActor(model, act, noise) if model.memory_size else MLPActor(model, act, noise)
 
 
-def is_plain(model: ActorCritic) -> bool:
+def _is_plain(model: ActorCritic) -> bool:
     """Whether the model consists of the built-in networks, unchanged, in single precision on the CPU."""
     parameter = next(model.policy.parameters())
     plain = type(model) is ActorCritic and isinstance(model.policy, MLPPolicy) and isinstance(model.value, MLPValue)
@@ -55,6 +55,39 @@ def is_built_in(net: nn.Module) -> bool:
         and not (module._forward_hooks or module._forward_pre_hooks)
         for module in net.modules()
     )
+
+
+class MLPActor:
+    """Acts with the built-in MLPs through NumPy, and with many steps at once in native code.
+
+    Args:
+        act: `(obs, noise) -> action`.
+    """
+
+    def __init__(self, model: ActorCritic, act: Callable[[Any, Array], Array], noise: Iterator[Array]) -> None:
+        self._model, self._act, self._noise = model, act, noise
+
+    def __call__(self, obs: Any, forced: Bools, starts: Bools) -> Array:
+        return self._act(obs, next(self._noise))
+
+    @cached_property
+    def _native(self) -> NativePolicy | None:
+        """None if an action is more than classic control has: one category or one Gaussian number."""
+        model, policy, numbers = self._model, cast(Any, self._model.policy), [None, *_ACTIVATIONS.values()]
+        layers = [(w, b, numbers.index(f)) for w, b, f in (*_layers(model.trunk), *_layers(policy.net))]
+        if policy.nvec:
+            return NativePolicy(layers, model.normalizer, None)
+        if policy.log_std is None:
+            return None
+        log_std = policy.log_scale + policy.log_std.detach()
+        return NativePolicy(
+            layers, model.normalizer, [policy.centre.numpy(), *(np.exp(x.numpy()) for x in (policy.log_scale, log_std))]
+        )
+
+    def rollout(self, env: VectorEnv, obs: Any, steps: int) -> tuple[Array, ...] | None:
+        if not has_rollouts(env) or self._native is None:
+            return None
+        return self._native.rollout(env, obs, self._noise, steps)
 
 
 class RecurrentActor:
@@ -132,7 +165,7 @@ def _numpy_policy(model: ActorCritic) -> Callable[[Any, Array], Array]:
     """`(obs, noise) -> action`; of a recurrent policy, with the outputs of its memory instead of observations."""
     policy: Any = model.policy
     normalize = None if model.memory_size else _normalizer(model.normalizer)
-    layers = [*layers_of(model.trunk), *layers_of(policy.net)]
+    layers = [*_layers(model.trunk), *_layers(policy.net)]
     nvec = policy.nvec
 
     def outputs(obs: Any) -> Array:
@@ -164,17 +197,18 @@ def _numpy_policy(model: ActorCritic) -> Callable[[Any, Array], Array]:
     return state_dependent
 
 
-def layers_of(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array], Array] | None]]:
+def _layers(net: nn.Module | None) -> list[tuple[Array, Array, Callable[[Array], Array] | None]]:
     """(weight (I, O), bias (O,), activation) of each layer, as views of the parameters."""
     if net is None:
         return []
     net = net.mlp if isinstance(net, RecurrentMLP) else net
     assert isinstance(net, MLP)
-    activations = [ACTIVATIONS[net.activation] if activated else None for activated in net.activated]
+    activations = [_ACTIVATIONS[net.activation] if activated else None for activated in net.activated]
     return [(w, b, activation) for (w, b), activation in zip(_maps(*net.layers), activations, strict=True)]
 
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
+# In the order of rollout.cpp, after no activation.
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
 
 
 def _normalizer(normalizer: Normalizer | None) -> Callable[[Array], Array] | None:

@@ -230,6 +230,24 @@ class Actor {
     const Policy& policy;
     std::vector<float> x, y;
 
+    // Writes B vectors of outputs from the j-th on. Sums are many, since an addition waits for the last of its own.
+    template <int B>
+    void units(const Layer& layer, int64_t j) {
+        Vector even[B], odd[B] = {};
+        for (int b = 0; b < B; b++) even[b] = load(layer.bias + j + b * WIDTH);
+        for (int64_t i = 0; i < layer.inputs; i += 2) {
+            const float *row = layer.weight + i * layer.outputs + j, *next = row + layer.outputs;
+            for (int b = 0; b < B; b++) even[b] += x[i] * load(row + b * WIDTH);
+            for (int b = 0; b < B; b++) odd[b] += x[i + 1] * load(next + b * WIDTH);
+        }
+        for (int b = 0; b < B; b++) {
+            Vector out = even[b] + odd[b];
+            if (layer.activation == TANH) out = tanh_of(out);
+            if (layer.activation == RELU) out = out < 0 ? Vector{} : out;
+            std::memcpy(&y[j + b * WIDTH], &out, sizeof out);
+        }
+    }
+
   public:
     explicit Actor(const Policy& p) : policy(p) {
         for (int64_t k = 0; k < p.num_layers; k++) {
@@ -246,18 +264,9 @@ class Actor {
         }
         for (int64_t k = 0; k < policy.num_layers; k++) {
             const Layer& layer = policy.layers[k];
-            for (int64_t j = 0; j < layer.outputs; j += WIDTH) {
-                Vector even = load(layer.bias + j), odd = {};  // two sums, since an addition waits for the last
-                for (int64_t i = 0; i < layer.inputs; i += 2) {
-                    const float* row = layer.weight + i * layer.outputs + j;
-                    even += x[i] * load(row);
-                    odd += x[i + 1] * load(row + layer.outputs);
-                }
-                even += odd;
-                if (layer.activation == TANH) even = tanh_of(even);
-                if (layer.activation == RELU) even = even < 0 ? Vector{} : even;
-                std::memcpy(&y[j], &even, sizeof even);
-            }
+            int64_t j = 0;
+            for (; j + 4 * WIDTH <= layer.outputs; j += 4 * WIDTH) units<4>(layer, j);
+            for (; j < layer.outputs; j += WIDTH) units<1>(layer, j);
             std::swap(x, y);
         }
         return x.data();

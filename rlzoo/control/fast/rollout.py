@@ -5,88 +5,70 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlzoo.control.acting import MakeActor
 from rlzoo.control.envs.classic import Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum
-from rlzoo.control.fast.acting import ACTIVATIONS, is_plain, layers_of, make_numpy_actor
-from rlzoo.core.actors import Actor
-from rlzoo.core.env import Array, Bools, VectorEnv
-from rlzoo.core.models import ActorCritic
+from rlzoo.core.env import Array
+from rlzoo.core.models import Normalizer
 from rlzoo.optim.fast.compilation import build_library
 
 _ENVIRONMENTS = {Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum}
-_ACTIVATIONS = [None, *ACTIVATIONS.values()]
-"""In the order of the enumeration in rollout.cpp."""
 _WIDTH = 16
 """Outputs of a layer are padded to a multiple of it, whole vectors of the processor."""
 
 
-def rollout_actors(env: VectorEnv) -> MakeActor:
-    """`make_numpy_actor`, whose actors have a `rollout` if `env` is of classic control and there is a compiler."""
-    library = build_library(Path(__file__).with_suffix(".cpp")) if type(env) in _ENVIRONMENTS else None
-    return make_numpy_actor if library is None else partial(_make_actor, library)
+def has_rollouts(env: Any) -> bool:
+    """Whether an environment is of classic control, and there is a compiler."""
+    return type(env) in _ENVIRONMENTS and _library() is not None
 
 
-def _make_actor(library: ctypes.CDLL, model: ActorCritic, noise: Iterator[Array]) -> Actor:
-    policy: Any = model.policy
-    # An action of classic control is one category or one Gaussian number.
-    known = is_plain(model) and not model.memory_size and (policy.nvec or policy.log_std is not None)
-    return RolloutActor(library, model, noise) if known else make_numpy_actor(model, noise)
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    return build_library(Path(__file__).with_suffix(".cpp"))
 
 
-class RolloutActor:
-    """An actor with a `rollout` in native code (see `Actor`), for the model as it is now."""
+class NativePolicy:
+    """A copy of an MLP policy for `rollout`.
 
-    def __init__(self, library: ctypes.CDLL, model: ActorCritic, noise: Iterator[Array]) -> None:
-        self._library, self._model, self._noise = library, model, noise
-        policy: Any = model.policy
-        layers = [*layers_of(model.trunk), *layers_of(policy.net)]
-        self._arrays: list[tuple[Array, Array]] = []
+    Args:
+        layers: weight (I, O), bias (O,) and activation, as numbered in rollout.cpp.
+        box: centre, scale and standard deviation of a Gaussian action, (1,) each; None for a category.
+    """
+
+    def __init__(
+        self, layers: Sequence[tuple[Array, Array, int]], normalizer: Normalizer | None, box: Sequence[Array] | None
+    ) -> None:
+        self._arrays: list[Array] = []
+        table = []
         rows = 2 * -(-layers[0][0].shape[0] // 2)
-        for w, b, _ in layers:
-            columns = -(-len(b) // _WIDTH) * _WIDTH
-            self._arrays.append((_padded(w, rows, columns), _padded(b, columns)))
+        for weight, bias, activation in layers:
+            columns = -(-len(bias) // _WIDTH) * _WIDTH
+            w, b = _padded(weight, rows, columns), _padded(bias, columns)
+            self._arrays += w, b
+            table.append((w.ctypes.data, b.ctypes.data, rows, columns, activation))
             rows = columns
-        table = [
-            (w.ctypes.data, b.ctypes.data, *w.shape, _ACTIVATIONS.index(activation))
-            for (w, b), (*_, activation) in zip(self._arrays, layers, strict=True)
-        ]
-        units: list[Array | None] = [None, None, None]
-        if not policy.nvec:
-            log_scale = policy.log_scale.numpy()
-            units = [policy.centre.numpy(), np.exp(log_scale), np.exp(log_scale + policy.log_std.detach().numpy())]
-        normalizer = model.normalizer
-        self._policy = _struct(
+        centre, scale, std = box or (None, None, None)
+        self._struct = _struct(
             layers=np.array(table, np.int64),
             num_layers=len(table),
             outputs=len(layers[-1][1]),
             mean=None if normalizer is None else normalizer.mean.numpy(),
             scale=None if normalizer is None else normalizer.scale.numpy(),
             clip=0.0 if normalizer is None else float(normalizer.clip),
-            **dict(zip(("centre", "range", "std"), units, strict=True)),
+            centre=centre,
+            range=scale,
+            std=std,
         )
 
-    @functools.cached_property
-    def _actor(self) -> Actor:
-        return make_numpy_actor(self._model, self._noise)
-
-    def __call__(self, obs: Any, forced: Bools, starts: Bools) -> Array:
-        return self._actor(obs, forced, starts)
-
-    def rollout(self, env: Any, obs: Array, steps: int) -> tuple[Array, ...] | None:
-        if type(env) not in _ENVIRONMENTS:
-            return None
-        noise = np.concatenate(list(itertools.islice(self._noise, steps)))
+    def rollout(self, env: Any, obs: Array, noise: Iterator[Array], steps: int) -> tuple[Array, ...]:
+        """Acts and steps in an environment that `has_rollouts` (see `rlzoo.core.actors.rollout`)."""
+        shape, box = (steps, env.num_envs), env.action_space.shape
         seen = np.empty((steps + 1, *obs.shape), np.float32)
         seen[0] = obs
-        shape = steps, env.num_envs
-        box = env.action_space.shape
         action = np.empty((*shape, *box), np.float32 if box else np.int64)
         reward = np.empty(shape, np.float32)
         terminated, truncated, forced = (np.empty(shape, np.bool_) for _ in range(3))
@@ -102,7 +84,7 @@ class RolloutActor:
             state=env._state,
             elapsed=env._elapsed,
             ended=env._forced,
-            noise=noise,
+            noise=np.concatenate(list(itertools.islice(noise, steps))),
             obs=seen,
             action=action,
             reward=reward,
@@ -110,7 +92,8 @@ class RolloutActor:
             truncated=truncated,
             forced=forced,
         )
-        getattr(self._library, f"rollout_{type(env).__name__}")(ctypes.byref(self._policy), ctypes.byref(arguments))
+        run = getattr(_library(), f"rollout_{type(env).__name__}")
+        run(ctypes.byref(self._struct), ctypes.byref(arguments))
         return action, seen, reward, terminated, truncated, forced
 
 

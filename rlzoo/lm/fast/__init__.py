@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 
-def accelerate(task: Any, compile: bool = False) -> None:
+def accelerate(task: Any) -> None:
     """Puts the faster implementations in place in a language task: in its model, separate critic and reference.
-
-    There is none to `compile`.
 
     They use parts of PyTorch and transformers that may change. Where those are missing, plain ones stay.
     """

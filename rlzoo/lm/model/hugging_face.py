@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,14 +38,18 @@ def quiet() -> Iterator[None]:
         yield
 
 
+_one_thread = threading.RLock()
+
+
 @contextlib.contextmanager
 def loading(name: str, what: str) -> Iterator[None]:
     """Context for loading: silent, with the global generators restored, and any error as a `ConfigError` of one line.
 
-    Damaged files make the libraries raise nearly any exception.
+    Damaged files make the libraries raise nearly any exception. Threads take turns: in two at once, transformers would
+    untie the embeddings of all models.
     """
     try:
-        with operation(f"loading {what} {name}"), quiet(), torch.random.fork_rng(devices=[]):
+        with _one_thread, operation(f"loading {what} {name}"), quiet(), torch.random.fork_rng(devices=[]):
             yield
     except ConfigError:
         raise

@@ -1,6 +1,7 @@
 """Rollouts in native code against the environments and actors of NumPy, which are tested against Gymnasium's."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import torch
 
 import rlzoo
 from rlzoo.control.fast.acting import make_numpy_actor
-from rlzoo.control.fast.rollout import RolloutActor, rollout_actors
+from rlzoo.control.fast.rollout import _library, has_rollouts
+from rlzoo.core.actors import rollout
 from rlzoo.core.collector import Collector
+from rlzoo.optim.fast.compilation import build_library
 
 ENVIRONMENTS = {
     "CartPole-v1": {},
@@ -45,7 +48,7 @@ def test_rollouts_equal_numpy(env, network):
     task.env._elapsed[1] = 30  # an episode that began before
     replayed, noise, steps = copy.deepcopy(task.env), copy.deepcopy(task.noise), 400
     obs = task.collector._obs
-    actor = rollout_actors(task.env)(task.model, task.noise)
+    actor = make_numpy_actor(task.model, task.noise)
     action, seen, *results = actor.rollout(task.env, obs, steps)
     act = make_numpy_actor(task.model, noise)
     for t in range(steps):
@@ -62,7 +65,8 @@ def test_rollouts_equal_numpy(env, network):
 def test_collected_buffers_and_their_state_are_those_of_single_steps():
     task = make_task("CartPole-v1")
     other = copy.deepcopy(task)
-    single, native = make_numpy_actor(other.model, other.noise), rollout_actors(task.env)(task.model, task.noise)
+    native = make_numpy_actor(task.model, task.noise)
+    single = functools.partial(make_numpy_actor(other.model, other.noise))  # has no rollout
     for whole_episodes in (False, True):
         for t in (task, other):
             t.collector = Collector(t.env, 1 if whole_episodes else 50, whole_episodes)
@@ -79,8 +83,8 @@ def test_evaluations_are_those_of_single_steps(deterministic):
     task = make_task("MountainCar-v0", env_kwargs={"max_episode_steps": 90})
     before = str(task.state_dict())
     plain = task.evaluate(7, seed=5, deterministic=deterministic)
-    task.make_actor = rollout_actors(task.env)
-    assert isinstance(task.evaluation_actor(task.env, 0, deterministic), RolloutActor)
+    task.make_actor = make_numpy_actor
+    assert has_rollouts(task.env)
     native = task.evaluate(7, seed=5, deterministic=deterministic)
     assert (native.returns.tolist(), native.lengths.tolist()) == (plain.returns.tolist(), plain.lengths.tolist())
     assert str(task.state_dict()) == before
@@ -96,7 +100,7 @@ def test_the_hyperbolic_tangent_is_that_of_numpy():
         hidden.weight[0, 2], output.weight[0, 0] = 1, 0.5  # the bounds of actions are ±2
     obs = np.zeros((4001, 3), np.float32)
     obs[:, 2] = np.linspace(-12, 12, 4001)
-    action, *_ = rollout_actors(env)(model, task.noise.zeros()).rollout(env, obs, 1)
+    action, *_ = make_numpy_actor(model, task.noise.zeros()).rollout(env, obs, 1)
     np.testing.assert_allclose(action[0, :, 0], np.tanh(obs[:, 2]), rtol=0, atol=3e-7)
 
 
@@ -111,45 +115,49 @@ def test_the_hyperbolic_tangent_is_that_of_numpy():
 )
 def test_other_environments_and_networks_act_step_by_step(env, settings):
     task = make_task(env, settings)
-    actor = rollout_actors(task.env)(task.model, task.noise)
-    assert getattr(actor, "rollout", None) is None
+    actor = make_numpy_actor(task.model, task.noise)
+    assert rollout(task.env, actor, task.collector._obs, 4) is None
     assert len(task.collector.collect(actor).buffer.mask) == 3
 
 
-def test_a_rollout_is_for_environments_of_classic_control_alone():
-    task, other = make_task("CartPole-v1"), make_task("CartPoleNoVel-v1")
-    assert rollout_actors(task.env)(task.model, task.noise).rollout(other.env, None, 1) is None
-
-
-def test_without_a_compiler_actors_are_those_of_numpy(monkeypatch, tmp_path, caplog):
-    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path))
-    monkeypatch.setattr("rlzoo.optim.fast.compilation.compilers", list)
-    assert rollout_actors(make_task("CartPole-v1").env) is make_numpy_actor
-
-
-def test_a_library_is_built_once_and_again_if_it_is_damaged(monkeypatch, tmp_path, caplog):
+@pytest.fixture
+def new_library(monkeypatch, tmp_path):
+    """An empty cache."""
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
+    _library.cache_clear()
+    yield tmp_path / "cache"
+    _library.cache_clear()
+
+
+def test_without_a_compiler_actors_act_step_by_step(new_library, monkeypatch, caplog):
+    monkeypatch.setattr("rlzoo.optim.fast.compilation.compilers", list)
+    task = make_task("CartPole-v1")
+    assert rollout(task.env, make_numpy_actor(task.model, task.noise), task.collector._obs, 4) is None
+    assert not caplog.text
+
+
+def test_the_library_is_built_once_and_again_if_it_is_damaged(new_library, monkeypatch, caplog):
     env = make_task("CartPole-v1").env
-    assert rollout_actors(env) is not make_numpy_actor
+    assert has_rollouts(env)
     with monkeypatch.context() as without:
         without.setattr("rlzoo.optim.fast.compilation.compilers", list)
-        assert rollout_actors(env) is not make_numpy_actor
-    (library,) = (tmp_path / "cache").rglob("library.so")
+        _library.cache_clear()
+        assert has_rollouts(env)
+    (library,) = new_library.rglob("library.so")
     whole = library.read_bytes()
     library.unlink()  # not written to: this process has it in memory
     library.write_bytes(whole[:1000])
-    assert rollout_actors(env) is not make_numpy_actor
+    _library.cache_clear()
+    assert has_rollouts(env)
     assert "compiling again" in caplog.text
-    assert len(library.read_bytes()) > 1000
+    assert library.read_bytes() == whole
 
 
-def test_a_file_that_does_not_compile_is_reported_in_a_line(tmp_path, monkeypatch, caplog):
-    from rlzoo.optim.fast.compilation import build_library
-
+def test_a_file_that_does_not_compile_is_no_library(tmp_path, monkeypatch, caplog):
+    caplog.set_level("DEBUG", "rlzoo")
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
     source = tmp_path / "wrong.cpp"
     source.write_text("int f() { return x; }")
     assert build_library(source) is None
-    assert "updates run in eager mode" in caplog.text
     assert "wrong.cpp:1" in caplog.text
     assert not [*(tmp_path / "cache").rglob("library.so")]

@@ -3,10 +3,13 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlzoo.algorithms import Reinforce
+from rlzoo.algorithms.algorithm import State
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.fields import NonNegativeSchedule, PositiveSchedule, check_fields
 from rlzoo.core.system.schedules import at, linear_ends
@@ -128,3 +131,11 @@ def test_schedule_out_of_range_is_named_with_its_range(settings, message):
 def test_function_with_values_out_of_range_is_named(function):
     with pytest.raises(ConfigError, match=r"^rate must be above 0 throughout, got <function"):
         check_fields(Settings(rate=function))
+
+
+def test_a_schedule_is_in_its_range_until_the_end_and_finite():
+    with pytest.raises(ConfigError, match=r"^learning_rate must be .* throughout"):
+        Reinforce(learning_rate=lambda progress: 1e-3 * (1 - progress / 0.99))
+    state = State(np.random.default_rng(0), progress=0.9999)
+    with pytest.raises(ConfigError, match=r"^the schedule .* is nan at the progress 0.9999$"):
+        state.at(lambda progress: math.nan if progress > 0.9995 else 1e-3)

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import huggingface_hub
 import pytest
@@ -165,6 +166,12 @@ def test_loading_leaves_the_generators_alone(folder):
     load_reward_model(folder, head_seed=0)
     new_causal_lm(CONFIGS["gpt2"], 20)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_models_are_loaded_in_several_threads(folder):
+    with ThreadPoolExecutor(4) as pool:
+        models = [*pool.map(lambda _: load_causal_lm(folder), range(8))]
+    assert all(model.lm_head.weight is model.transformer.wte.weight for model in models)
 
 
 def test_loading_and_saving_make_no_noise(folder, tmp_path, capfd):
