@@ -5,8 +5,9 @@ import pytest
 import torch
 from builders import SPACES, make_buffer, make_model, parameters
 
-from rlzoo.algorithms import PPOClip, PPOPenalty, measure
+from rlzoo.algorithms import PPOClip, PPOPenalty, measure, ppo_clip
 from rlzoo.core.estimators import GAE
+from rlzoo.optim.objective import KLStop
 
 
 def make_batch(space="discrete"):
@@ -159,3 +160,11 @@ def test_policy_loss_is_of_the_advantages_that_were_used(algorithm, whiten):
     batch = algorithm.estimator(buffer)
     expected = 0.0 if whiten else -float(batch.mean(batch.advantage))
     assert metrics["policy_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_update_stops_at_one_and_a_half_times_stop_kl(monkeypatch):
+    limits, model = [], make_model()
+    monkeypatch.setattr(ppo_clip, "KLStop", lambda limit: limits.append(limit) or KLStop(limit))
+    algorithm = PPOClip(stop_kl=0.01)
+    algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), make_buffer(model))
+    assert limits == pytest.approx([0.015])

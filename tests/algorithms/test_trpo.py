@@ -14,6 +14,7 @@ from rlzoo.core.collector import evaluate
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fisher import fisher_curvature, fisher_vector_product
 from rlzoo.optim.natural_gradient import Objective
+from rlzoo.optim.objective import clipped_loss
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 
@@ -240,3 +241,22 @@ def test_a_step_without_improvement_is_not_accepted():
     buffer = buffer.replace(reward=torch.zeros_like(buffer.reward), value=torch.zeros_like(buffer.value))
     metrics = algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)
     assert (metrics["accepted"], metrics["backtracks"]) == (0.0, algorithm.backtrack_iters)
+
+
+def test_epochs_with_a_negative_surrogate_are_accepted_if_it_grows():
+    model, algorithm = make_model(), TRPO(epochs=4, learning_rate=1e-3, normalize_advantage=False, vf_epochs=0)
+    buffer = make_buffer(model)
+    buffer = buffer.replace(reward=buffer.reward - 10.0)  # every advantage is negative, and so is the surrogate
+    assert algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), buffer)["accepted"] == 1
+
+
+def test_advantages_of_minibatches_are_normalised(monkeypatch):
+    means, model, algorithm = [], make_model(), TRPO(epochs=1, minibatch_size=8, vf_epochs=0)
+
+    def loss(model, batch, *scalars):
+        means.append(float(batch.mean(batch.advantage)))
+        return clipped_loss(model, batch, *scalars)
+
+    monkeypatch.setattr(trpo, "clipped_loss", loss)
+    algorithm.update(model, algorithm.init(model, np.random.default_rng(0)), make_buffer(model))
+    assert means == pytest.approx([0] * 4, abs=1e-9)

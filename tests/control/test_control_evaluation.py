@@ -1,13 +1,17 @@
 """Evaluation episodes on an environment whose returns are known."""
 
+import contextlib
+
 import gymnasium
 import numpy as np
 import pytest
+import short_runs
 import torch
 from builders import evaluate_model, make_model, parameters
 from gymnasium import spaces
 
 from rlzoo.control.networks import Network
+from rlzoo.runs.evaluate import load_task
 
 
 class Countdown(gymnasium.Env):
@@ -80,3 +84,10 @@ def test_evaluation_changes_neither_model_nor_global_random_state():
     assert torch.equal(parameters(model), weights)
     assert all(torch.equal(x, statistics[name]) for name, x in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_env_kwargs_of_an_evaluation_go_before_those_of_the_run(tmp_path):
+    settings = {"env": "Pendulum-v1", "env_kwargs": {"g": 9.0}, "preset": False, "num_envs": 2, "minibatch_size": 50}
+    run = short_runs.quick_run(tmp_path, **settings)
+    with contextlib.closing(load_task(run, env_kwargs={"g": 1.0})) as task:
+        assert task.env.setting == 1.0

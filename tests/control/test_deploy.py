@@ -234,3 +234,14 @@ def test_reset_takes_no_numbers_of_rows():
     policy(np.zeros((2, 4)))
     with pytest.raises(ConfigError, match=r"reset: rows must be True or False each, got \[0\]"):
         policy.reset([0])
+
+
+def test_resets_of_parts_before_a_step_add_up():
+    box = spaces.Box(-1, 1, (3,))
+    policy = ControlPolicy(GRU(cell_size=4).build(box, box, torch.Generator().manual_seed(0)), box, box)
+    obs = np.ones((2, 3), np.float32)
+    first, later = policy(obs), policy(obs)
+    policy.reset(np.array([True, False]))
+    policy.reset(np.array([False, True]))
+    np.testing.assert_array_equal(policy(obs), first)
+    assert not np.array_equal(later, first)

@@ -278,3 +278,9 @@ def test_what_an_estimator_gives_must_be_tensors_of_the_rewards_kind(kind):
     buffer = make_buffer(make_model(), rows=2, steps=6)
     with pytest.raises(ConfigError, match=r"^the estimator's advantage and return_ must be of torch\.float64$"):
         dataclasses.replace(buffer, advantage=kind(buffer.reward)).rows(1)
+
+
+def test_steps_that_fill_up_a_row_are_masked():
+    buffer = make_buffer(make_model(), steps=8)
+    assert buffer.mask[:, -1].any()
+    assert buffer.rows(3).num_steps == buffer.num_steps

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from builders import Scripted
+from builders import Scripted, make_buffer, make_model
 
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import source as envs
@@ -11,6 +11,7 @@ from rlzoo.control.networks import Network
 from rlzoo.core.actors import ModelActor
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.env import Episode
+from rlzoo.core.models import ActorCritic, Value
 from rlzoo.core.system.errors import ConfigError, EnvError
 
 
@@ -272,3 +273,45 @@ def test_returns_are_summed_in_double_precision():
     collector = make_collector([6001], num_steps=6001)
     episodes = collector.collect(lambda obs, forced, starts: np.zeros(1, np.int64)).episodes
     assert episodes[0].return_ == 6001 * 6002 / 2
+
+
+def test_where_episodes_begin_is_in_the_state():
+    def starts_of(collector):
+        seen = []
+        collector.collect(lambda obs, forced, starts: seen.append(starts.tolist()) or np.zeros(2, np.int64))
+        return seen
+
+    collector, other = (Collector(Scripted([5, 7]), 5) for _ in range(2))
+    starts_of(collector)
+    other.load_state_dict(collector.state_dict())
+    expected = starts_of(collector)
+    assert starts_of(other) == expected
+    assert expected[1] == [True, False]
+
+
+class Counted(Scripted):
+    log_info, sums = ("x",), np.ones((1, 2))
+
+    def info_sums(self):
+        sums, self.sums = self.sums, np.zeros((1, 2))
+        return sums
+
+
+def test_sums_of_info_from_before_are_not_counted():
+    collector = Collector(Counted([3, 7]), 5)  # which something else has stepped before
+    assert collector.collect(lambda *_: np.zeros(2, np.int64)).metrics == {}
+
+
+def test_a_value_that_is_a_view_of_a_parameter_is_kept_as_it_was():
+    class Constant(Value):
+        def __init__(self):
+            super().__init__()
+            self.v = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def forward(self, features):
+            return self.v.expand(features.shape[:-1])
+
+    model = ActorCritic(make_model().policy, Constant())
+    buffer = evaluate(model, make_buffer(make_model()))
+    model.value.v.data.fill_(5.0)
+    assert buffer.value.unique().tolist() == [1.0]

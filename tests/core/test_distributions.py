@@ -243,3 +243,9 @@ def test_quantiles_are_those_of_the_cumulative_probabilities(k):
     expected = np.searchsorted(logits.double().softmax(-1).cumsum(-1).numpy(), uniform.numpy(), side="right")
     found = Categorical(logits.expand(500, k)).quantile(uniform).numpy()
     assert (found != expected).sum() < 3  # rounding
+
+
+def test_an_impossible_category_is_no_quantile():
+    policy = Categorical(torch.tensor([-torch.inf, 0.0, 0.0]))
+    assert policy.quantile(torch.zeros((), dtype=torch.float64)) == 1
+    assert policy.quantile(torch.tensor(0.5, dtype=torch.float64)) == 2

@@ -366,3 +366,16 @@ def test_the_end_of_a_forced_step_completes_no_episode():
     mask, ended = torch.tensor([[True, False]]), torch.tensor([[False, True]])
     returns = monte_carlo(tensor([[1, 5]]), tensor([[0, 0, 0]]), ended, ended, mask, 0.5)
     torch.testing.assert_close(returns, tensor([[torch.nan, 0]]), equal_nan=True)
+
+
+def test_returns_that_differ_by_a_rounding_of_their_size_are_equal():
+    reward = torch.tensor([[1e4], [1e4]])
+    reward[1] = torch.nextafter(reward[1], torch.tensor(2e4))
+    assert group_norm(reward, torch.ones(2, 1, dtype=torch.bool), 2).abs().max() == 0
+
+
+def test_the_targets_lambda_may_be_zero():
+    buffer = make_buffer(make_model())
+    steps = buffer.reward, buffer.value, buffer.terminated, buffer.truncated, buffer.mask
+    expected = gae(*steps, 0.9, 0.0) + buffer.value[:, :-1]
+    assert torch.equal(GAE(0.9, 0.8, vf_lambda=0.0)(buffer).return_, expected)

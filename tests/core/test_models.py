@@ -9,6 +9,8 @@ from torch import nn
 
 from rlzoo.control.networks import GRU
 from rlzoo.core.models import ActorCritic, Normalizer, RewardScale, flatten_parameters, unflatten
+from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.loop import Trainer
 
 BOXES = Box(-1, 1, (4,)), Discrete(2)
 
@@ -140,3 +142,12 @@ def test_flattened_parameters_are_views_of_the_vector():
     theta.zero_()
     assert torch.equal(layer(torch.ones(2)), torch.zeros(3))
     assert [p.shape for p in unflatten(theta, list(layer.parameters()))] == [(3, 2), (3,)]
+
+
+def test_observations_are_normalised_by_those_of_unmasked_steps():
+    config = make_config("ppo-clip", "CartPole-v1", normalize_obs=True, num_envs=2, num_steps=100)
+    trainer, other = Trainer(config), Trainer(config)
+    buffer = other.task.collect().buffer
+    trainer.iterate()
+    assert not buffer.mask.all()
+    torch.testing.assert_close(trainer.model.normalizer.mean, buffer.obs[:, :-1][buffer.mask].mean(0))

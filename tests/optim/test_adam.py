@@ -11,6 +11,7 @@ from rlzoo.algorithms import PPOClip
 from rlzoo.core.estimators import GAE
 from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
+from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.adam import FastAdam
 from rlzoo.optim.objective import value_loss
 
@@ -197,3 +198,20 @@ def test_a_step_marks_the_parameters_as_changed():
     before, batch = p._version, PPOClip().estimator(make_buffer(model)).rows(1)
     optimizer.minimize(PPOClip().loss, model, batch, 0.2, 0.0, learning_rate=0.01)
     assert p._version > before
+
+
+def test_a_frozen_parameter_of_the_value_is_left_out_of_its_learning_rate():
+    model = make_model()
+    model.value_parameters()[0].requires_grad_(False)
+    optimizer = Adam(list(model.parameters()), value=model.value_parameters())
+    before = [p.clone() for p in model.policy_parameters()]
+    batch = GAE()(make_buffer(model)).rows(1)
+    optimizer.minimize(PPOClip().loss, model, batch, 0.2, 0.0, learning_rate=0.0, vf_learning_rate=0.1)
+    assert all(map(torch.equal, model.policy_parameters(), before))
+
+
+def test_minibatches_without_a_step_are_not_drawn():
+    buffer = make_buffer(make_model()).rows(1)
+    buffer = buffer.replace(mask=buffer.mask & (torch.arange(32) < 4)[:, None])
+    drawn, taken = (Epochs(buffer, 3, 2, np.random.default_rng(0)) for _ in range(2))
+    assert [len(rows) for rows in drawn.draw()] == [batch.num_rows for batch in taken]

@@ -11,6 +11,8 @@ import short_runs
 import torch
 
 import rlzoo
+from rlzoo.control.task import ControlTask
+from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.system.errors import RunError
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import make_config
@@ -311,3 +313,17 @@ def test_a_new_run_is_locked_before_its_configuration_is_written(tmp_path, monke
     monkeypatch.setattr(Run, "write_config", write_locked)
     run = rlzoo.train(out=tmp_path / "run", **{**short_runs.PPO, "total_steps": 100})
     assert written == [run.path]
+
+
+def test_the_best_checkpoint_stays_the_best_when_the_run_goes_back_to_it(tmp_path):
+    run = short_runs.quick_run(tmp_path, eval_interval=100, checkpoint_interval=100)
+    step = run.best_step()
+    run.forget_after(step)
+    assert run.best_step() == step
+
+
+def test_of_equal_evaluations_the_first_is_the_best(tmp_path, monkeypatch):
+    evaluation = Evaluation(np.full(3, 7.0), np.full(3, 7), False, 0)
+    monkeypatch.setattr(ControlTask, "evaluate", lambda *_, **__: evaluation)
+    run = short_runs.quick_run(tmp_path, eval_interval=200)
+    assert run.best_step() == run.evaluations()[0]["step"]

@@ -888,3 +888,11 @@ def test_an_update_sees_observations_normalised_as_when_they_were_collected(monk
     first, second = (trainer.iterate().step for _ in range(2))
     assert counts == [0, first]
     assert trainer.model.normalizer.count == second
+
+
+def test_schedules_begin_at_their_start():
+    trainer = Trainer(make_config("ppo-clip", "CartPole-v1", num_envs=2, num_steps=20, minibatch_size=40))
+    first = trainer.iterate().step
+    assert trainer.state.progress == 0.0
+    trainer.iterate()
+    assert trainer.state.progress == first / trainer.config.total_steps

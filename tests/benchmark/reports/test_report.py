@@ -807,3 +807,21 @@ def test_an_algorithm_that_lacks_an_environment_is_in_no_aggregate() -> None:
     outcomes = [*runs("trpo", [50.0] * 4), *runs("npg", [25.0] * 4), *runs("trpo", [100.0] * 4, "F")]
     study = Study.of([results(outcomes, {"E": 25.0, "F": None})])
     assert study.overall == (["trpo"], ["E", "F"])
+
+
+def test_a_curve_without_a_start_gives_no_untrained_score():
+    assert Study.of([results([outcome(returns=(5, 10, 20, 30), steps=[50, 100, 200, 300])])]).scales == {}
+
+
+def test_curves_end_where_the_shortest_run_does():
+    over = outcome(seed=0, steps=[0, 100, 200, 306])
+    short = outcome(seed=1, returns=(0, 10, 20), steps=[0, 100, 200], seconds=[0.0, 1.0, 2.0])
+    for outcomes, end in (([over], 300), ([over, short], 200)):
+        assert Study.of([results(outcomes)]).groups["trpo", "E"].grid.tolist() == list(range(0, end + 1, 100))
+
+
+def test_a_group_has_the_grid_of_its_own_folder():
+    finer = {"E": Environment("E", 300, 50, 25.0)}
+    first, second = results([outcome()]), results([outcome("npg")], path="finer", environments=finer)
+    grid = Study.of([first, second]).groups["npg", "E"].grid
+    assert grid.tolist() == list(range(0, 301, 50))

@@ -241,3 +241,8 @@ def test_bounds_are_order_statistics_of_the_resamples_alone():
 def test_three_runs_beside_four_are_too_few():
     assert not are_comparable([[1, 2, 3]], [[4, 5, 6, 7]])
     assert are_comparable([[1, 2, 3, 4]], [[5, 6, 7, 8]])
+
+
+def test_intervals_need_three_runs_of_each():
+    assert not are_comparable([[1.0, 2.0]] * 3, [[3.0, 4.0]] * 3)
+    assert are_comparable([[1.0, 2.0, 3.0]] * 3, [[4.0, 5.0, 6.0]] * 3)

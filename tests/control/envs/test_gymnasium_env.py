@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from rlzoo.control.envs import source as envs
+from rlzoo.control.envs.source import Source
 from rlzoo.core.system.errors import EnvError, UnknownEnv, UnsupportedSpace
 
 RECEIVED = []
@@ -520,3 +521,16 @@ def test_reseeded_is_as_new_or_refused(env, wrapper, possible):
             np.testing.assert_array_equal(roll(used), roll(envs.make("Again-v0", 2, seed=7)))
     finally:
         del gymnasium.registry["Again-v0"]
+
+
+def test_a_reseeded_environment_with_masks_begins_as_a_new_one():
+    class Masked(gymnasium.Env):
+        observation_space, action_space = spaces.Box(0, 1, (2,)), spaces.Discrete(2)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self.np_random.random(2, np.float32), {"action_mask": np.ones(2, np.int8)}
+
+    env, other = Source(Masked).make(2, 3), Source(Masked).make(2, 7)
+    assert env.reseed(7)
+    np.testing.assert_array_equal(env.reset()[0].obs, other.reset()[0].obs)

@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.envs.source import Source
+from rlzoo.core.env import ReplayError
 from rlzoo.runs.train import resume, train
 
 
@@ -184,3 +185,48 @@ def test_a_copy_more_is_refused():
     env.reset()
     with pytest.raises(ValueError, match="2 copies given, 3 needed"):
         Source("Taxi-v4").make(3, 0).load_state_dict(env.state_dict())
+
+
+class Draws(gymnasium.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Discrete(2)
+    extra = 0
+    """Random numbers that a step draws besides, which no observation shows."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.np_random.random(1 + self.extra)
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+def test_an_environment_that_draws_other_random_numbers_does_not_repeat(monkeypatch):
+    env, other = (Source(Draws).make(1, 3) for _ in range(2))
+    env.reset()
+    env.step(np.zeros(1, np.int64))
+    monkeypatch.setattr(Draws, "extra", 1)
+    with pytest.raises(ReplayError, match="does not repeat"):
+        other.load_state_dict(env.state_dict())
+
+
+def test_an_episode_that_had_ended_is_not_part_of_the_next():
+    limit = "gymnasium.wrappers:TimeLimit(max_episode_steps=5)"
+    env, other = (Source("CartPole-v1", {}, (limit,), vectorized=False).make(2, 3) for _ in range(2))
+    env.reset()
+    for _ in range(5):
+        env.step(np.zeros(2, np.int64))
+    other.load_state_dict(env.state_dict())  # where the next step is a reset
+    for _ in range(3):
+        other.step(np.zeros(2, np.int64))
+    assert [len(copy["actions"]) for copy in other.state_dict()["copies"]] == [2, 2]
+
+
+def test_a_reset_in_the_middle_of_an_episode_forgets_its_actions():
+    env, other = (Source("CartPole-v1", vectorized=False).make(2, 3) for _ in range(2))
+    for steps in (3, 2):  # a reset in the middle of an episode
+        env.reset()
+        for _ in range(steps):
+            env.step(np.ones(2, np.int64))
+    other.load_state_dict(env.state_dict())
+    assert [len(copy["actions"]) for copy in other.state_dict()["copies"]] == [2, 2]

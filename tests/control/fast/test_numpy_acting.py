@@ -119,3 +119,11 @@ def test_normalised_observations_are_clipped_as_in_pytorch():
     noise = np.zeros((64, 3), np.float32)
     plain, fast = (make(model, iter([noise]))(obs, none, none) for make in (make_actor, make_numpy_actor))
     assert np.array_equal(plain, fast)
+
+
+def test_illegal_actions_are_impossible_whatever_the_logits():
+    model = make_model(dtype=torch.float32)
+    model.policy.net.layers[-1].bias.data -= 100.0  # logits have no bounds
+    legal = np.tile([True, False, False], (50, 1))
+    actor = make_numpy_actor(model, iter([np.zeros((50, 3), np.float32)]))
+    assert not actor(Seen(np.ones((50, 4), np.float32), legal), *np.zeros((2, 50), bool)).any()

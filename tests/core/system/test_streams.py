@@ -7,7 +7,7 @@ import pytest
 import torch
 from simulated_gpu import GPU, simulated
 
-from rlzoo.core.system.streams import STREAMS, number, stream, torch_generator
+from rlzoo.core.system.streams import STREAMS, evaluation_seeds, number, stream, torch_generator
 
 
 def words(sequence):
@@ -50,3 +50,8 @@ def test_a_torch_generator_is_made_for_its_device():
         generator = torch_generator(stream(1, "action"), GPU)
         assert generator.device.type == GPU
         torch.empty(3, device=GPU).normal_(generator=generator)
+
+
+def test_environment_and_actor_of_an_evaluation_have_seeds_of_their_own():
+    env_seed, actor_seed = evaluation_seeds(3)
+    assert env_seed != actor_seed

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 from lm_builders import KINDS, experience, make_env, make_model
-from tiny import PAD
+from tiny import PAD, make_tokenizer
 
 from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce
 from rlzoo.core.estimators import GAE
@@ -220,3 +220,9 @@ def test_a_text_that_ends_with_the_end_of_sequence_gets_no_other(tmp_path):
     path.write_text("ab\nab<eos>\n")
     first, second = read_pieces(str(path), tiny.make_tokenizer(), 10)
     assert first == second
+
+
+def test_no_piece_of_a_text_has_one_token(tmp_path):
+    (tmp_path / "texts.txt").write_text("abcd\n")
+    pieces = read_pieces(str(tmp_path / "texts.txt"), make_tokenizer(), 2)
+    assert [len(x) for x in pieces] == [2, 2]

@@ -17,6 +17,7 @@ from lm_builders import (
     same,
     single,
 )
+from lm_builders import make_model as make_lm
 from scipy.stats import chi2
 from simulated_gpu import GPU, simulated
 from tiny import PAD, make_tokenizer
@@ -376,3 +377,16 @@ def test_an_actor_is_for_one_episode_of_each_row():
     collector.collect(actor)
     with pytest.raises(ConfigError, match="a TokenActor acts in one episode of each row: make a new one"):
         collector.collect(actor)
+
+
+def test_the_first_column_draws_for_rows_that_do_not_act():
+    model = make_lm(settings={"temperature": 20.0})
+    token, acts = np.arange(16).reshape(2, 8), np.array([[1, 0, 1, 0, 1, 1, 0, 1], [1] * 8], bool)
+
+    def of_first(own):
+        actor = TokenActor(model, torch.Generator().manual_seed(0), whole_rows=2, own=own)
+        columns = [Tokens(token[own, t], np.ones_like(acts[own, t]), acts[own, t]) for t in range(8)]
+        return [actor(x, ~x.acts, None)[0] for x in columns]
+
+    both, alone = of_first(slice(0, 2)), of_first(slice(0, 1))  # of one process, and of the first of two
+    assert np.array_equal(np.array(both)[acts[0]], np.array(alone)[acts[0]])

@@ -5,9 +5,10 @@ import json
 
 import numpy as np
 import pytest
+import short_language_runs
 import tiny
 import torch
-from lm_builders import collected, same
+from lm_builders import collected, move, same
 from transformers import AutoModelForCausalLM, pipeline
 
 import rlzoo
@@ -18,10 +19,12 @@ from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.pretrained import new_causal_lm
 from rlzoo.lm.model.saving import save
+from rlzoo.lm.reward.shaping import sequence_kl
 from rlzoo.lm.tasks.conversation import Speaker
+from rlzoo.lm.tasks.samples import respond
 from rlzoo.optim.natural_gradient import FlatPolicy
 from rlzoo.optim.objective import surrogate
-from rlzoo.runs.configuration.config import check
+from rlzoo.runs.configuration.config import check, make_config
 from rlzoo.runs.evaluate import load_task
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS
@@ -166,7 +169,8 @@ def test_evaluation_leaves_no_trace_in_the_training(data):
 def test_evaluation_is_the_same_for_the_same_seed(data):
     task = Trainer(config(data)).task
     first, again, other = (task.evaluate(9, seed=seed).summary() for seed in (1, 1, 2))
-    assert first == again != other
+    assert first == again
+    assert first["samples"] != other["samples"]
     assert first["kl_reference"] == pytest.approx(0, abs=1e-6)
     assert len(first["samples"]) == 4
     assert first["samples"][0]["prompt"] == "ab"
@@ -465,3 +469,37 @@ def test_a_template_that_requires_a_system_message(of_messages, tmp_path):
             task.respond_to(["a"], 1, seed=0)
     else:
         assert [x.prompt for x in task.respond_to(["a"], 1, seed=0).records] == ["a"]
+
+
+def test_moments_of_the_reference_are_measured_once(tmp_path):
+    short_language_runs.save_data(tmp_path)
+    more = {**short_language_runs.PPO, "learning_rate": 1e-2, "score_normalization": "reference"}
+    settings = short_language_runs.settings(tmp_path, "ppo-clip", **more)
+    trainer, moments = Trainer(make_config(**settings)), []
+    for _ in range(3):
+        trainer.iterate()
+        moments.append(trainer.task.env.scoring.moments)
+    assert moments[0].count == 256
+    assert moments == [moments[0]] * 3
+
+
+def language_task(tmp_path):
+    short_language_runs.save_data(tmp_path)
+    return Trainer(make_config(**short_language_runs.settings(tmp_path, "ppo-clip", **short_language_runs.PPO))).task
+
+
+def test_samples_follow_their_seed(tmp_path):
+    task = language_task(tmp_path)
+    one, again, other = ([x.response for x in task.sample(9, seed=seed)] for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_kl_of_a_sample_is_from_the_policy_to_the_reference(tmp_path):
+    task = language_task(tmp_path)
+    move(task.model, spread=0.3)
+    buffer, *_ = respond(task.env, task.eval_texts[:3], torch.Generator().manual_seed(5))
+    tokens = buffer.obs.columns(0, buffer.mask.shape[1])
+    with torch.no_grad():
+        policy, reference = task.model.distribution(tokens), task.env.reference.distribution(tokens)
+    expected = sequence_kl(policy.kl(reference), buffer.mask)
+    assert [x.kl for x in task.sample(3, seed=5)] == pytest.approx(expected.tolist(), rel=1e-4)
