@@ -88,6 +88,7 @@ class Collector:
         return own.all_gather() if self.env.divided else own
 
     def _of_rollout(self, action: Array, obs: Array, reward: Array, *ends: Bools) -> _Steps:
+        """What the actor did at once. The next buffer goes on from it."""
         terminated, truncated, forced = ends
         ended = [self._starts, self._ended, *(terminated | truncated)]
         mask = ~np.concatenate([self._forced[None], forced[:-1]])
