@@ -45,9 +45,9 @@ class State:
         require(len(trained) == len({*trained}), "a parameter is in two optimizers; an Adam must have it for itself")
 
     def at(self, schedule: Schedule) -> float:
-        """The current value of a schedule. Raises `ConfigError` if it is not finite."""
+        """The current value of a schedule. Raises `ConfigError` if it is no number."""
         value = at(schedule, self.progress)
-        require(math.isfinite(value), f"the schedule {schedule} is {value} at the progress {self.progress}")
+        require(not math.isnan(value), f"the schedule {schedule} is {value} at the progress {self.progress}")
         return value
 
     def rates(self, learning_rate: Schedule, vf_learning_rate: Schedule | None) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def test_function_with_values_out_of_range_is_named(function):
         check_fields(Settings(rate=function))
 
 
-def test_a_schedule_is_in_its_range_until_the_end_and_finite():
+def test_a_schedule_is_in_its_range_until_the_end_and_a_number():
     with pytest.raises(ConfigError, match=r"^learning_rate must be .* throughout"):
         Reinforce(learning_rate=lambda progress: 1e-3 * (1 - progress / 0.99))
     state = State(np.random.default_rng(0), progress=0.9999)
