@@ -25,7 +25,7 @@ RESULT = Path(__file__).parents[1] / "results" / "fast-parts.md"
 ZOO = {"num_envs": 8, "num_steps": 32, "minibatch_size": 256, "epochs": 20}
 PAPER = {"num_envs": 1, "num_steps": 2048, "minibatch_size": 64, "epochs": 10}
 PERCEPTRON, RECURRENCE, NUMPY = "backward pass of MLPs", "backward pass through time", "acting through NumPy"
-COMPILED, ROLLOUTS = "compiled step", "rollouts in native code"
+COMPILED, ROLLOUTS, NATIVE = "compiled step", "rollouts in native code", "MLPs in native code"
 PACKED, PRODUCTS = "packed weights", "attention by products, and its cache"
 BLOCKS, CASTS, LAYERS = "vocabulary in blocks", "weights cast once", "layers with gradients in place"
 
@@ -33,6 +33,9 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     "control": [
         (PERCEPTRON, "ppo-clip", "CartPole-v1", ZOO),
         (PERCEPTRON, "ppo-clip", "CartPole-v1", PAPER),
+        (NATIVE, "ppo-clip", "CartPole-v1", ZOO),
+        (NATIVE, "ppo-clip", "CartPole-v1", PAPER),
+        (NATIVE, "trpo", "CartPole-v1", {"num_envs": 2, "num_steps": 512}),
         (RECURRENCE, "ppo-clip", "CartPoleNoVel-v1", {**ZOO, "network": "gru"}),
         (RECURRENCE, "ppo-clip", "CartPoleNoVel-v1", {**ZOO, "network": "lstm"}),
         (NUMPY, "ppo-clip", "CartPole-v1", ZOO),
@@ -57,16 +60,18 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
 
 def leave_out(part: str) -> None:
     """Takes a part out of the set of faster implementations."""
-    if part in (PERCEPTRON, RECURRENCE, NUMPY, ROLLOUTS):
+    if part in (PERCEPTRON, RECURRENCE, NUMPY, ROLLOUTS, NATIVE):
         from rlzoo.control import fast as control
         from rlzoo.control.acting import make_actor
-        from rlzoo.control.fast import acting
+        from rlzoo.control.fast import acting, mlp
         from rlzoo.control.networks import MLP, RecurrentMLP
 
         if part == NUMPY:
             control.make_numpy_actor = make_actor
         elif part == ROLLOUTS:
             acting.has_rollouts = lambda env: False
+        elif part == NATIVE:
+            mlp._library = lambda: None
         else:
             del control.NETWORKS[MLP if part == PERCEPTRON else RecurrentMLP]
         return

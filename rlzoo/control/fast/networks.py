@@ -14,20 +14,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from rlzoo.control.fast import mlp
+from rlzoo.control.fast.mlp import GRAIN, Affine
 from rlzoo.control.networks import MLP, RecurrentMLP
 from rlzoo.core.recurrent import GRUCell, LSTMCell, Recurrent
 from rlzoo.core.seen import Seen
 from rlzoo.optim.fast.tape import PullBack, Tape, add_affine
 
-Affine = list[tuple[Any, Any]]
-"""(weight (O, I), bias (O,)) of each layer, or their derivatives."""
-
-_GRAIN = 2**15
-"""Numbers up to which PyTorch's elementwise operations take one thread."""
-
 
 class FastMLP(MLP):
-    """An `MLP` with NumPy's tanh, whose backward and forward-mode passes are written out where a tape records it."""
+    """An `MLP` in native code, whose backward and forward-mode passes are written out where a tape records it."""
 
     @property
     def affine(self) -> Affine:
@@ -58,31 +54,35 @@ class FastRecurrentMLP(RecurrentMLP):
     """A `RecurrentMLP` whose backward pass through time is written out where a tape records it."""
 
     def forward(self, seen: Seen) -> Float[Tensor, "R T O"]:
-        recurrent, mlp = self.recurrent, self.mlp
-        assert isinstance(mlp, FastMLP)
+        recurrent, net = self.recurrent, self.mlp
+        assert isinstance(net, FastMLP)
         tape = Tape.current()
         if tape is None or tape.both_ways or seen.obs.requires_grad:
             return super().forward(seen)
-        affine = mlp.affine
+        affine = net.affine
         hidden, into_cell = unroll(recurrent, seen)
-        layers = evaluate(mlp, affine, hidden.reshape(-1, hidden.shape[-1]))
+        layers = evaluate(net, affine, hidden.reshape(-1, hidden.shape[-1]))
 
         def into_parameters(grad: Tensor) -> None:
-            into_hidden = pull_back(mlp, affine, layers, grad.reshape(-1, mlp.outputs), to_input=True)
+            into_hidden = pull_back(net, affine, layers, grad.reshape(-1, net.outputs), to_input=True)
+            assert into_hidden is not None
             into_cell(into_hidden.view(hidden.shape))
 
-        return tape.record(layers[-1].view(*hidden.shape[:-1], mlp.outputs), into_parameters)
+        return tape.record(layers[-1].view(*hidden.shape[:-1], net.outputs), into_parameters)
 
 
-@torch.no_grad()
 def evaluate(net: FastMLP, affine: Affine, x: Float[Tensor, "B I"]) -> list[Tensor]:
-    """x and then the output of each layer (B, ·)."""
+    """x and then the output of each layer (B, ·), without gradient."""
+    layers = mlp.forward(net, affine, x)
+    if layers is not None:
+        return layers
     layers = [x]
-    for (weight, bias), activated in zip(affine, net.activated, strict=True):
-        x = torch.addmm(bias, x, weight.t())
-        if activated:
-            x = _tanh_(x) if net.activation == "tanh" else x.relu_()
-        layers.append(x)
+    with torch.no_grad():
+        for (weight, bias), activated in zip(affine, net.activated, strict=True):
+            x = torch.addmm(bias, x, weight.t())
+            if activated:
+                x = _tanh_(x) if net.activation == "tanh" else x.relu_()
+            layers.append(x)
     return layers
 
 
@@ -99,22 +99,25 @@ def push_forward(net: FastMLP, affine: Affine, layers: list[Tensor], moving: Aff
     return x
 
 
-@torch.no_grad()
 def pull_back(
     net: FastMLP, affine: Affine, layers: list[Tensor], grad: Float[Tensor, "B O"], to_input: bool = False
-) -> Float[Tensor, "B I"]:
+) -> Float[Tensor, "B I"] | None:
     """Adds the gradients of the parameters, given the result of `evaluate` and the gradient of the last output.
 
-    Returns the gradient for x with `to_input`, and else that for the first layer's output.
+    Returns the gradient for x with `to_input`.
     """
-    for i in reversed(range(len(affine))):
-        (weight, bias), x = affine[i], layers[i]
-        if net.activated[i]:
-            grad = _slope(net, grad, layers[i + 1])
-        add_affine(weight, bias, x, grad)
-        if i or to_input:
-            grad = grad @ weight
-    return grad
+    into_input = torch.empty_like(layers[0]) if to_input else None
+    if mlp.backward(net, affine, layers, grad.contiguous(), into_input):
+        return into_input
+    with torch.no_grad():
+        for i in reversed(range(len(affine))):
+            (weight, bias), x = affine[i], layers[i]
+            if net.activated[i]:
+                grad = _slope(net, grad, layers[i + 1])
+            add_affine(weight, bias, x, grad)
+            if i or to_input:
+                grad = grad @ weight
+    return grad if to_input else None
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -127,7 +130,7 @@ def _is_plain(x: Tensor) -> bool:
 
 def _tanh_(x: Tensor) -> Tensor:
     """tanh in place. NumPy's takes an eighth of the time of PyTorch's on a core of an AMD EPYC."""
-    several = torch.get_num_threads() > 1 and x.numel() > _GRAIN
+    several = torch.get_num_threads() > 1 and x.numel() > GRAIN
     if several or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return x.tanh_()
     values = x.numpy()

@@ -5,17 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <utility>
 #include <vector>
 
-namespace {
+#include "vectors.h"
 
-template <class T>
-T clip(T x, T low, T high) {
-    return x < low ? low : x > high ? high : x;  // keeps NaN, as NumPy does
-}
+namespace {
 
 double wrap(double angle) { return angle - 2 * M_PI * std::rint(angle / (2 * M_PI)); }
 
@@ -163,33 +158,6 @@ struct Pendulum {
     }
 };
 
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8;
-#else
-constexpr int WIDTH = 4;
-#endif
-typedef float Vector __attribute__((vector_size(4 * WIDTH)));
-typedef int32_t Bits __attribute__((vector_size(4 * WIDTH)));
-
-Vector load(const float* x) {
-    Vector v;
-    std::memcpy(&v, x, sizeof v);
-    return v;
-}
-
-// 1 - 2 / (exp(2x) + 1), within 2e-7 of tanh x. The exponential is 2^k times a polynomial on [-ln 2 / 2, ln 2 / 2].
-Vector tanh_of(Vector x) {
-    const Vector y = clip(2 * x, Vector{} - 18, Vector{} + 18), shifted = y * 1.44269504f + 12582912.0f;
-    const Vector k = shifted - 12582912.0f, r = (y - k * 0.693359375f) + k * 2.12194440e-4f;
-    Vector p = r * (1.0f / 720) + 1.0f / 120;
-    for (const float c : {1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f}) p = p * r + c;
-    return 1 - 2 / (p * (Vector)(((Bits)shifted << 23) + 0x3f800000) + 1);
-}
-
-enum Activation : int64_t { LINEAR, TANH, RELU };
-
 }  // namespace
 
 extern "C" {
@@ -240,12 +208,7 @@ class Actor {
             for (int b = 0; b < B; b++) even[b] += x[i] * load(row + b * WIDTH);
             for (int b = 0; b < B; b++) odd[b] += x[i + 1] * load(next + b * WIDTH);
         }
-        for (int b = 0; b < B; b++) {
-            Vector out = even[b] + odd[b];
-            if (layer.activation == TANH) out = tanh_of(out);
-            if (layer.activation == RELU) out = out < 0 ? Vector{} : out;
-            std::memcpy(&y[j + b * WIDTH], &out, sizeof out);
-        }
+        for (int b = 0; b < B; b++) store(&y[j + b * WIDTH], activate(layer.activation, even[b] + odd[b]));
     }
 
   public:
@@ -257,10 +220,11 @@ class Actor {
     }
 
     const float* forward(const float* obs, int size) {
+        const float bound = policy.clip;
         std::fill(x.begin(), x.end(), 0.0f);
         for (int i = 0; i < size; i++) {
             x[i] = obs[i];
-            if (policy.mean) x[i] = clip((x[i] - policy.mean[i]) * policy.scale[i], -float(policy.clip), float(policy.clip));
+            if (policy.mean) x[i] = clip((x[i] - policy.mean[i]) * policy.scale[i], -bound, bound);
         }
         for (int64_t k = 0; k < policy.num_layers; k++) {
             const Layer& layer = policy.layers[k];

@@ -227,13 +227,17 @@ def _compiler() -> str:
     raise RuntimeError("there is no C++ compiler: neither g++ nor clang++, nor one that CXX names")
 
 
-def build_library(source: Path) -> ctypes.CDLL | None:
-    """The functions of a C++ file, compiled once per machine, in 2 seconds; None if that is not possible."""
+def build_library(source: Path, fused: bool = False) -> ctypes.CDLL | None:
+    """The functions of a C++ file, compiled once per machine, in 2 seconds; None if that is not possible.
+
+    Args:
+        fused: whether a product and a sum may become one operation, whose results are not those of NumPy.
+    """
 
     def build(folder: Path) -> None:
         native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-        # No fused operations: results are those of NumPy.
-        options = ["-std=c++17", "-O3", native, "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC"]
+        contract = "fast" if fused else "off"
+        options = ["-std=c++17", "-O3", native, f"-ffp-contract={contract}", "-fno-math-errno", "-shared", "-fPIC"]
         folder.mkdir()
         command = [_compiler(), *options, "-o", str(folder / _LIBRARY), str(source)]
         result = subprocess.run(command, capture_output=True, text=True)
@@ -243,7 +247,8 @@ def build_library(source: Path) -> ctypes.CDLL | None:
         seal(folder)
 
     try:
-        folder = _private(cache_directory()) / f"{_digest((), source.read_text())}-library"
+        code = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+        folder = _private(cache_directory()) / f"{_digest((), json.dumps(code))}-library"
         try:
             check_sealed(folder)
         except OSError as error:
