@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -18,11 +19,12 @@ import short_runs
 from builders import evaluate_model
 
 from rlzoo.benchmark import runner, worker
-from rlzoo.benchmark.job import Failure, Outcome, run_job
+from rlzoo.benchmark.job import Failure, Outcome, _Recorder, run_job
 from rlzoo.benchmark.results import Results, Writer, finished_jobs
 from rlzoo.benchmark.runner import run_suite
 from rlzoo.benchmark.suite import load_suite
 from rlzoo.cli import main
+from rlzoo.core.evaluation import Evaluation
 from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.progress import Progress
 from rlzoo.runs.configuration.config import make_config
@@ -176,6 +178,22 @@ def test_evaluations_leave_no_trace_in_the_training(label, suite):
     assert len(outcome.stochastic) == len(outcome.deterministic) == len(outcome.seconds) == len(outcome.steps)
     assert outcome.seconds == sorted(outcome.seconds)
     assert outcome.seconds[0] == 0
+
+
+def test_the_seconds_of_a_job_are_those_of_training_alone(suite, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("rlzoo.benchmark.job.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    job = replace(suite.jobs[0], settings={**suite.jobs[0].settings, "total_steps": 1500}, eval_interval=500)
+    recorder = _Recorder(job)
+
+    def evaluate(episodes, *, seed, deterministic):
+        clock.now += 100
+        return Evaluation(np.ones(episodes), np.ones(episodes, int), deterministic, seed)
+
+    for step in (0, 250, 500, 1000, 1250, 1500):
+        clock.now += 1
+        recorder(step, evaluate)
+    assert recorder.outcome().seconds == [0, 2, 3, 5]
 
 
 def test_a_job_starts_from_the_run_that_its_settings_name(suite, tmp_path):

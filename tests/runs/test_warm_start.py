@@ -44,6 +44,13 @@ def test_run_starts_with_the_weights_of_the_last_checkpoint(first, as_given):
     assert rlzoo.Run("second").read_config().task.model == "first"
 
 
+def test_the_scale_of_rewards_is_its_own(first):
+    trainer = rlzoo.Trainer(rlzoo.make_config("ppo", "CartPole-v1", model="first", normalize_reward=True))
+    assert first.load().model["reward_scale.count"] > 0
+    assert trainer.model.reward_scale.count == 0
+    assert trainer.model.reward_scale.var == 1
+
+
 def test_killed_before_its_first_checkpoint_it_needs_the_other_run_no_more(first):
     whole = start(model="first", out="whole")
     with pytest.raises(RuntimeError, match="power cut"):

@@ -62,11 +62,11 @@ void multiply(Matrix a, Matrix b, int64_t m, int64_t k, int64_t n, Result c) {
     for (; j < n; j += WIDTH) panel<1>(a, b, m, k, c, j);
 }
 
-// A matrix (m, n) whose rows are whole vectors: itself, or a copy in `memory` that continues with zeros.
+// A matrix (m, n) whose rows are whole vectors: itself, or a copy in `memory`. What follows a row there is not used.
 Matrix padded(const float* x, int64_t m, int64_t n, std::vector<float>& memory) {
     const int64_t wide = whole(n);
     if (wide == n) return {x, n};
-    memory.assign(m * wide, 0);
+    memory.resize(m * wide);
     for (int64_t i = 0; i < m; i++) std::copy_n(x + i * n, n, &memory[i * wide]);
     return {memory.data(), wide};
 }

@@ -61,8 +61,7 @@ def backward(
 
 def _layers(net: MLP, affine: Affine, x: Float[Tensor, "B I"], gradients: bool) -> array[int] | None:
     """The layers as in mlp.cpp; None if native code does not take them, or should not."""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None
-    if not affine or not _is_plain(x) or transformed or _library() is None:
+    if not affine or not _is_plain(x) or _library() is None:
         return None
     numbers: list[int] = []
     rows, width = x.shape

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -134,7 +135,8 @@ def _directory(path: Path) -> list[dict[str, Any]]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except Exception as error:  # damaged files make the library raise nearly any exception
-        raise ConfigError(f"{path} holds no dataset: {describe_error(error)}") from None
+        reason = textwrap.shorten(describe_error(error), 300, placeholder=" ...")  # it may list all endings of files
+        raise ConfigError(f"{path} holds no dataset: {reason}") from None
     finally:
         if bars:
             datasets.enable_progress_bars()

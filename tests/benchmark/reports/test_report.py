@@ -820,6 +820,11 @@ def test_curves_end_where_the_shortest_run_does():
         assert Study.of([results(outcomes)]).groups["trpo", "E"].grid.tolist() == list(range(0, end + 1, 100))
 
 
+def test_curves_start_where_all_runs_have_been_evaluated():
+    late = outcome(seed=1, returns=(10, 20, 30), steps=[130, 200, 300], seconds=[1.0, 2.0, 3.0])
+    assert Study.of([results([outcome(), late])]).groups["trpo", "E"].grid.tolist() == [100, 200, 300]
+
+
 def test_a_group_has_the_grid_of_its_own_folder():
     finer = {"E": Environment("E", 300, 50, 25.0)}
     first, second = results([outcome()]), results([outcome("npg")], path="finer", environments=finer)

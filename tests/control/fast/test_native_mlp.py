@@ -58,6 +58,20 @@ def test_outputs_and_gradients_are_those_of_autograd(sizes, activation, rows):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=float(1e-5 * (1 + scale)))
 
 
+def test_gradients_of_outputs_that_are_not_contiguous():
+    net = make_net(4, (8,), 2)
+    x, grad = make_rows(net, 10)
+    values = evaluate(net, net.affine, x)
+    found = []
+    for given in (grad, grad.t().contiguous().t(), grad[0].expand(10, 2), grad[:1].repeat(10, 1)):
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        into_input = pull_back(net, net.affine, values, given, to_input=True)
+        found.append(torch.cat([into_input.flatten(), *(p.grad.flatten() for p in net.parameters())]))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[2], found[3])
+
+
 def test_parameters_without_a_gradient_get_none():
     net = make_net(4, (8,), 2)
     x, grad = make_rows(net, 10)

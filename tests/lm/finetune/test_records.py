@@ -9,6 +9,7 @@ from pyarrow import parquet
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.finetune.data import Pair, read_pairs, read_prompts, read_texts
+from rlzoo.lm.finetune.sft import train_tokenizer
 
 
 def write(tmp_path, name, data):
@@ -116,8 +117,10 @@ def test_dataset_and_its_directories(tmp_path, monkeypatch, capfd):
     assert [x.columns for x in prompts] == [{"x": None}, {"x": [1]}]
     with pytest.raises(ConfigError, match="others: it has the splits x, y: give the directory of one"):
         read_prompts(tmp_path / "others")
-    for name in ("broken", "empty"):
+    train_tokenizer(["a"]).save_pretrained(tmp_path / "model")
+    for name in ("broken", "empty", "model"):
         with pytest.raises(ConfigError, match=f"{name} holds no dataset: ") as caught:
             read_prompts(tmp_path / name)
         assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 500
     assert "%|" not in capfd.readouterr().err  # no progress bar
