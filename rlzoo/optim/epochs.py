@@ -42,7 +42,9 @@ class Epochs:
 
     def draw(self) -> list[Tensor]:
         """The indices of the rows of each minibatch."""
-        n, has_steps = self.buffer.num_rows, self.buffer.mask.any(1).cpu()
-        every, all_have_steps = torch.arange(n), bool(has_steps.all())
-        orders = (every if self.rows == n else torch.from_numpy(self.rng.permutation(n)) for _ in range(self.number))
-        return [x for order in orders for x in torch.split(order, self.rows) if all_have_steps or has_steps[x].any()]
+        n, rows, has_steps = self.buffer.num_rows, self.rows, self.buffer.mask.any(1).cpu()
+        if rows == n:
+            return [torch.arange(n)] * (self.number if has_steps.any() else 0)
+        all_have_steps = bool(has_steps.all())
+        orders = (torch.from_numpy(self.rng.permutation(n)) for _ in range(self.number))
+        return [x for order in orders for x in torch.split(order, rows) if all_have_steps or has_steps[x].any()]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -97,14 +98,16 @@ class FastAdam(Adam):
         n, fields = minibatches.buffer.num_rows, pad(minibatches.buffer)
         rows = len(fields[0]) if minibatches.rows == n else minibatches.rows
         most = minibatches.number * -(-len(fields[0]) // rows)
-        order, rest = torch.zeros(most, rows, dtype=torch.int64), other_tensors(model, self.parameters)
+        order, counts = np.zeros((most, rows), np.int64), np.zeros((most, rows), np.bool_)
+        rest = other_tensors(model, self.parameters)
         of_value = learning_rate if vf_learning_rate is None else vf_learning_rate
         corrected = [self.bias_corrected(1.0, k) for k in range(most)]
         knobs = self.theta.new_tensor([(learning_rate * size, of_value * size, eps) for size, eps in corrected])
         carry = self.theta, self.m, self.v, self.theta.new_zeros(())
-        inputs = order, order.bool(), knobs, self.theta.new_tensor(scalars), *rest.values(), *fields
+        indices = torch.from_numpy(order), torch.from_numpy(counts)
+        inputs = *indices, knobs, self.theta.new_tensor(scalars), *rest.values(), *fields
 
-        kind = loss.__qualname__, minibatches.whiten, max_grad_norm, *(x.shape for x in (order, *fields))
+        kind = loss.__qualname__, minibatches.whiten, max_grad_norm, order.shape, *(x.shape for x in fields)
         if kind not in self._compilations:
             step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
             settings = getattr(loss, "__self__", None), self.betas, self.value_start, max_grad_norm, minibatches.whiten
@@ -114,8 +117,8 @@ class FastAdam(Adam):
         if loop is None:
             return None
         drawn = minibatches.draw()
-        for row, counts, indices in zip(*inputs[:2], drawn, strict=False):
-            row[: len(indices)], counts[: len(indices)] = indices, True
+        for row, counted, minibatch in zip(order, counts, drawn, strict=False):
+            row[: minibatch.shape[0]], counted[: minibatch.shape[0]] = minibatch.numpy(), True
         theta, m, v, norm = loop(torch.tensor(len(drawn)), *carry, *inputs)
         clip_norm(norm.reshape(1), None, loss.__qualname__)
         self.theta.copy_(theta)
