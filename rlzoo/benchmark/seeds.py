@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -121,11 +122,14 @@ def train_seeds(
 
 
 def _progress(runs: Mapping[int, Run], totals: Mapping[int, int], finished: set[int]) -> dict[str, Any]:
-    """Steps of all runs together, and the mean of their last mean returns."""
+    """Steps of all runs together, and the means of their last mean returns and KLs to the reference."""
     last = {seed: run.last_metrics() or {"step": 0} for seed, run in runs.items()}
     steps = sum(totals[seed] if seed in finished else min(x["step"], totals[seed]) for seed, x in last.items())
-    returns = [x["mean_return"] for x in last.values() if x.get("mean_return") is not None]
-    return {"step": steps, "mean_return": sum(returns) / len(returns) if returns else None}
+    values = {
+        name: [x[name] for x in last.values() if x.get(name) is not None] for name in ("mean_return", "kl_reference")
+    }
+    means = {name: fmean(x) for name, x in values.items() if x}
+    return {"mean_return": None, **means, "step": steps}
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ and of broken runs).
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class History:
         return x[~np.isnan(x)]
 
     def returns(self, statistic: str) -> Array:
-        """`mean_return` or `std_return` of each evaluation."""
+        """`mean_return`, `std_return` or `exact` of each evaluation."""
         return self.evaluations.get(statistic, np.zeros(0))
 
     def rises(self, name: str) -> bool:
@@ -88,6 +89,18 @@ class History:
         return None
 
     @property
+    def spread(self) -> Array:
+        """`std_return` of each evaluation; none if evaluations have another unit than the returns of training."""
+        own_score = self.settings.get("reward") or self.settings.get("reward_model")
+        return np.zeros(0) if own_score and self.returns("exact").any() else self.returns("std_return")
+
+    @property
+    def warm_up(self) -> float:
+        """Share of the run at whose start the policy did not move (`vf_warmup`)."""
+        rate = self.metrics.get("learning_rate", np.ones(1))
+        return float(np.argmax(rate != 0)) / len(rate)
+
+    @property
     def has_no_value(self) -> bool:
         """Whether the advantages need no value. The PPOs train one all the same, unless `vf_coef` is 0."""
         relative = ("leave-one-out", "group-mean", "group-norm")
@@ -100,7 +113,7 @@ class History:
         if len(x) == 0:
             return False
         end = self.median("mean_return", 0.95)
-        rise, spread = end - x[0], self.returns("std_return")
+        rise, spread = end - x[0], self.spread
         settled = len(spread) > 0 and rise > 0 and bool(spread[-1] < 0.1 * rise)
         return settled or (self.threshold is not None and end >= self.threshold)
 
@@ -170,7 +183,7 @@ def _columns(records: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     """Numbers by name, of the records that have the name, with NaN for null. A hook need not return each every time."""
     columns: dict[str, list[float | None]] = {}
     for name, x in itertools.chain.from_iterable(record.items() for record in records):
-        if x is None or type(x) in (int, float):
+        if x is None or type(x) in (bool, int, float):
             columns.setdefault(name, []).append(x)
     return {name: np.array(column, float) for name, column in columns.items()}
 
@@ -191,14 +204,14 @@ def _not_finite(r: History) -> str | None:
 
 
 def _returns_equal(r: History) -> str | None:
-    x, spread = r.numbers("mean_return"), r.returns("std_return")
+    x, spread = r.numbers("mean_return"), r.spread
     if len(x) < 5 or np.ptp(x) > 0 or (len(spread) and np.nanmax(spread) > 0):
         return None
     return f"every episode returns {x[-1]:g}"
 
 
 def _returns_fall(r: History) -> str | None:
-    x, spread = r.numbers("mean_return"), r.returns("std_return")
+    x, spread = r.numbers("mean_return"), r.spread
     if len(x) < 10:
         return None
     start, peak, end = float(x[0]), x.max(), float(np.median(x[-max(1, len(x) // 20) :]))
@@ -209,7 +222,7 @@ def _returns_fall(r: History) -> str | None:
 
 
 def _no_progress(r: History) -> str | None:
-    x, spread = r.numbers("mean_return"), r.returns("std_return")
+    x, spread = r.numbers("mean_return"), r.spread
     if len(x) < 10 or len(spread) == 0:
         return None
     start, end = float(x[0]), float(np.median(x[-max(1, len(x) // 10) :]))
@@ -256,9 +269,21 @@ def _penalty_at_its_bound(r: History) -> str | None:
 def _updates_cut_short(r: History) -> str | None:
     if r.bound("stop_kl") is None:
         return None
-    most = float(np.nanmax(r.metrics["gradient_steps"]))
+    most = max(float(np.nanmax(r.metrics["gradient_steps"])), _planned_steps(r.settings))
     text = f"stop_kl ends the median update after {{:g}} of {most:g} steps"
     return _below(r.median("gradient_steps"), 0.2 * most, text)
+
+
+def _planned_steps(settings: Mapping[str, Any]) -> float:
+    """Gradient steps of an update that nothing stops; 0 if the settings do not say it."""
+    size, sizes = "minibatch_responses", ["responses_per_batch"]
+    if settings.get(size) is None:
+        size, sizes = "minibatch_size", ["num_envs", "num_steps"]
+    if any(settings.get(name) is None for name in ("epochs", size, *sizes)):
+        return 0.0
+    total = math.prod(settings[name] for name in sizes)
+    minibatches = 1 if settings[size] == "all" else math.ceil(total / min(settings[size], total))
+    return float(settings["epochs"] * minibatches)
 
 
 def _entropy_collapses(r: History) -> str | None:
@@ -284,7 +309,8 @@ def _gradient_grows(r: History) -> str | None:
 
 def _gradient_always_clipped(r: History) -> str | None:
     _, bound = r.bound("max_grad_norm") or ("", np.inf)
-    if r.has_no_value and not r.settings.get("vf_coef"):
+    # The gradient of an algorithm without vf_coef is that of the policy alone.
+    if "vf_coef" not in r.settings or (r.has_no_value and not r.settings["vf_coef"]):
         return None
     return _above(r.median("grad_norm"), 20 * bound, f"the median grad_norm is {{:.3g}}; max_grad_norm is {bound:g}")
 
@@ -320,8 +346,9 @@ def _kl_runs_away(r: History) -> str | None:
 def _reward_hacking(r: History) -> str | None:
     if not r.rises("score"):
         return None
-    x = r.returns("mean_return")
-    if len(x) >= 3 and x[-1] < x.max() - 0.3 * abs(x.max() - x[0]):
+    x, spread = r.returns("mean_return"), r.returns("std_return")
+    noise = 3 * np.nanmedian(spread) / math.sqrt(r.settings.get("eval_episodes") or 20) if len(spread) else 0.0
+    if len(x) >= 3 and x.max() - x[-1] > max(noise, 0.3 * abs(x.max() - x[0])):
         return f"the score rises while the evaluations fall from {x.max():.3g} to {x[-1]:.3g}"
     return _above(_kl_per_token(r), 1.2, "the score rises while the KL to the reference is {:.2g} nats a token")
 
@@ -353,7 +380,7 @@ RULES = [
          "An update moves the policy further than its data can tell. Advantages of the old policy do not hold there.",
          "lower `max_kl`, `step_kl`, `learning_rate` or `epochs`; set `stop_kl`"),
     Rule("step-too-small", "kl",
-         lambda r: _below(r.median("kl", 0, 0.5), 1e-5,
+         lambda r: _below(r.median("kl", r.warm_up, (1 + r.warm_up) / 2), 1e-5,
                           "the median KL of an update is {:.1g} in the first half of the run"),
          "Updates hardly change the policy, so the run spends its steps on nothing.",
          "raise `learning_rate`, `epochs`, `max_kl` or `step_kl`", "line-search-fails step-too-large"),
@@ -370,7 +397,7 @@ RULES = [
          "Most steps have no gradient any more: the policy leaves the clip range early in each update.",
          "lower `learning_rate` or `epochs`; larger `minibatch_size` or `minibatch_responses`; set `stop_kl`"),
     Rule("never-clipping", "clip_fraction",
-         lambda r: _below(r.median("clip_fraction", 0, 0.5), 1e-3,
+         lambda r: _below(r.median("clip_fraction", r.warm_up, (1 + r.warm_up) / 2), 1e-3,
                           "the ratio of {:.1%} of the steps is outside the clip range"),
          "The policy stays so near to the old one that clipping has no effect; more could be learned from each buffer.",
          "raise `learning_rate` or `epochs`", "step-too-large"),

@@ -1,19 +1,22 @@
 """The same run with several seeds: ordinary runs, in parallel, that can be stopped and continued."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import short_runs
 
-from rlzoo.benchmark.seeds import create_runs, seed_runs, train_seeds
+from rlzoo.benchmark.seeds import _progress, create_runs, seed_runs, train_seeds
 from rlzoo.cli import main
 from rlzoo.core.system.errors import RunError
 from rlzoo.runs.configuration.config import make_config
+from rlzoo.runs.logs.display import LineDisplay
 from rlzoo.runs.run import Run
 from rlzoo.runs.train import train
 
@@ -35,6 +38,19 @@ def test_each_seed_is_a_run_as_alone(tmp_path):
     alone = train("ppo-clip", "CartPole-v1", seed=2, preset=False, out=tmp_path / "alone", **SETTINGS)
     assert short_runs.outcome(runs[2]) == short_runs.outcome(alone)
     assert short_runs.weights(runs[1]) != short_runs.weights(runs[2])
+
+
+def test_progress_of_language_models_is_in_tokens_and_scores():
+    runs = {1: {"step": 30, "mean_return": 0.5, "kl_reference": 2.0}, 2: {"step": 50, "mean_return": 1.0}, 3: None}
+    runs = {seed: SimpleNamespace(last_metrics=lambda x=x: x) for seed, x in runs.items()}
+    record = _progress(runs, dict.fromkeys(runs, 40), {2})
+    assert record == {"step": 70, "mean_return": 0.75, "kl_reference": 2.0}
+    shown = io.StringIO()
+    display = LineDisplay(shown)
+    display.start(0, 120)
+    display.update(record)
+    assert " 70/120 tokens  score     0.75  kl_ref 2 " in shown.getvalue()
+    assert _progress({3: runs[3]}, {3: 40}, set()) == {"step": 0, "mean_return": None}
 
 
 def test_runs_of_the_same_settings_are_kept_and_others_refused(tmp_path):

@@ -154,6 +154,50 @@ def test_reward_hacking_is_also_seen_in_evaluations_that_fall():
     assert found.seen == "the score rises while the evaluations fall from 0.8 to 0.4"
 
 
+def test_the_noise_of_evaluations_is_no_reward_hacking():
+    noisy = {"mean_return": np.array([0.6, 0.65, 0.45]), "std_return": np.full(3, 0.5)}  # of 20 responses: 0.11
+    assert findings(record("language", evaluations=noisy)) == []
+    (found,) = findings(record("language", evaluations=noisy, settings={"eval_episodes": 500}))
+    assert found.name == "reward-hacking"
+
+
+SHORT = {
+    "control": ("ppo-clip", {"num_envs": 8, "num_steps": 100, "minibatch_size": 60, "epochs": 2}),  # 28 steps
+    "language": ("language", {"responses_per_batch": 64, "minibatch_responses": 16, "epochs": 4, "num_envs": 1}),
+    "whole buffers": ("ppo-clip", {"num_envs": 8, "num_steps": 100, "minibatch_size": "all", "epochs": 16}),
+}
+
+
+@pytest.mark.parametrize("kind", SHORT)
+def test_updates_that_are_all_cut_short(kind):
+    kind, settings = SHORT[kind]
+    for steps, names in ((1, ["updates-cut-short"]), (6, [])):
+        found = findings(record(kind, gradient_steps=constant(steps), settings={**settings, "stop_kl": 0.01}))
+        assert [x.name for x in found] == names
+        assert all(re.search(r"after 1 of (28|16) steps", x.seen) for x in found)
+
+
+def test_returns_of_training_are_not_compared_with_evaluations_in_another_unit():
+    scaled = {"mean_return": ramp(0.003, 0.009), "settings": {"reward": "own.py:score"}}
+    scaled["evaluations"] = SCORES | {"exact": np.ones(3)}
+    assert findings(record("language", **scaled)) == []
+    scaled["settings"]["reward"] = None
+    assert [x.name for x in findings(record("language", **scaled))] == ["no-progress"]
+
+
+def test_a_policy_that_waits_for_its_value_takes_no_small_steps():
+    waits = T < 0.6
+    moves = {"learning_rate": ~waits * 3e-4, "kl": ~waits * 0.01, "clip_fraction": ~waits * 0.1}
+    assert findings(record("ppo-clip", **moves)) == []
+    still = {**moves, "kl": constant(0), "clip_fraction": constant(0)}
+    assert [x.name for x in findings(record("ppo-clip", **still))] == ["step-too-small", "never-clipping"]
+
+
+def test_a_large_gradient_of_a_policy_alone_is_not_that_of_a_value():
+    large, settings = record("trpo", grad_norm=constant(300)), {x: y for x, y in SETTINGS.items() if x != "vf_coef"}
+    assert findings(replace(large, settings=settings)) == []
+
+
 def test_responses_of_a_fixed_length_need_not_stop():
     assert findings(record("language", ended=constant(0.03))) == []
     (found,) = findings(record("language", ended=constant(0.03), settings={"missing_eos_penalty": 1.0}))

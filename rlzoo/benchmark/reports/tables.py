@@ -227,6 +227,10 @@ def every_run(study: Study) -> Table:
     return ["Environment", "Algorithm", "Final score by seed"], rows
 
 
+_ELSEWHERE = ("eval_interval", "eval_episodes", "final_eval_episodes", "checkpoint_interval")
+"""Settings of a run that a suite replaces. Other tables of the report have them."""
+
+
 def settings(study: Study) -> tuple[Table, dict[str, Table]]:
     """Settings that are the same in all runs that have them; and the others, a table for each algorithm."""
     columns: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
@@ -234,6 +238,8 @@ def settings(study: Study) -> tuple[Table, dict[str, Table]]:
     for pair, group in study.groups.items():
         column = columns.setdefault(pair, {})
         for key, value in itertools.chain.from_iterable(flat(run.settings) for run in group.runs):
+            if key in _ELSEWHERE or (key == "stop_return" and value is None):
+                continue
             column.setdefault(key, {})[excerpt(value)] = None
             values.setdefault(key, set()).add(excerpt(value))
     common = [[key, *x] for key, x in values.items() if len(x) == 1]
