@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ from rlzoo.optim.fast.compilation import build_library
 
 Affine = list[tuple[Any, Any]]
 """(weight (O, I), bias (O,)) of each layer, or their derivatives."""
+
+Numbers = ctypes.Array[ctypes.c_int64]
 
 ACTIVATIONS = (None, "tanh", "relu")
 """As numbered in vectors.h."""
@@ -39,8 +40,7 @@ def forward(net: MLP, affine: Affine, x: Float[Tensor, "B I"]) -> list[Tensor] |
         return None
     rows = x.shape[0]
     values = [x, *(torch.empty(rows, bias.numel(), dtype=torch.float32) for _, bias in affine)]
-    places = _places(values)
-    _library().forward(_address(layers), len(affine), rows, _address(places))
+    _library().forward(layers, len(affine), rows, _places(values))
     return values
 
 
@@ -54,12 +54,12 @@ def backward(
     layers = _layers(net, affine, values[0], gradients=True)
     if layers is None:
         return False
-    places, into = _places(values), None if into_input is None else into_input.data_ptr()
-    _library().backward(_address(layers), len(affine), grad.shape[0], _address(places), grad.data_ptr(), into)
+    into = None if into_input is None else into_input.data_ptr()
+    _library().backward(layers, len(affine), grad.shape[0], _places(values), grad.data_ptr(), into)
     return True
 
 
-def _layers(net: MLP, affine: Affine, x: Float[Tensor, "B I"], gradients: bool) -> array[int] | None:
+def _layers(net: MLP, affine: Affine, x: Float[Tensor, "B I"], gradients: bool) -> Numbers | None:
     """The layers as in mlp.cpp; None if native code does not take them, or should not."""
     if not affine or not _is_plain(x) or _library() is None:
         return None
@@ -76,20 +76,19 @@ def _layers(net: MLP, affine: Affine, x: Float[Tensor, "B I"], gradients: bool) 
             numbers.append(0 if y is None else y.data_ptr())
         numbers += width, outputs, ACTIVATIONS.index(net.activation) if activated else 0
         width = outputs
-    return array("q", numbers)
+    return _numbers(numbers)
 
 
 def _is_plain(x: Tensor) -> bool:
     return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
 
 
-def _places(tensors: list[Tensor]) -> array[int]:
-    return array("q", [x.data_ptr() for x in tensors])
+def _places(tensors: list[Tensor]) -> Numbers:
+    return _numbers([x.data_ptr() for x in tensors])
 
 
-def _address(numbers: array[int]) -> int:
-    """Where they lie, for as long as the array is kept."""
-    return numbers.buffer_info()[0]
+def _numbers(values: list[int]) -> Numbers:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 @functools.cache
