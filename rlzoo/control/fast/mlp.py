@@ -26,7 +26,7 @@ Numbers = ctypes.Array[ctypes.c_int64]
 
 ACTIVATIONS = (None, "tanh", "relu")
 """As numbered in vectors.h."""
-GRAIN = 2**15
+_GRAIN = 2**15
 """Numbers up to which PyTorch's elementwise operations take one thread."""
 
 
@@ -65,7 +65,7 @@ def _layers(net: MLP, affine: Affine, x: Float[Tensor, "B I"], gradients: bool) 
         return None
     numbers: list[int] = []
     rows, width = x.shape
-    largest = sys.maxsize if torch.get_num_threads() == 1 else GRAIN
+    largest = sys.maxsize if torch.get_num_threads() == 1 else _GRAIN
     for (weight, bias), activated in zip(affine, net.activated, strict=True):
         outputs = bias.numel()
         if weight.shape != (outputs, width) or rows * outputs > largest:

@@ -248,7 +248,7 @@ def build_library(source: Path, fused: bool = False) -> ctypes.CDLL | None:
 
     try:
         code = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
-        folder = _private(cache_directory()) / f"{_digest((), json.dumps(code))}-library"
+        folder = _private(cache_directory()) / f"{_digest((), json.dumps([code, fused]))}-library"
         try:
             check_sealed(folder)
         except OSError as error:
