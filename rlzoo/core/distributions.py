@@ -150,7 +150,7 @@ class Categorical(Distribution):
         return self.quantile(uniform.uniform_(generator=generator))
 
     def quantile(self, uniform: Float[Tensor, "*batch"]) -> Tensor:
-        """The category where the cumulative probability passes `uniform`, float64 in [0, 1).
+        """The category where the cumulative probability passes `uniform`, float64 in [0, 1); K or more if it is NaN.
 
         Of many categories, it first finds a block of them, then the category in the block.
         """
@@ -163,7 +163,7 @@ class Categorical(Distribution):
         blocks = padded.view(*padded.shape[:-1], -1, _BLOCK)
         cumulative = blocks.sum(-1).cumsum(-1, dtype=torch.float64)
         threshold = uniform.unsqueeze(-1) * cumulative[..., -1:]
-        block = _first_above(cumulative, threshold)
+        block = _first_above(cumulative, threshold).clamp(max=blocks.shape[-2] - 1)
         before = nn.functional.pad(cumulative, (1, 0)).gather(-1, block)
         inside = blocks.gather(-2, block.unsqueeze(-1).expand(*block.shape, _BLOCK)).squeeze(-2)
         return (block * _BLOCK + _first_above(inside.cumsum(-1, dtype=torch.float64), threshold - before)).squeeze(-1)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rlzoo.core.env import Array, Bools
-from rlzoo.core.system.errors import require
+from rlzoo.core.system.errors import NonFiniteError, require
 from rlzoo.core.tensors import zip_leaves
 from rlzoo.lm.model.language_model import LanguageModel
 from rlzoo.lm.model.tokens import Tokens
@@ -53,7 +53,11 @@ class TokenActor:
 
     @torch.no_grad()
     def __call__(self, obs: Tokens, forced: Bools, starts: Bools | None) -> Array:
-        """One column of `Tokens` (N,) to tokens (N,). A row in which an episode starts again is an error."""
+        """One column of `Tokens` (N,) to tokens (N,). A row in which an episode starts again is an error.
+
+        Raises:
+            NonFiniteError: a token is sampled from logits that are not finite.
+        """
         fault = "a TokenActor acts in one episode of each row: make a new one for the next"
         again = self._memory is not None and starts is not None and starts & obs.attention  # padding is no start
         require(not np.any(again), fault)
@@ -75,6 +79,8 @@ class TokenActor:
         self.draw_until(self._column)
         uniform = self._uniform[self._own][torch.from_numpy(rows).to(self._device, non_blocking=True)]
         action[rows] = policy.quantile(uniform).cpu().numpy()
+        if action.max() >= policy.logits.shape[-1]:
+            raise NonFiniteError("the model's logits are not finite: its weights have diverged")
         return action
 
     def _reading(self, tokens: Tokens) -> Array:

@@ -199,6 +199,8 @@ class LanguageModel(ActorCritic):
         token = torch.arange(2, device=device).unsqueeze(0)
         seen = torch.ones_like(token)
         logits = lm(token, attention_mask=seen, use_cache=False).logits[0]
+        fault = f"{name} gives logits that are not finite: its weights are damaged, or too large for {logits.dtype}"
+        require(bool(logits.isfinite().all()), fault)
         with self.policy.head.register_forward_hook(lambda *x: _LARGE * x[-1]):
             large = lm(token, attention_mask=seen, use_cache=False).logits[0] / _LARGE
         plain, head = Trunk(self.trunk.base), self.policy.functional._replace(temperature=1.0, precision=None)

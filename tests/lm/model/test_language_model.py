@@ -235,6 +235,17 @@ def test_an_architecture_without_a_cache_of_keys_and_values_is_refused(name):
             LanguageModel(make(other_actor(name)))
 
 
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), 1e38])
+def test_weights_that_give_no_finite_logits_are_named(fault):
+    actor = make_actor("llama")
+    torch.nn.init.constant_(actor.get_output_embeddings().weight, fault)
+    fault = (
+        "^LlamaForCausalLM gives logits that are not finite: its weights are damaged, or too large for torch.float32$"
+    )
+    with pytest.raises(ConfigError, match=fault):
+        LanguageModel(actor)
+
+
 def test_a_model_without_layers_to_adapt_is_named():
     with pytest.raises(ConfigError, match=r"^lora_rank: PEFT has no adapter for GPT2LMHeadModel: .*; leave out lora_"):
         with_adapter(make_actor(n_layer=0), 2, seed=0)

@@ -24,7 +24,7 @@ from tiny import PAD, make_tokenizer
 from transformers import GenerationConfig
 
 from rlzoo.core.collector import Collector, evaluate
-from rlzoo.core.system.errors import ConfigError
+from rlzoo.core.system.errors import ConfigError, NonFiniteError
 from rlzoo.lm.fast.model import FastLanguageModel
 from rlzoo.lm.model.acting import TokenActor
 from rlzoo.lm.model.language_model import LanguageModel
@@ -368,6 +368,15 @@ def test_tokens_are_sampled_from_the_distribution_that_trains(attention, monkeyp
         mode = model.distribution(buffer.obs.columns(0, buffer.action.shape[1])).mode
     assert buffer.mask.any(0).sum() > 3
     assert torch.equal(buffer.action[buffer.mask], mode[buffer.mask])
+
+
+@pytest.mark.parametrize("vocabulary", [PAD + 1, 3000])
+def test_a_model_whose_weights_have_diverged_says_so(vocabulary):
+    """The number of no token would be an error of its embedding."""
+    env = make_env(make_lm(vocabulary=vocabulary))
+    torch.nn.init.constant_(env.model.policy.head.weight, float("nan"))
+    with pytest.raises(NonFiniteError, match=r"^the model's logits are not finite: its weights have diverged$"):
+        collect(env)
 
 
 def test_an_actor_is_for_one_episode_of_each_row():
