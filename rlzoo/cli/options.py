@@ -137,8 +137,9 @@ def option_names(arguments: Sequence[str]) -> list[str]:
 
 
 def _summary(cls: type) -> str:
-    """The first paragraph of a docstring, as one line."""
-    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+    """The first paragraph of a docstring, as one line. A dataclass without one has its signature there."""
+    text = inspect.getdoc(cls) or ""
+    return "" if text.startswith(f"{cls.__name__}(") else " ".join(text.split("\n\n")[0].split())
 
 
 def _reason(cause: BaseException | None, box: str) -> str:

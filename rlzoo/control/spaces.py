@@ -175,16 +175,19 @@ def observation_parts(space: Any, obs: Any, name: str = "observation") -> Iterat
         yield space, obs, name
 
 
-def check_observation(space: Any, obs: Any) -> None:
+def check_observation(space: Any, obs: Any, batch: tuple[int, ...] = ()) -> None:
     """Raises `ValueError` if a part has another shape or kind than its Box, or another count than its other space.
 
     Also for an integer that the Box's data type does not have: 256 would become the pixel 0.
+
+    Args:
+        batch: the axes before those of the space.
     """
     for leaf, part, name in observation_parts(space, obs):
-        x, is_box = np.asarray(part), isinstance(leaf, spaces.Box)
-        fits = x.shape == leaf.shape if is_box else x.size == math.prod(leaf.shape or ())
+        x, is_box, shape = np.asarray(part), isinstance(leaf, spaces.Box), (*batch, *(leaf.shape or ()))
+        fits = x.shape == shape if is_box else x.size == math.prod(shape)
         if not fits or (is_box and x.dtype.kind in "fc" and not np.can_cast(x.dtype, leaf.dtype, "same_kind")):
-            raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {leaf.shape}")
+            raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {shape}")
         integers = is_box and x.dtype != leaf.dtype and x.dtype.kind in "iu" and leaf.dtype.kind in "iu"
         if integers and (x.astype(leaf.dtype) != x).any():
             raise ValueError(f"{name} has an integer that {leaf.dtype} does not have")
@@ -194,10 +197,14 @@ def flat_observation(space: Any, obs: Any) -> Any:
     """An observation as a vector, by Gymnasium's rules.
 
     Raises:
-        ValueError: a discrete part lies outside its space. Gymnasium would take -1 for the last category.
+        ValueError: a part has another shape than its Box, or numbers that a Box of integers does not have; or a
+            discrete part lies outside its space. Gymnasium would take -1 for the last category.
     """
     if isinstance(space, spaces.Box):
+        if space.dtype.kind != "f" and np.asarray(obs).dtype != space.dtype:
+            check_observation(space, obs)
         return np.asarray(obs, space.dtype).flatten()
+    check_observation(space, obs)
     for leaf, part, _ in observation_parts(space, obs):
         if not isinstance(leaf, spaces.Box):
             category = np.asarray(part) - getattr(leaf, "start", 0)

@@ -108,8 +108,8 @@ class ControlTask(EnvTask):
 
     def __init__(self, settings: Control, setup: Setup, model: ActorCritic | None = None) -> None:
         super().__init__(settings, setup, model)
-        if getattr(self.env, "normalizes", False):
-            fault = "NormalizeObservation has other statistics in each copy, in evaluation and in load_policy"
+        if where := getattr(self.env, "normalizes", ""):
+            fault = f"NormalizeObservation has other statistics {where}"
             setup.progress.say(f"{fault}: use --normalize-obs instead, whose statistics belong to the policy")
         scale = RewardScale(settings.num_envs, setup.gamma).to(setup.device) if settings.normalize_reward else None
         self.model.reward_scale = scale
@@ -133,7 +133,7 @@ class ControlTask(EnvTask):
             seen = Seen.of(obs).replace(start=none, memory=np.zeros((2, memory), np.float32)) if memory else obs
             seen, taken = map_leaves(lambda x: torch.from_numpy(x[:, None]).to(self.setup.device), (seen, action))
             policy, value = self.model(seen)
-            shapes = {"action": (action, (2, *columns)), "value": (value, (2, 1))}
+            shapes: dict[str, Any] = {"action": (action, (2, *columns)), "value": (value, (2, 1))}
             shapes["log-probability"] = policy.log_prob(taken), (2, 1)
             for name, (x, shape) in shapes.items():
                 if x.shape != shape:

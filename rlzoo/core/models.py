@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -93,6 +93,9 @@ class ActorCritic(nn.Module):
         """(R, T, *obs) -> π(·|s) and V(s), both over (R, T)."""
         features = self.features(obs)
         return _restrict(self.policy(features)[0], obs), self.value(features)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def distribution(self, obs: Any) -> Distribution:
         """π(·|s) alone."""

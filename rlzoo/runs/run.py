@@ -97,9 +97,11 @@ class Run:
             spaces: of the task (see `Task.described_spaces`).
 
         Raises:
-            RunError: the directory holds a run and `overwrite` is False, or it holds other files.
+            RunError: the directory holds a run and `overwrite` is False, or other files, or its name is not UTF-8.
         """
-        run = cls(path)
+        run, name = cls(path), str(Path(path).absolute())
+        if name.encode(errors="ignore").decode() != name:
+            raise RunError(f"the name of the run directory is not UTF-8, {name!a}: give another --out")
         run.check_free(overwrite)  # before a lock is left among files of something else
         with run.lock():
             run.check_free(overwrite)  # another process may have been first

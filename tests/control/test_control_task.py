@@ -43,6 +43,17 @@ def test_a_wrapper_with_statistics_of_its_own_is_named():
     assert "--normalize-obs" in line
 
 
+def test_a_wrapper_around_a_vector_environment_is_named_too():
+    said = []
+    vector = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
+    vector = gymnasium.wrappers.vector.ClipReward(gymnasium.wrappers.vector.NormalizeObservation(vector), 0, 1)
+    Trainer(make_config("ppo", vector, num_envs=2), progress=Said(said))
+    (line,) = (x for x in said if "NormalizeObservation" in x)
+    assert line.startswith(
+        "NormalizeObservation has other statistics in each vector environment, and none in load_policy"
+    )
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_collection_repeats_with_the_seed(env):
     first, again, other = (collect(make_task(env, seed)) for seed in (3, 3, 4))

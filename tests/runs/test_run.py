@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import tracemalloc
 
 import numpy as np
@@ -104,6 +105,12 @@ def test_a_new_run_takes_an_empty_directory(tmp_path):
 def test_a_run_that_is_half_cleared_can_be_cleared(run):
     (run.checkpoints / "5").mkdir(parents=True)
     assert Run.create(run.path, CONFIG, overwrite=True).steps() == []
+
+
+def test_a_name_in_another_encoding_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(RunError, match=r"the name of the run directory is not UTF-8, '.*\\udcff': give another --out"):
+        Run.create(tmp_path / os.fsdecode(b"a\xff"), CONFIG)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_is_no_place_for_a_run(tmp_path):

@@ -19,6 +19,7 @@ from gymnasium.vector.utils import iterate
 from rlzoo.control.envs.wrappers import Env, wrap
 from rlzoo.control.spaces import categories, check_observation, check_spaces, flat_mask, flat_observation
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, describe_error, place
+from rlzoo.core.system.screen import one_line
 
 REPORT = "rlzoo_error"
 """Key of `info` that holds an exception of a copy."""
@@ -90,6 +91,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             self.start, self._ended = {"rng": self.rng} if seed is None else {"seed": seed}, False
             obs, info = self.env.reset(seed=seed, options=options)
+            _check_info("reset", info)
             if seed is not None:  # the first reset
                 check_observation(self.raw_space, obs)
             return self._flatten(obs), self._legal(info)
@@ -102,6 +104,7 @@ class _Copy(gymnasium.Wrapper[Any, Any, Any, Any]):
             return obs, 0.0, False, False, info
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
+            _check_info("step", info)
             terminated, truncated = _flag("terminated", terminated), _flag("truncated", truncated)
             self._ended = terminated or truncated
             kept = self._numbers_to_log(info)
@@ -169,6 +172,11 @@ def _flag(name: str, x: Any) -> bool:
     if array.size != 1 or array.dtype.kind not in "biuf" or array.item() not in (0, 1):
         raise TypeError(f"{name} must be True or False, got {x!r}")
     return bool(array.item())
+
+
+def _check_info(method: str, info: Any) -> None:
+    if not isinstance(info, Mapping):
+        raise TypeError(f"the last value of {method}() is info and must be a dict, got {one_line(repr(info))}")
 
 
 def _reward(x: Any) -> float:

@@ -18,6 +18,7 @@ from gymnasium.vector.utils import batch_space, iterate
 from rlzoo.control.envs.copies import REPORT
 from rlzoo.control.spaces import (
     categories,
+    check_observation,
     check_spaces,
     flat_mask,
     flat_observation,
@@ -182,9 +183,15 @@ class GymnasiumEnv(VectorEnv):
         return self._vector.render_mode
 
     @property
-    def normalizes(self) -> bool:
-        """Whether a wrapper of each copy normalises observations by statistics that no other copy sees."""
-        return not self._is_users and any(self._vector.get_attr("normalizes"))
+    def normalizes(self) -> str:
+        """Where there are other statistics, if a wrapper normalises observations by those that it sees itself."""
+        layers = [self._vector]
+        while isinstance(layers[-1], gymnasium.vector.VectorWrapper):
+            layers.append(layers[-1].env)
+        if any(type(layer).__name__ == "NormalizeObservation" for layer in layers):
+            return "in each vector environment, and none in load_policy"
+        each = not self._is_users and any(self._vector.get_attr("normalizes"))
+        return "in each copy, in evaluation and in load_policy" if each else ""
 
     def reseed(self, seed: int) -> bool:
         """A reset with a seed begins anew, as Gymnasium demands; False if something is known to outlast it."""
@@ -344,6 +351,7 @@ def _has_method(vector: Any, name: str) -> bool:
 def _flatten_batch(vector: Any, obs: Any) -> Array:
     """Observations of a vector environment, (N, D)."""
     space = vector.single_observation_space
+    check_observation(space, obs, (vector.num_envs,))
     if isinstance(space, spaces.Box):
         return np.asarray(obs).reshape(vector.num_envs, -1)
     return np.stack([flat_observation(space, row) for row in iterate(vector.observation_space, obs)])

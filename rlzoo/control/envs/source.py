@@ -54,8 +54,10 @@ class Source:
 
     @property
     def builtin(self) -> Callable[..., VectorEnv] | None:
-        """The built-in NumPy version, if it is used."""
+        """The built-in NumPy version, if it is used. It is not where the name is that of another environment now."""
         named = isinstance(self.env, str) and self.vectorized and not self.wrappers
+        if named and self.env in BUILTIN:
+            named = str(gymnasium.spec(self.env).entry_point).startswith("gymnasium.")
         make = _BUILTIN.get(self.env) if named else None
         return make if make is not None and self.kwargs.keys() <= _options(make).keys() else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -18,7 +18,20 @@ def cache_directory() -> Path:
     """`$RLZOO_CACHE`, or else `$XDG_CACHE_HOME/rlzoo`, or else `~/.cache/rlzoo`. Its files may be deleted."""
     if own := os.environ.get("RLZOO_CACHE"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlzoo"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlzoo"
+    except RuntimeError as error:
+        raise ConfigError("this user has no home directory for a cache; set RLZOO_CACHE to a directory") from error
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Raises `ConfigError` for an `OSError` within, which writes to the cache."""
+    try:
+        yield
+    except OSError as error:
+        fault = f"the cache {directory} cannot be written: {error.strerror}"
+        raise ConfigError(f"{fault}; set RLZOO_CACHE to another directory") from error
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -28,12 +41,9 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     `ConfigError` if the cache cannot be written, or the files have changed since they were written.
     """
     if not folder.is_dir():
-        try:
+        with writing(folder.parent):
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder.parent).close()
-        except OSError as error:
-            fault = f"the cache {folder.parent} cannot be written: {error.strerror}"
-            raise ConfigError(f"{fault}; set RLZOO_CACHE to another directory") from error
         lock = folder.with_name(f".{folder.name}.lock")
         with FileLock(lock):
             if not folder.is_dir():
@@ -43,7 +53,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
             with contextlib.suppress(OSError):  # Windows does not delete an open file
                 lock.unlink()
     try:
-        check_sealed(folder)
+        check_sealed(folder, always=True)
     except OSError as error:
         raise ConfigError(f"{error}; delete {folder}, and it is made again") from error
     return folder

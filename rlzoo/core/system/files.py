@@ -81,12 +81,14 @@ def seal(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(_checksums(folder), indent=1))
 
 
-def check_sealed(folder: Path) -> None:
+def check_sealed(folder: Path, always: bool = False) -> None:
     """Raises `OSError` if a file of a sealed directory is missing, new, or another one than when it was sealed.
 
-    A directory without checksums passes: rlzoo 0.1.0 wrote none.
+    A directory without checksums passes, unless it `always` has them: in runs, rlzoo 0.1.0 wrote none.
     """
     if not (folder / MANIFEST).exists():
+        if always:
+            raise OSError(f"{folder / MANIFEST} is missing")
         return
     try:
         sealed = json.loads(read_bytes(folder / MANIFEST))

@@ -174,6 +174,7 @@ class LanguageModel(ActorCritic):
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
         own = {id(head.weight), id(getattr(head, "bias", None))}
         adapted = any(p.requires_grad and id(p) not in own for p in head.parameters())
+        adapted = adapted and hasattr(actor, "peft_config")
         require(not adapted, "an adapter of the output embedding is not supported: leave it out of target_modules")
         check_adapter(actor)
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)
@@ -212,10 +213,10 @@ class LanguageModel(ActorCritic):
         fault, cache = f"{name} is not supported: it cannot continue from a key-value cache", plain.new_cache()
         try:
             for t in (1, 2):
-                step = plain.run(token[:, t - 1 : t], seen[:, :t].bool(), cache)
+                step = plain.run(token[:, t - 1 : t], seen[:, :t].bool(), cache).last_hidden_state[0, -1]
         except (TypeError, ValueError, AttributeError, RuntimeError, LookupError) as error:
             raise ConfigError(fault) from error
-        require(equal_but_for_rounding(step.last_hidden_state[0, -1], hidden[-1]), fault)
+        require(equal_but_for_rounding(step, hidden[-1]), fault)
         left = torch.tensor([[False, True, True]], device=device)
         padded = plain.run(torch.cat([token[:, :1], token], 1), left).last_hidden_state[0, 1:]
         fault = f"{name} is not supported: padding before a text changes its positions"

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.files import naming, read_bytes, seal, sync
 from rlzoo.lm.model.hugging_face import quiet
+from rlzoo.lm.model.tokens import is_special
 
 LICENSE = "rlzoo_license"
 """Entry of config.json with the licence of the model that training started from."""
@@ -49,16 +50,18 @@ def read_config(folder: Path | str) -> dict[str, Any]:
 def use_tokens(model: transformers.PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the tokenizer's padding, beginning and end of sequence into the model's configurations.
 
-    A list of tokens that end a text stays (`save` adds the tokenizer's).
+    A list of tokens that end a text stays, and so does another special token of the tokenizer (`save` adds its own).
     A sequence classifier needs the padding token to find the last token of a row.
     """
     configs: list[Any] = [model.config, model.config.get_text_config()]
-    if model.can_generate():
-        configs.append(model.generation_config)
-    for config in configs:
+    own: Any = model.generation_config if model.can_generate() else None
+    end = getattr(own, "eos_token_id", None)
+    for config in (*configs, *([] if own is None else [own])):
         for name in SPECIAL_TOKENS:
             if not isinstance(getattr(config, name, None), list):
                 setattr(config, name, getattr(tokenizer, name))
+    if isinstance(end, int) and end < len(tokenizer) and is_special(tokenizer, end):
+        own.eos_token_id = end
 
 
 def save(

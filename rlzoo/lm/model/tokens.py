@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -16,6 +16,9 @@ from rlzoo.core.distributions import Categorical, Distribution, categorical_fish
 from rlzoo.core.tensors import Tensors
 from rlzoo.lm.model import padding
 from rlzoo.lm.model.precision import autocast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -142,3 +145,9 @@ class TokenDistribution(Distribution):
         """Also copies the head, whose weights training changes in place."""
         hidden, *head = (x.detach() for x in self.tensors())
         return self.with_tensors([hidden, *(x.clone() for x in head)])
+
+
+def is_special(tokenizer: PreTrainedTokenizerBase, token: int) -> bool:
+    """Whether a token is special, also without a name: many chat models end a turn with such a token."""
+    plain = tokenizer.decode([token], skip_special_tokens=True)
+    return token in tokenizer.all_special_ids or tokenizer.decode([token]) != plain

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Score = Callable[..., list[float]]
+Score = Callable[..., Iterable[Any]]
 """A function `(prompts, responses) -> scores` of two lists of texts: one number for each response, higher is better.
 
 It may take columns of the prompts' records as further arguments: `score(prompts, responses, answer)` gets the list of

@@ -12,6 +12,7 @@ import numpy as np
 from rlzoo.core.buffer import Buffer
 from rlzoo.core.system.errors import EnvError, describe_error, place
 from rlzoo.core.system.functions import brief
+from rlzoo.lm.model.tokens import is_special
 from rlzoo.lm.reward.scores import as_number
 
 if TYPE_CHECKING:
@@ -115,20 +116,21 @@ def decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]], st
 
     A decoder that strips the space before a text, as SentencePiece's does, decodes them after another token.
     """
-    named = set(tokenizer.all_special_ids)  # many chat models end a turn with a special token that has no name
-    special = {
-        x for x in stop if x in named or tokenizer.decode([x]) != tokenizer.decode([x], skip_special_tokens=True)
-    }
+    special = {token for token in stop if is_special(tokenizer, token)}
     before = list(tokenizer("a", add_special_tokens=False)["input_ids"]) if _strips(tokenizer) else []
     kept = [[*before, *(row[:-1] if row and row[-1] in special else row)] for row in rows]
     start = len(tokenizer.decode(before, clean_up_tokenization_spaces=False)) if before else 0
     return [text[start:] for text in tokenizer.batch_decode(kept, clean_up_tokenization_spaces=False)]
 
 
+_STRIPPING = (b'"Strip"', b'"Metaspace"', b'"WordPiece"')
+"""Kinds of decoders that strip a space; that of WordPiece also joins to the word before."""
+
+
 def _strips(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the decoder strips the space at the beginning of a text."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    return decoder is not None and any(kind in decoder.__getstate__() for kind in (b'"Strip"', b'"Metaspace"'))
+    return decoder is not None and any(kind in decoder.__getstate__() for kind in _STRIPPING)
 
 
 def encode_reply(tokenizer: PreTrainedTokenizerBase, answer: Answer, name: str) -> list[int]:

@@ -107,11 +107,11 @@ class LanguageTask(Task):
         if parameters > SMALL and (line := advice(setup.device, settings.precision)):
             setup.progress.say(line)
 
-    def own_prompts(self) -> Sequence[str]:
-        """Prompts of the task for training."""
+    def own_prompts(self) -> Sequence[str | Mapping[str, Any]]:
+        """Prompts of the task for training: texts, or records with columns."""
         raise ConfigError(f"prompts is missing: {env_name(self.setup.env)} has none of its own")
 
-    def own_eval_prompts(self) -> Sequence[str]:
+    def own_eval_prompts(self) -> Sequence[str | Mapping[str, Any]]:
         """Prompts of the task, for evaluations; by default those of training."""
         return self.env.prompts.texts
 

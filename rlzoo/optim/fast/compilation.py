@@ -36,7 +36,7 @@ from filelock import FileLock
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from rlzoo.core.system.cache import cache_directory, make_once
+from rlzoo.core.system.cache import cache_directory, make_once, writing
 from rlzoo.core.system.errors import first_line
 from rlzoo.core.system.files import check_sealed, seal
 from rlzoo.core.system.progress import operation
@@ -131,9 +131,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _warn_failure(error: Exception) -> None:
-    reason = textwrap.shorten(first_line(error), 200, placeholder=" ...")
-    _say(logging.WARNING, f"compilation failed, so updates run in eager mode: {reason}")
+    _say(logging.WARNING, f"compilation failed, so updates run in eager mode: {_short(error)}")
     _log.debug("compilation failed", exc_info=True)
+
+
+def _short(error: Exception) -> str:
+    return textwrap.shorten(first_line(error), 200, placeholder=" ...")
 
 
 @functools.cache
@@ -144,7 +147,8 @@ def _say(level: int, message: str) -> None:
 
 def _private(directory: Path) -> Path:
     """Creates `directory` if needed; PermissionError if another user could write native code into it."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with writing(directory):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(directory.stat()):
         raise PermissionError(
             f"the cache {directory} belongs to another user or others may write to it; "
@@ -186,19 +190,24 @@ def _load_cached(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]] | 
     except FileNotFoundError:
         return None
     if stat.S_ISREG(status.st_mode) and _is_ours(status):
-        try:
-            # The loader itself verifies no checksum and would run damaged code.
-            with zipfile.ZipFile(package) as archive:
-                if archive.testzip() is None:
-                    return _load(package)
-        except Exception:
-            _log.debug("cannot load %s", package, exc_info=True)
+        if _is_whole(package):
+            return _load(package)
         fault = "is damaged"
     else:
         fault = "belongs to another user or others may write to it"
     _log.warning("compiling again: %s %s", package, fault)
     package.unlink(missing_ok=True)
     return None
+
+
+def _is_whole(package: Path) -> bool:
+    """Whether the checksums are right. The loader itself verifies none and would run damaged code."""
+    try:
+        with zipfile.ZipFile(package) as archive:
+            return archive.testzip() is None
+    except Exception:
+        _log.debug("cannot read %s", package, exc_info=True)
+        return False
 
 
 def _load(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
@@ -250,13 +259,15 @@ def build_library(source: Path, fused: bool = False) -> ctypes.CDLL | None:
         code = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
         folder = _private(cache_directory()) / f"{_digest((), json.dumps([code, fused]))}-library"
         try:
-            check_sealed(folder)
+            check_sealed(folder, always=folder.is_dir())
         except OSError as error:
             _log.warning("compiling again: %s", error)
             shutil.rmtree(folder)
         return ctypes.CDLL(str(make_once(folder, build) / _LIBRARY))
-    except Exception:  # whoever asks for no native code misses none
+    except Exception as error:
         _log.debug("cannot build %s", source, exc_info=True)
+        if compilers():  # else it is nothing that could be mended
+            _say(logging.WARNING, f"there is no native code, so results are rounded differently: {_short(error)}")
         return None
 
 

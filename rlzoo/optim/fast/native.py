@@ -72,7 +72,7 @@ def identity(function: Callable[..., Any], model: ActorCritic, settings: Any) ->
 
     modules = [(name, type(module), held(module)) for name, module in model.named_modules()]
     files = {Path(inspect.getfile(x)) for x in of_user if x.__module__ != "__main__"}
-    files |= {*Path(__file__).parents[2].rglob("*.py"), *(_files_of_the_user() if of_user else [])}
+    files |= {*Path(__file__).parents[2].rglob("*.py"), *_files_of_the_user(of_user)}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
     interactive = not hasattr(sys.modules["__main__"], "__file__")
     if interactive and any(x.__module__ == "__main__" for x in of_user):  # of a notebook, in no file
@@ -92,8 +92,15 @@ def _as_text(x: Any, names: Mapping[int, str]) -> Any:
     return hashlib.sha256(cloudpickle.dumps(x)).hexdigest() if by_value else x
 
 
-def _files_of_the_user() -> set[Path]:
-    """The source files that this process has imported from elsewhere than Python's own folders."""
+def _files_of_the_user(code: Sequence[Any]) -> set[Path]:
+    """The source files that this process has imported: those of the packages of `code`, and those not installed."""
+    if not code:
+        return set()
     installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
-    return {Path(x) for x in files if x.endswith(".py") and not x.startswith(installed) and os.path.isfile(x)}
+    packages = {x.__module__.partition(".")[0] for x in code}
+    files = {
+        str(getattr(module, "__file__", None)): name.partition(".")[0] in packages
+        for name, module in list(sys.modules.items())
+    }
+    found = {Path(x) for x, is_own in files.items() if x.endswith(".py") and (is_own or not x.startswith(installed))}
+    return {path for path in found if path.is_file()}

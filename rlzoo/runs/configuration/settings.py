@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.core.system.fields import ADVANCED, field_types
+from rlzoo.core.system.fields import ADVANCED, Checked, field_types
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 
@@ -69,8 +69,9 @@ RESERVED = _OF_TRAIN | {"wrapper", "algorithm", "estimator", "task", "config"}
 
 
 def is_part(value: Any) -> bool:
-    """Whether a field's value is a dataclass instance, whose own fields are settings."""
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    """Whether a field's value is a dataclass instance, whose own fields are settings; not a function of the user's."""
+    plain = dataclasses.is_dataclass(value) and not isinstance(value, type) and not callable(value)
+    return plain or isinstance(value, Checked)
 
 
 PEERS = {

@@ -52,6 +52,25 @@ def display_for(progress: bool | Display) -> Display:
     return make_display() if progress else Display()
 
 
+class _Lasting:
+    """A stream whose faults stop nothing: a broken pipe, a terminal that is gone, a full disk."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class _Watching(Display):
     """A display with a thread that looks at what runs."""
 
@@ -63,7 +82,7 @@ class _Watching(Display):
     """Whether every tenth of the run has a line, however short its iterations were."""
 
     def __init__(self, file: TextIO) -> None:
-        self._file = file
+        self._file: Any = _Lasting(file)
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -119,10 +138,7 @@ class _Watching(Display):
 
 
 class LineDisplay(_Watching):
-    """A line for every tenth of the run, for iterations after a silence, and for what takes long.
-
-    A broken pipe stops nothing.
-    """
+    """A line for every tenth of the run, for iterations after a silence, and for what takes long."""
 
     patience, interval, tenths = 10.0, 1.0, True
 
@@ -130,7 +146,7 @@ class LineDisplay(_Watching):
         self.say(_describe(operations))
 
     def say(self, line: str) -> None:
-        with self._lock, contextlib.suppress(BrokenPipeError):
+        with self._lock:
             self._new = time.monotonic()
             show(line, self._file)
 

@@ -233,6 +233,25 @@ def test_flags_and_observations_of_a_given_vector_environment_are_checked(monkey
             env.step(zeros(env))
 
 
+@pytest.mark.parametrize("obs", [np.zeros((3, 2)), np.zeros(2), np.zeros((2, 3), complex)])
+def test_observations_of_a_given_vector_environment_are_not_reshaped(obs, monkeypatch):
+    vector = SyncVectorEnv([functools.partial(Echo, UNIT_BOX)] * 2)
+    monkeypatch.setattr(vector, "reset", lambda **_: (obs, {}))
+    with pytest.raises(EnvError, match=rf"observation is {obs.dtype} of shape .*, its space float32 of shape \(2, 3\)"):
+        envs.make(vector, 2, 0).reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*Overriding environment")
+def test_an_environment_that_replaces_a_built_in_one_is_used():
+    spec = gymnasium.registry["CartPole-v1"]
+    try:
+        gymnasium.register("CartPole-v1", lambda: Echo(UNIT_BOX))
+        assert envs.make("CartPole-v1", 1, 0).observation_space.shape == (3,)
+    finally:
+        gymnasium.registry["CartPole-v1"] = spec
+    assert envs.make("CartPole-v1", 1, 0).observation_space.shape == (4,)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no\nway"), SystemExit(0), SystemExit("bye")], ids=repr)
 def test_close_that_fails_is_a_warning(error):
     env = make(on_close=error)
@@ -281,6 +300,40 @@ def test_rewards_in_many_forms(two):
     env = make(fault=lambda step, obs, reward: (obs, two), faulty_seed=11)
     env.reset()
     assert env.step(zeros(env))[1].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("space", "later", "said"),
+    [
+        (spaces.Box(-5, 5, (2,), np.int64), np.array([0.7, -0.7]), "float64 of shape (2,), its space int64"),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([300, 0]), "observation has an integer that uint8 does not have"),
+        (spaces.Dict(a=spaces.Box(0, 255, (2,), np.uint8)), {"a": np.full(2, np.nan)}, "its space uint8"),
+        (spaces.Dict(a=UNIT_BOX, b=spaces.Box(-1, 1, (1,))), {"a": np.zeros(1), "b": np.zeros(3)}, "observation['a']"),
+    ],
+)
+def test_a_later_observation_that_the_type_of_its_space_cannot_hold_is_an_error(space, later, said):
+    """It was rounded, wrapped, or its numbers were those of another part."""
+    env = make(space, fault=lambda step, obs, reward: (later, reward), faulty_seed=11)
+    env.reset()
+    with pytest.raises(EnvError, match=rf"step 1: copy 1 raised ValueError: .*{re.escape(said)}"):
+        env.step(zeros(env))
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "said"),
+    [
+        ("reset", np.zeros(2, np.float32), "the last value of reset() is info and must be a dict, got np.float32(0.0)"),
+        ("reset", (np.zeros(3), None), "the last value of reset() is info and must be a dict, got None"),
+        ("step", (np.zeros(3), 0.0, False, False, []), "the last value of step() is info and must be a dict, got []"),
+    ],
+)
+def test_info_that_is_no_dict_is_named(method, result, said, monkeypatch):
+    env = make(action_space=UNIT_BOX)
+    if method == "step":
+        env.reset()
+    monkeypatch.setattr(Echo, method, lambda *_, **__: result)
+    with pytest.raises(EnvError, match=rf"copy 0 raised TypeError: {re.escape(said)}"):
+        env.step(zeros(env)) if method == "step" else env.reset()
 
 
 def test_broken_part_of_a_dict_observation_is_an_error():

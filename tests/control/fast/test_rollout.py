@@ -153,6 +153,27 @@ def test_the_library_is_built_once_and_again_if_it_is_damaged(new_library, monke
     assert library.read_bytes() == whole
 
 
+def test_a_library_whose_files_are_gone_is_built_again(new_library, caplog):
+    assert has_rollouts(make_task("CartPole-v1").env)
+    (library,) = new_library.rglob("library.so")
+    for path in library.parent.iterdir():
+        path.unlink()
+    _library.cache_clear()
+    assert has_rollouts(make_task("CartPole-v1").env)
+    assert library.exists()
+    assert "compiling again" in caplog.text
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "file" / "cache"))
+    source = tmp_path / "right.cpp"
+    source.write_text("int f() { return 1; }")
+    assert build_library(source) is None
+    assert "there is no native code, so results are rounded differently: the cache " in caplog.text
+    assert "set RLZOO_CACHE to another directory" in caplog.text
+
+
 def test_a_file_that_does_not_compile_is_no_library(tmp_path, monkeypatch, caplog):
     caplog.set_level("DEBUG", "rlzoo")
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))

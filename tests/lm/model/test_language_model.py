@@ -39,7 +39,7 @@ from rlzoo.algorithms import NPG, TRPO, PPOClip, PPOPenalty, Reinforce, measure
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.fast.model import accelerate_model
 from rlzoo.lm.model import language_model as lm_model
-from rlzoo.lm.model.language_model import LanguageModel, Reference, merge_adapter, with_adapter
+from rlzoo.lm.model.language_model import LanguageModel, Reference, Trunk, merge_adapter, with_adapter
 from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.model.tokens import Tokens
@@ -243,6 +243,37 @@ def test_weights_that_give_no_finite_logits_are_named(fault):
         "^LlamaForCausalLM gives logits that are not finite: its weights are damaged, or too large for torch.float32$"
     )
     with pytest.raises(ConfigError, match=fault):
+        LanguageModel(actor)
+
+
+def test_a_model_that_reads_nothing_further_is_refused(monkeypatch):
+    """As CPM-Ant does from a cache: there is no last hidden state."""
+    actor = make_actor()
+    run = Trunk.run
+
+    def short(self, token, attention, cache=None, **more):
+        out = run(self, token, attention, cache, **more)
+        if cache is not None:
+            out.last_hidden_state = out.last_hidden_state[:, :0]
+        return out
+
+    monkeypatch.setattr(Trunk, "run", short)
+    with pytest.raises(ConfigError, match="is not supported: it cannot continue from a key-value cache"):
+        LanguageModel(actor)
+
+
+def test_a_head_with_further_parameters_is_no_adapter():
+    class Scaled(torch.nn.Linear):
+        def __init__(self, weight):
+            super().__init__(*reversed(weight.shape), bias=False)
+            self.weight, self.scale = weight, torch.nn.Parameter(torch.full((len(weight),), 2.0))
+
+        def forward(self, hidden):
+            return super().forward(hidden) * self.scale
+
+    actor = make_actor("llama")
+    actor.set_output_embeddings(Scaled(actor.get_output_embeddings().weight))
+    with pytest.raises(ConfigError, match="its logits are more than an output embedding of its hidden states"):
         LanguageModel(actor)
 
 

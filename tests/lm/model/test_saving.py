@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import EOS, PAD, make_lm, make_tokenizer
+from tiny import CONFIGS, EOS, PAD, make_lm, make_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.lm.model.pretrained import load_causal_lm
+from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
 from rlzoo.lm.model.saving import check_output, save, use_tokens
 
 
@@ -157,6 +157,17 @@ def test_other_tokens_that_end_a_text_stay_where_those_of_the_tokenizer_are_used
     save(model, make_tokenizer(), tmp_path / "out")
     config = GenerationConfig.from_pretrained(tmp_path / "out")
     assert (config.eos_token_id, config.pad_token_id) == ([7, 8, EOS], PAD)
+
+
+@pytest.mark.parametrize(("special", "expected"), [(True, [PAD + 1, EOS]), (False, EOS)])
+def test_another_special_token_that_ends_a_text_stays(special, expected, tmp_path):
+    """As <|im_end|> where the tokenizer names another; not the number that a new configuration happens to have."""
+    tokenizer, model = make_tokenizer(), new_causal_lm(CONFIGS["gpt2"], PAD + 2)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    model.generation_config.eos_token_id = PAD + 1 if special else 7
+    use_tokens(model, tokenizer)
+    save(model, tokenizer, tmp_path / "out")
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == expected
 
 
 def test_the_generation_configuration_of_a_checkpoint_stays(tmp_path):

@@ -356,6 +356,15 @@ def test_a_response_keeps_the_space_that_a_decoder_strips_from_a_text(decoder):
     assert decode(tokenizer, [[2, 3, 5], [4], []], frozenset({5})) == [" was great", "ly", ""]
 
 
+def test_a_response_of_word_pieces_joins_its_prompt():
+    """Their decoder strips the space before a word, and writes ## before a piece that begins a text."""
+    words = ["[UNK]", "<eos>", "a", "film", "was", "great", "##ly"]
+    pieces = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece(cleanup=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<eos>")
+    assert decode(tokenizer, [[4, 5, 1], [6, 3], []], frozenset({1})) == [" was great", "ly film", ""]
+
+
 def test_a_special_token_without_a_name_ends_a_response_and_is_not_in_its_text():
     """As Phi-3's <|end|>, which the model's generation configuration names alone."""
     tokenizer = tiny.make_tokenizer()

@@ -3,12 +3,14 @@ import os
 import stat
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from rlzoo.core.system.errors import ConfigError
 from rlzoo.optim.fast import compilation
 from rlzoo.optim.fast.compilation import Compilation
 
@@ -149,6 +151,10 @@ def test_the_cache_directory_follows_the_environment(monkeypatch):
     assert compilation.cache_directory() == Path("/xdg/rlzoo")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert compilation.cache_directory() == Path("/home/someone/.cache/rlzoo")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # a user without an entry
+    with pytest.raises(ConfigError, match="no home directory for a cache; set RLZOO_CACHE to a directory"):
+        compilation.cache_directory()
 
 
 def test_without_a_compiler_one_line_says_so_and_there_is_no_loop(cache, tmp_path, monkeypatch, caplog):
@@ -238,6 +244,22 @@ def test_a_link_in_the_cache_is_never_followed(package, monkeypatch):
     link.symlink_to(package)
     assert compilation._load_cached(link) is None
     assert not link.is_symlink()
+    assert package.exists()
+
+
+def test_a_package_that_cannot_be_loaded_here_is_kept(package, monkeypatch, caplog):
+    """The temporary directory, into which the loader unpacks it, may be missing, or of a disk that runs no code."""
+
+    def fail(package):
+        raise RuntimeError("Error in dlopen")
+
+    with zipfile.ZipFile(package, "w") as archive:
+        archive.writestr("model.so", "code")
+    monkeypatch.setattr(compilation, "_load", fail)
+    monkeypatch.setattr(compilation, "_digest", lambda *_: package.stem)
+    assert doubled() is None
+    assert "updates run in eager mode: Error in dlopen" in caplog.text
+    assert "compiling again" not in caplog.text
     assert package.exists()
 
 

@@ -1,6 +1,8 @@
 """The faster Adam against the plain one."""
 
+import importlib
 import logging
+import sys
 from functools import partial
 
 import numpy as np
@@ -14,7 +16,7 @@ from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast import adam as fast
-from rlzoo.optim.fast import compilation
+from rlzoo.optim.fast import compilation, native
 from rlzoo.optim.fast.adam import FastAdam
 
 ALL_NETWORKS = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
@@ -181,6 +183,26 @@ def test_the_key_holds_what_a_network_of_the_users_reads_besides_tensors(loops):
         keys.append(loops[-1].key)
     assert keys[1] == keys[2]
     assert len(set(keys)) == len(keys) - 1
+
+
+def test_the_key_depends_on_all_files_of_an_installed_package_of_the_users(tmp_path, monkeypatch):
+    for name in ("mine", "others"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("from . import losses\nclass Policy: ...\n")
+        (tmp_path / name / "losses.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(native.sysconfig, "get_path", lambda name: str(tmp_path))
+    packages = [importlib.import_module(name) for name in ("mine", "others")]
+    for package in packages:
+        for name in (package.__name__, f"{package.__name__}.losses"):
+            monkeypatch.delitem(sys.modules, name)
+            monkeypatch.setitem(sys.modules, name, package if name == package.__name__ else package.losses)
+    found = native._files_of_the_user([packages[0].Policy])
+    assert {path.relative_to(tmp_path).as_posix() for path in found if path.is_relative_to(tmp_path)} == {
+        "mine/__init__.py",
+        "mine/losses.py",
+    }
+    assert native._files_of_the_user([]) == set()
 
 
 @pytest.mark.parametrize("network", [NETWORKS["tanh"], NETWORKS["box"]], ids=["tanh", "box"])

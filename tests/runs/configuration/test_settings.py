@@ -42,6 +42,20 @@ def test_fields_of_parts_and_of_parts_in_them():
     assert table["kind"].value is Inner
 
 
+def test_a_function_that_is_a_dataclass_is_a_value():
+    @dataclass(frozen=True)
+    class Score:
+        bonus: float = 1.0
+
+        def __call__(self, prompts, responses):
+            return [self.bonus for _ in responses]
+
+    config = make_config("ppo", "RandomWalks", reward=Score(2.0))
+    assert "reward" in config.objects
+    assert "bonus" not in config.table
+    assert make_config("ppo", Score()).env == Score()
+
+
 def test_units_rename_and_explain():
     table = settings_of(Outer(), units={"depth": ("levels", "Number of levels.")})
     assert (table["levels"].field, table["levels"].help) == ("depth", "Number of levels.")

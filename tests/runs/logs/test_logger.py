@@ -1,5 +1,6 @@
 """Metrics files, TensorBoard and displays."""
 
+import errno
 import html
 import io
 import itertools
@@ -312,12 +313,23 @@ def test_lines_for_every_tenth():
     assert last == "[bold]done[/bold]"
 
 
-def test_a_reader_that_went_away_does_not_stop_the_run():
-    class Closed(io.StringIO):
-        def write(self, text):
-            raise BrokenPipeError
+@pytest.mark.parametrize("kind", [LineDisplay, LiveDisplay])
+@pytest.mark.parametrize("fault", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_a_stream_that_cannot_be_written_to_does_not_stop_the_run(kind, fault, monkeypatch):
+    """A reader that went away, a terminal that was closed, a full disk."""
 
-    show(LineDisplay(Closed()))
+    class Closed(io.StringIO):
+        def isatty(self):
+            return kind is LiveDisplay
+
+        def write(self, text):
+            raise OSError(fault, "cannot")
+
+        def flush(self):
+            raise OSError(fault, "cannot")
+
+    monkeypatch.setenv("TERM", "xterm")
+    show(kind(Closed()))
 
 
 def test_bar_on_a_terminal(monkeypatch):
