@@ -184,13 +184,18 @@ def check_observation(space: Any, obs: Any, batch: tuple[int, ...] = ()) -> None
         batch: the axes before those of the space.
     """
     for leaf, part, name in observation_parts(space, obs):
-        x, is_box, shape = np.asarray(part), isinstance(leaf, spaces.Box), (*batch, *(leaf.shape or ()))
-        fits = x.shape == shape if is_box else x.size == math.prod(shape)
-        if not fits or (is_box and x.dtype.kind in "fc" and not np.can_cast(x.dtype, leaf.dtype, "same_kind")):
-            raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {shape}")
-        integers = is_box and x.dtype != leaf.dtype and x.dtype.kind in "iu" and leaf.dtype.kind in "iu"
-        if integers and (x.astype(leaf.dtype) != x).any():
-            raise ValueError(f"{name} has an integer that {leaf.dtype} does not have")
+        _check_part(leaf, part, name, batch)
+
+
+def _check_part(leaf: Any, part: Any, name: str, batch: tuple[int, ...] = ()) -> None:
+    """`check_observation` of one leaf of a space."""
+    x, is_box, shape = np.asarray(part), isinstance(leaf, spaces.Box), (*batch, *(leaf.shape or ()))
+    fits = x.shape == shape if is_box else x.size == math.prod(shape)
+    if not fits or (is_box and x.dtype.kind in "fc" and not np.can_cast(x.dtype, leaf.dtype, "same_kind")):
+        raise ValueError(f"{name} is {x.dtype} of shape {x.shape}, its space {leaf.dtype} of shape {shape}")
+    integers = is_box and x.dtype != leaf.dtype and x.dtype.kind in "iu" and leaf.dtype.kind in "iu"
+    if integers and (x.astype(leaf.dtype) != x).any():
+        raise ValueError(f"{name} has an integer that {leaf.dtype} does not have")
 
 
 def flat_observation(space: Any, obs: Any) -> Any:
@@ -204,9 +209,10 @@ def flat_observation(space: Any, obs: Any) -> Any:
         if space.dtype.kind != "f" and np.asarray(obs).dtype != space.dtype:
             check_observation(space, obs)
         return np.asarray(obs, space.dtype).flatten()
-    check_observation(space, obs)
-    for leaf, part, _ in observation_parts(space, obs):
-        if not isinstance(leaf, spaces.Box):
+    for leaf, part, name in observation_parts(space, obs):
+        if isinstance(leaf, spaces.Box):
+            _check_part(leaf, part, name)
+        else:
             category = np.asarray(part) - getattr(leaf, "start", 0)
             counts = leaf.n if isinstance(leaf, spaces.Discrete) else getattr(leaf, "nvec", 2)
             if not ((category >= 0) & (category < counts) & (category % 1 == 0)).all():

@@ -175,7 +175,7 @@ def _flag(name: str, x: Any) -> bool:
 
 
 def _check_info(method: str, info: Any) -> None:
-    if not isinstance(info, Mapping):
+    if not isinstance(info, dict) and not isinstance(info, Mapping):
         raise TypeError(f"the last value of {method}() is info and must be a dict, got {one_line(repr(info))}")
 
 

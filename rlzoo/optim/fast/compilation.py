@@ -214,7 +214,10 @@ def _load(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     # torch._inductor.aoti_load_package imports the compiler, which takes longer than a short run.
     model_name, run_single_threaded, num_runners, device_index = "model", True, 1, -1
     loader = torch._C._aoti.AOTIModelPackageLoader
-    return loader(str(package), model_name, run_single_threaded, num_runners, device_index).run
+    try:
+        return loader(str(package), model_name, run_single_threaded, num_runners, device_index).run
+    except Exception as error:
+        raise RuntimeError(f"{package} cannot be loaded: {first_line(error)}") from error
 
 
 def compilers() -> list[str]:
