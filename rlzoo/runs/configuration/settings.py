@@ -149,7 +149,7 @@ def _fields(part: Any, units: Mapping[str, tuple[str, str]]) -> Iterator[Setting
     hints, texts = field_types(cls), help_texts(cls)
     for f in dataclasses.fields(part):
         value = getattr(part, f.name)
-        if is_part(value):
+        if is_part(value) and hints[f.name] is not Any:
             yield from _fields(value, units)
         else:
             name, text = units.get(f.name, (f.name, texts.get(f.name, "")))

@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 
+import gymnasium
 import pytest
 
 from rlzoo.core.system.errors import ConfigError
@@ -54,6 +55,8 @@ def test_a_function_that_is_a_dataclass_is_a_value():
     assert "reward" in config.objects
     assert "bonus" not in config.table
     assert make_config("ppo", Score()).env == Score()
+    with pytest.raises(ConfigError, match=r"env must be a Gymnasium id, .* got EnvSpec\("):
+        make_config("ppo", gymnasium.spec("CartPole-v1"))
 
 
 def test_units_rename_and_explain():
