@@ -94,7 +94,7 @@ class ActorCritic(nn.Module):
         features = self.features(obs)
         return _restrict(self.policy(features)[0], obs), self.value(features)
 
-    if TYPE_CHECKING:
+    if TYPE_CHECKING:  # a module's call has no types of its own
         __call__ = forward
 
     def distribution(self, obs: Any) -> Distribution:

@@ -337,6 +337,18 @@ def test_help_shows_the_common_settings_and_all_on_demand(monkeypatch, capsys):
         assert "--warmup" in capsys.readouterr().out
 
 
+def test_help_of_a_class_without_a_docstring_shows_no_signature(tmp_path, monkeypatch, capsys):
+    """A dataclass has its signature as docstring then."""
+    (tmp_path / "bare.py").write_text(
+        "import dataclasses, rlzoo\n@dataclasses.dataclass(frozen=True)\nclass Bare(rlzoo.PPOClip):\n    own: int = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "bare.py:Bare", "CartPole-v1", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert "--own INT" in page
+    assert "Bare(" not in page
+
+
 def test_help_pages_have_no_stray_line_breaks(capsys):
     """tyro keeps the line breaks of docstrings: a text of an option is one line, and a group has a first paragraph."""
     found = []

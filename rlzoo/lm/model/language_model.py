@@ -173,8 +173,8 @@ class LanguageModel(ActorCritic):
         head = actor.get_output_embeddings()
         require(head is not None, f"{type(actor).__name__} has no output embedding: it is no causal language model")
         own = {id(head.weight), id(getattr(head, "bias", None))}
-        adapted = any(p.requires_grad and id(p) not in own for p in head.parameters())
-        adapted = adapted and hasattr(actor, "peft_config")
+        further = any(p.requires_grad and id(p) not in own for p in head.parameters())
+        adapted = further and hasattr(actor, "peft_config")
         require(not adapted, "an adapter of the output embedding is not supported: leave it out of target_modules")
         check_adapter(actor)
         trunk = Trunk(causal_lm(actor).base_model, precision, gradient_checkpointing)

@@ -54,14 +54,17 @@ def use_tokens(model: transformers.PreTrainedModel, tokenizer: PreTrainedTokeniz
     A sequence classifier needs the padding token to find the last token of a row.
     """
     configs: list[Any] = [model.config, model.config.get_text_config()]
-    own: Any = model.generation_config if model.can_generate() else None
-    end = getattr(own, "eos_token_id", None)
-    for config in (*configs, *([] if own is None else [own])):
+    if model.can_generate():
+        own: Any = model.generation_config
+        end = own.eos_token_id
+        other = isinstance(end, int) and end != tokenizer.eos_token_id and end < len(tokenizer)
+        if other and is_special(tokenizer, end):
+            own.eos_token_id = [end]
+        configs.append(own)
+    for config in configs:
         for name in SPECIAL_TOKENS:
             if not isinstance(getattr(config, name, None), list):
                 setattr(config, name, getattr(tokenizer, name))
-    if isinstance(end, int) and end < len(tokenizer) and is_special(tokenizer, end):
-        own.eos_token_id = end
 
 
 def save(

@@ -72,7 +72,7 @@ def identity(function: Callable[..., Any], model: ActorCritic, settings: Any) ->
 
     modules = [(name, type(module), held(module)) for name, module in model.named_modules()]
     files = {Path(inspect.getfile(x)) for x in of_user if x.__module__ != "__main__"}
-    files |= {*Path(__file__).parents[2].rglob("*.py"), *_files_of_the_user(of_user)}
+    files |= {*Path(__file__).parents[2].rglob("*.py"), *(_files_of_the_user(of_user) if of_user else [])}
     source = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
     interactive = not hasattr(sys.modules["__main__"], "__file__")
     if interactive and any(x.__module__ == "__main__" for x in of_user):  # of a notebook, in no file
@@ -94,13 +94,8 @@ def _as_text(x: Any, names: Mapping[int, str]) -> Any:
 
 def _files_of_the_user(code: Sequence[Any]) -> set[Path]:
     """The source files that this process has imported: those of the packages of `code`, and those not installed."""
-    if not code:
-        return set()
     installed = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
     packages = {x.__module__.partition(".")[0] for x in code}
-    files = {
-        str(getattr(module, "__file__", None)): name.partition(".")[0] in packages
-        for name, module in list(sys.modules.items())
-    }
-    found = {Path(x) for x, is_own in files.items() if x.endswith(".py") and (is_own or not x.startswith(installed))}
-    return {path for path in found if path.is_file()}
+    modules = [(name, getattr(module, "__file__", None) or "") for name, module in list(sys.modules.items())]
+    files = {x for name, x in modules if name.partition(".")[0] in packages or not x.startswith(installed)}
+    return {Path(x) for x in files if x.endswith(".py") and os.path.isfile(x)}

@@ -202,7 +202,6 @@ def test_the_key_depends_on_all_files_of_an_installed_package_of_the_users(tmp_p
         "mine/__init__.py",
         "mine/losses.py",
     }
-    assert native._files_of_the_user([]) == set()
 
 
 @pytest.mark.parametrize("network", [NETWORKS["tanh"], NETWORKS["box"]], ids=["tanh", "box"])
