@@ -678,6 +678,21 @@ sys.exit(1 if heavy else 0)
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "arguments", [["train", "trpo", "CartPole-v1", "--max-kl", "0.01"], ["eval", "."], ["resume", "."], ["play", "."]]
+)
+def test_numpy_is_imported_with_its_number_of_threads(arguments, tmp_path):
+    (tmp_path / "config.json").write_text('{"algorithm": "trpo", "env": "CartPole-v1"}')
+    code = f"""
+import os, sys
+from rlzoo.cli import common, main
+common.set_variables = lambda threads: os._exit("numpy" in sys.modules)
+main({arguments!r})
+os._exit(2)
+"""
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
+
+
 def test_errors_of_a_language_task_come_before_a_model(tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("hello\n")

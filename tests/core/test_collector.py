@@ -81,6 +81,14 @@ def test_episodes_are_counted_across_buffers():
     ]
 
 
+def test_a_buffer_has_a_step_of_the_policy_even_if_all_copies_start_again_at_once():
+    collector = make_collector([3, 3], num_steps=1)
+    collected = [collect(collector) for _ in range(7)]
+    assert [times(buffer, 0) for buffer, _ in collected] == [[0, 1], [1, 2], [2, 3]] * 2 + [[0, 1]]
+    assert all(buffer.mask.all() for buffer, _ in collected)
+    assert [len(episodes) for _, episodes in collected] == [0, 0, 2] * 2 + [0]
+
+
 def test_returned_arrays_may_be_overwritten_by_the_environment():
     env = envs.make("CartPole-v1", 3, 0)
     buffer = collect_from(env, model_for(env), 20)

@@ -323,6 +323,16 @@ def test_resume_from_an_earlier_checkpoint_does_the_rest_again(tmp_path):
     assert short_runs.outcome(run)["metrics"] == reference["metrics"]
 
 
+def test_every_iteration_has_steps_of_its_own_where_a_buffer_may_be_one_forced_step(tmp_path):
+    settings = {"num_envs": 2, "num_steps": 1, "minibatch_size": 2, "total_steps": 16}
+    settings["env_kwargs"] = {"max_episode_steps": 3}
+    run = short_runs.quick_run(tmp_path, algorithm="ppo-penalty", checkpoint_interval=2, **settings)
+    reference = short_runs.outcome(run)
+    assert [record["step"] for record in run.metrics()] == list(range(2, 17, 2))
+    resume(run, checkpoint=run.steps()[-2])
+    assert short_runs.outcome(run) == reference
+
+
 def test_versions_of_all_sessions_are_recorded(tmp_path, capsys):
     run = short_runs.quick_run(tmp_path)
     file, now = tmp_path / "config.json", torch.__version__

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import gymnasium
@@ -164,11 +165,28 @@ def _function_of(env: Any) -> Callable[..., Env]:
     except (Exception, SystemExit) as error:
         raise UnknownEnv(f"environment {env!r}: cannot import module {module!r}: {error}") from error
     if name in gymnasium.registry:
-        # The passive checker would warn, for each copy, about faults that are errors here.
-        return partial(gymnasium.make, gymnasium.registry[name], disable_env_checker=True)
+        return partial(_make_registered, gymnasium.registry[name])
     if not callable(function):
         raise UnknownEnv(no_such("environment", name, gymnasium.registry))
     return function
+
+
+def _make_registered(spec: gymnasium.envs.registration.EnvSpec, /, **kwargs: Any) -> Env:
+    if ".mujoco." in str(spec.entry_point):
+        _print_warnings_of_mujoco_once()
+    # The passive checker would warn, for each copy, about faults that are errors here.
+    return gymnasium.make(spec, disable_env_checker=True, **kwargs)
+
+
+@cache
+def _print_warnings_of_mujoco_once() -> None:
+    """MuJoCo repeats its warnings about a model for each copy of it, also in a file in the working directory."""
+    try:
+        import mujoco
+    except ImportError:
+        return  # the environment will say so
+    if mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(cache(lambda warning: print(f"MuJoCo: {warning}", file=sys.stderr)))
 
 
 def _make_by_name(env: str, /, **kwargs: Any) -> Env:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-import numpy as np
 
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.schedules import Schedule, linear_ends
@@ -24,8 +23,10 @@ class Range:
     above: bool = False
     below: bool = False
 
-    def __contains__(self, x: object) -> bool:
-        if not isinstance(x, (int, float, np.floating)) or not -math.inf < x < math.inf:
+    def __contains__(self, x: Any) -> bool:
+        # Without fractions and integers of NumPy. It is not imported here: the command line sets its threads first.
+        known = isinstance(x, int) or not isinstance(x, numbers.Rational)
+        if not isinstance(x, numbers.Real) or not known or not -math.inf < x < math.inf:
             return False
         above = x > self.low if self.above else x >= self.low
         return bool(above and (x < self.high if self.below else x <= self.high))

@@ -512,6 +512,17 @@ def test_module_prefix_imports_the_module_that_registers(tmp_path, monkeypatch):
     del gymnasium.registry["Mine-v0"]
 
 
+def test_a_warning_of_mujoco_is_printed_once_and_in_no_file(tmp_path, monkeypatch, capfd):
+    mujoco = pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        body = envs._function_of("InvertedPendulum-v5")().unwrapped
+        body.data.ctrl[:] = np.nan
+        mujoco.mj_step(body.model, body.data)
+    assert capfd.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("env", "module", "extra"), [("Hopper-v5", "mujoco", "mujoco"), ("LunarLander-v3", "Box2D", "box2d")]
 )
