@@ -24,9 +24,9 @@ class Range:
     below: bool = False
 
     def __contains__(self, x: Any) -> bool:
-        # Without fractions and integers of NumPy. It is not imported here: the command line sets its threads first.
-        known = isinstance(x, int) or not isinstance(x, numbers.Rational)
-        if not isinstance(x, numbers.Real) or not known or not -math.inf < x < math.inf:
+        # Not fractions, nor integers of NumPy, which is not imported here: the command line sets its threads first.
+        real = isinstance(x, int) or (isinstance(x, numbers.Real) and not isinstance(x, numbers.Rational))
+        if not real or not -math.inf < x < math.inf:
             return False
         above = x > self.low if self.above else x >= self.low
         return bool(above and (x < self.high if self.below else x <= self.high))
