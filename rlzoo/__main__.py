@@ -38,9 +38,11 @@ def main() -> NoReturn:
 
 def _open_streams() -> None:
     """Gives the process the standard streams that it lacks, and lets its output escape what an encoding lacks."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            os.dup2(getattr(sys, name).fileno(), number)
+            os.set_inheritable(number, True)  # by the processes that this one starts
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -116,6 +117,7 @@ def search_command(arguments: list[str]) -> None:
         from joblib import cpu_count
 
         from rlzoo.benchmark.search import search
+        from rlzoo.runs.logs.display import LineDisplay
 
     fixed = options.fixed | ({} if options.total_steps is None else {"total_steps": options.total_steps})
     name = re.sub(r"[^\w.]+", "-", f"{options.algorithm}-{options.env}")
@@ -130,7 +132,7 @@ def search_command(arguments: list[str]) -> None:
         variant=options.variant,
         jobs=cpu_count() if options.jobs is None else options.jobs,
         command=shlex.join(["rlzoo", "search", *arguments]),
-        say=(lambda line: None) if options.quiet or options.json else show,
+        say=(lambda line: None) if options.quiet or options.json else LineDisplay(sys.stdout).say,
     )
     if options.json:
         validation = {n: {"iqm": x.estimate, "interval": [x.low, x.high]} for n, x in result.validation.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -322,13 +323,14 @@ def _finish_seeds(folder: Path, runs: Mapping[int, Run], total_steps: int | None
     jobs = options.jobs or max(1, cpu_count() // threads)
     failed = train_seeds(runs, total_steps=total_steps, jobs=jobs, threads=threads, display=shown)
     done = {seed: run for seed, run in runs.items() if seed not in failed}
-    _print_scores(folder, done, options)
     for seed, failure in failed.items():
         complain(f"seed {seed} failed: {failure.error}")
         if failure.traceback:
             show(failure.traceback, sys.stderr)
     if failed:
         complain(f"{len(failed)} of {len(runs)} seeds failed; again: rlzoo resume {quote(str(folder))}")
+    with contextlib.suppress(BrokenPipeError):
+        _print_scores(folder, done, options)
     return 1 if failed else 0
 
 

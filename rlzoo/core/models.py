@@ -42,10 +42,17 @@ Term = Callable[["ActorCritic"], Tensor]
 
 
 class AuxiliaryLoss(Protocol):
-    """A loss that is added to every objective of the policy, such as a pretraining loss (ptx)."""
+    """A loss that is added to every objective of the policy, such as a pretraining loss (ptx).
+
+    If it is a module, its parameters and buffers are part of the model: they are trained, and saved in checkpoints.
+    Nothing else of it is saved. NPG and TRPO need one without parameters, since the policy does not depend on them.
+    """
 
     def draw(self, rows: int) -> list[Term]:
-        """Returns the next loss to add to an objective over `rows` rows, as terms to sum."""
+        """Returns the next loss to add to an objective over `rows` rows, as terms to sum.
+
+        Of several processes, each returns its own share of the terms (see `rlzoo.core.system.processes.share`).
+        """
 
 
 class ActorCritic(nn.Module):
@@ -58,7 +65,7 @@ class ActorCritic(nn.Module):
     """Steps that the policy must see together; 0 means the whole row. With recurrent networks it is 32 by default."""
     micro_batch_steps: int | None = None
     """Maximum steps of a micro-batch; None for no limit (see `Buffer.micro_batches`)."""
-    auxiliary: AuxiliaryLoss | None = None
+    auxiliary: AuxiliaryLoss | None
     """Loss that is added to every objective of the policy."""
     memory_size = 0
     """Size of the memory of all recurrent networks together."""
@@ -71,6 +78,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.normalizer = normalizer
         self.reward_scale: RewardScale | None = None
+        self.auxiliary = None
         self.trunk = trunk
         self.policy = policy
         self.value = value
@@ -126,13 +134,14 @@ class ActorCritic(nn.Module):
         return policy.map(lambda x: x.squeeze(1)), after
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All parameters that π depends on, including a shared trunk."""
-        trunk = [] if self.trunk is None else list(self.trunk.parameters())
-        return list(dict.fromkeys([*trunk, *self.policy.parameters()]))
+        """All parameters but those of `value_parameters`: also a shared trunk, and modules of a subclass."""
+        value = {*self.value_parameters()}
+        return [p for p in self.parameters() if p not in value]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only V depends on; disjoint from `policy_parameters`."""
-        shared = {*self.policy_parameters()}
+        """The parameters of `value` that no other module has, so that only V depends on them."""
+        others = (p for name, part in self.named_children() if name != "value" for p in part.parameters())
+        shared = {*others, *self._parameters.values()}
         return [p for p in self.value.parameters() if p not in shared]
 
 

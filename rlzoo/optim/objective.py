@@ -34,7 +34,8 @@ def micro_batches(model: ActorCritic, batch: Buffer) -> Iterator[Buffer]:
 
 def auxiliary_terms(model: ActorCritic, batch: Buffer) -> list[Term]:
     """The terms of the model's auxiliary loss that belong to an objective over the batch."""
-    return model.auxiliary.draw(batch.num_rows) if model.auxiliary else []
+    auxiliary = getattr(model, "auxiliary", None)  # a model may not have called `ActorCritic.__init__`
+    return auxiliary.draw(batch.num_rows) if auxiliary is not None else []
 
 
 def loss_terms(loss: Loss, model: ActorCritic, batch: Buffer, *scalars: float, auxiliary: bool = True) -> list[Term]:

@@ -59,7 +59,7 @@ class Trainer:
 
     Args:
         model: train this model instead of a new one.
-        folder: the run directory, if it exists already.
+        folder: the run directory, if it exists already. A run that has a checkpoint does not need its start.
         progress: progress of long operations.
 
     Raises:
@@ -82,6 +82,8 @@ class Trainer:
         self.task = task_class(config.env)(config.task, config.setup(folder, progress), model)
         self.model = self.task.model
         self.algorithm = config.algorithm
+        if folder is None or not Run(folder).steps():
+            self._warm_start()
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(number(stream(config.seed, "init", 2)))  # for parameters of its own
             self.state = self.algorithm.init(self.model, np.random.default_rng(stream(config.seed, "minibatch")))
@@ -89,12 +91,10 @@ class Trainer:
         if config.fast:
             accelerate(self.task, self.state, config.compile)
         self.step = 0
-        if folder is None:
-            self.warm_start()
         for x in (*self.model.state_dict().values(), *self._own_parameters()):
             processes.broadcast_(x)
 
-    def warm_start(self) -> None:
+    def _warm_start(self) -> None:
         """Gives the model the weights of the run that its task starts from, if it starts from one.
 
         Raises:

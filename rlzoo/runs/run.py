@@ -319,17 +319,20 @@ class Run:
         """Steps of the checkpoints, oldest first."""
         return sorted(int(p.name) for p in self.checkpoints.glob("*") if p.name.isdecimal())
 
-    def save(self, step: int, checkpoint: Checkpoint, identity: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, step: int, checkpoint: Checkpoint, identity: Mapping[str, Any] | None = None, replace: bool = False
+    ) -> None:
         """Writes a checkpoint, then deletes all checkpoints but the last two and the best.
 
         Args:
             identity: that of the run (see `identity`), which a loaded checkpoint must have.
+            replace: write it in the place of one that there is of this step.
 
         Raises:
             OSError: it could not be written, for example because the disk is full. Older checkpoints are intact.
         """
         target = self.checkpoints / str(step)
-        if target.exists():
+        if target.exists() and not replace:
             return
         temporary = self.checkpoints / f".{step}.tmp"
         remove(temporary)
@@ -338,6 +341,8 @@ class Run:
         try:
             write_checkpoint(temporary, step, checkpoint, identity)
             sync(temporary)
+            if replace:
+                self._remove({step}.intersection(self.steps()))
             temporary.rename(target)
             sync(self.checkpoints)
         except OSError:
@@ -352,7 +357,7 @@ class Run:
     def _remove(self, steps: Iterable[int]) -> None:
         """Deletes checkpoints. Renames each one first, because a directory with a step as its name must be complete."""
         for step in steps:
-            doomed = self.checkpoints / f".{step}.tmp"
+            doomed = self.checkpoints / f".{step}.old.tmp"
             remove(doomed)
             (self.checkpoints / str(step)).rename(doomed)
             remove(doomed)

@@ -220,7 +220,8 @@ class Session:
         checkpoint.state["logger"] = self.logger.state_dict()
         if self.stopped:
             checkpoint.state["stopped"] = True
-        self.run.save(step, checkpoint, self.identity)
+        # An interrupted evaluation may have left a checkpoint here, before the hook ended the run.
+        self.run.save(step, checkpoint, self.identity, replace=self.stopped)
         if new_best is not None:
             self.run.mark_best(step, new_best)
 

@@ -84,9 +84,11 @@ def train(
     if track is not None:
         check_tracker(track)
     display = display_for(progress if processes.rank() == 0 else False)
+    here = Path.cwd()
     trainer = new_trainer(config, model, display)
     spaces = trainer.task.described_spaces()
-    path = processes.ready(Path(out or default_directory(config)))
+    path = Path(out or default_directory(config))
+    path = processes.ready(path if here == Path.cwd() else here / path)  # the environment may change directories
     if processes.rank() > 0:
         _follow(trainer)
         return Run(path)
@@ -152,9 +154,7 @@ def resume(
         trainer = new_trainer(config, model, display, run.path)
         spaces = trainer.task.described_spaces()
         run.check_spaces(spaces)
-        if saved is None:
-            trainer.warm_start()
-        else:
+        if saved is not None:
             with _restoring(run):
                 trainer.restore(saved)
                 require(trainer.step == run.step_of(checkpoint), f"its step is {trainer.step}")

@@ -1,11 +1,18 @@
 """Commands without a terminal: streams that are closed, full or of few letters."""
 
+import io
 import subprocess
 import sys
+from shlex import quote
+from types import SimpleNamespace
 
 import pytest
 
 import rlzoo
+from rlzoo.benchmark.seeds import create_runs
+from rlzoo.cli import main
+from rlzoo.core.system.errors import RunError
+from rlzoo.runs.configuration.config import make_config
 
 COMMAND = f"{sys.executable} -m rlzoo"
 
@@ -19,6 +26,11 @@ def test_closed_streams(closed):
     done = shell(f"{COMMAND} --version {closed}")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == ("" if closed.startswith(">&-") else f"rlzoo {rlzoo.__version__}\n")
+
+
+def test_workers_have_the_streams_that_were_closed():
+    code = "import os; from rlzoo.__main__ import _open_streams as f; f(); print(*map(os.get_inheritable, range(3)))"
+    assert shell(f"{sys.executable} -c {quote(code)} <&- 2>&-").stdout == "True True True\n"
 
 
 @pytest.mark.parametrize("stream", [">&-", "2>&-", "2>/dev/full"])
@@ -36,6 +48,30 @@ def test_a_full_disk_as_output():
 def test_a_reader_that_has_gone():
     done = shell(f"{COMMAND} --help | true")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+class Gone(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def test_a_search_goes_on_without_a_reader(monkeypatch):
+    def search(*_, say, **__):
+        say("trial 1")
+        raise RunError("the trial after it")
+
+    monkeypatch.setattr("rlzoo.benchmark.search.search", search)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["search", "ppo", "CartPole-v1"]) == 2
+
+
+def test_failed_seeds_are_named_without_a_reader(tmp_path, monkeypatch, capsys):
+    create_runs(tmp_path, make_config("ppo", "CartPole-v1"), [1, 2])
+    failed = SimpleNamespace(error="no luck", traceback=None)
+    monkeypatch.setattr("rlzoo.benchmark.seeds.train_seeds", lambda runs, **_: {1: failed, 2: failed})
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["resume", str(tmp_path), "--json"]) == 1
+    assert capsys.readouterr().err.count("no luck") == 2
 
 
 def test_help_in_ascii():

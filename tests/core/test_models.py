@@ -34,6 +34,15 @@ def test_a_layer_of_policy_and_value_is_the_policys():
     assert len(policy) == len({*policy})
 
 
+def test_modules_of_a_subclass_belong_to_the_policy():
+    model = make_model()
+    model.encoder, model.auxiliary = nn.Linear(4, 4), nn.Linear(4, 1)
+    policy = {*model.policy_parameters()}
+    assert policy.issuperset([*model.encoder.parameters(), *model.auxiliary.parameters()])
+    assert policy.isdisjoint(model.value_parameters())
+    assert len(policy) + len(model.value_parameters()) == len([*model.parameters()])
+
+
 def test_a_recurrent_model_sees_32_steps_if_it_does_not_say_how_many():
     class Own(ActorCritic):
         context = 8

@@ -29,7 +29,7 @@ from rlzoo.runs.evaluate import describe_evaluation, load_task
 from rlzoo.runs.logs.display import LineDisplay
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.run import Run
-from rlzoo.runs.session import Hooks
+from rlzoo.runs.session import Hooks, Session
 from rlzoo.runs.train import check_device, default_directory, resume, train
 
 
@@ -200,6 +200,36 @@ def test_evaluation_hook_ends_the_run(tmp_path, capsys):
     assert f"a hook ended the run at step {first}" in capsys.readouterr().out
     assert run.finished
     assert [x["final"] for x in resume(run).evaluations()] == [x["final"] for x in run.evaluations()]
+
+
+def test_a_run_that_a_hook_ended_has_ended_however_often_its_evaluations_were_interrupted(tmp_path, monkeypatch):
+    hooks = Hooks(on_evaluation=lambda trainer, record: record["step"] > 150)
+    whole = short_runs.quick_run(tmp_path / "whole", hooks=hooks, eval_interval=100)
+    evaluate, last, interrupted = Session._evaluate, whole.steps()[-1], []
+
+    def interrupt_once_each(session, episodes, final=False, deterministic=False):
+        if session.trainer.step == last and final not in interrupted:
+            interrupted.append(final)
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(session, episodes, final, deterministic)
+
+    monkeypatch.setattr(Session, "_evaluate", interrupt_once_each)
+    with pytest.raises(Interrupted, match="continue with"):
+        short_runs.quick_run(tmp_path / "run", hooks=hooks, eval_interval=100)
+    with pytest.raises(Interrupted, match="training has finished"):
+        resume(tmp_path / "run", hooks=hooks)
+    assert short_runs.outcome(resume(tmp_path / "run", hooks=hooks)) == short_runs.outcome(whole)
+
+
+def test_the_run_is_where_it_was_asked_for_if_the_environment_changes_directories(tmp_path, monkeypatch):
+    def make_env():
+        os.chdir(tmp_path / "elsewhere")
+        return gymnasium.make("CartPole-v1")
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    short_runs.quick_run("run", env=make_env)
+    assert Run.open(tmp_path / "run").finished
 
 
 def test_trainer_is_an_iterable_of_iterations():

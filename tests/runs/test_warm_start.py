@@ -1,6 +1,7 @@
 """Runs that start from the weights of another run."""
 
 import shutil
+from copy import deepcopy
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from gymnasium.wrappers import RescaleAction
 
 import rlzoo
+from rlzoo.algorithms import PPOClip
 from rlzoo.core.system.errors import ConfigError, RunError
 
 SMALL = {"num_envs": 2, "num_steps": 16, "minibatch_size": 16, "epochs": 1, "preset": False, "eval_episodes": 1}
@@ -105,6 +107,23 @@ def test_run_that_is_none(tmp_path):
     with pytest.raises(RunError, match=r"nowhere holds no run \(no config.json\)"):
         start(model="nowhere")
     assert not (tmp_path / "second").exists()
+
+
+def test_an_algorithm_is_initialised_with_these_weights(first, monkeypatch):
+    seen, initialise = [], PPOClip.init
+
+    def init(algorithm, model, rng):
+        seen.append(deepcopy(model.state_dict()))
+        return initialise(algorithm, model, rng)
+
+    monkeypatch.setattr(PPOClip, "init", init)
+    with pytest.raises(RuntimeError, match="power cut"):
+        start(model="first", on_iteration=broken)
+    shutil.rmtree("second/checkpoints")
+    rlzoo.resume("second", on_iteration=lambda *_: True)
+    expected = {name: x for name, x in first.load().model.items() if "reward_scale" not in name}
+    assert len(seen) == 2
+    assert all(torch.equal(x, model[name]) for model in seen for name, x in expected.items())
 
 
 def test_a_trainer_starts_from_the_weights_too(first):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -22,6 +21,7 @@ from rlzoo.core.env import VectorEnv, env_name
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv, no_such, require
 from rlzoo.core.system.fields import type_fault
 from rlzoo.core.system.functions import import_source
+from rlzoo.core.system.screen import complain
 
 _BUILTIN: Mapping[str, Callable[..., VectorEnv]] = {**BUILTIN, **HIDDEN}
 
@@ -181,12 +181,11 @@ def _make_registered(spec: gymnasium.envs.registration.EnvSpec, /, **kwargs: Any
 @cache
 def _print_warnings_of_mujoco_once() -> None:
     """MuJoCo repeats its warnings about a model for each copy of it, also in a file in the working directory."""
-    try:
-        import mujoco
-    except ImportError:
-        return  # the environment will say so
-    if mujoco.get_mju_user_warning() is None:
-        mujoco.set_mju_user_warning(cache(lambda warning: print(f"MuJoCo: {warning}", file=sys.stderr)))
+    from gymnasium.envs.mujoco import mujoco_env
+
+    mujoco = getattr(mujoco_env, "mujoco", None)  # where it is missing, the environment will say so
+    if mujoco is not None and mujoco.get_mju_user_warning() is None:
+        mujoco.set_mju_user_warning(cache(lambda warning: complain(f"MuJoCo: {warning}")))
 
 
 def _make_by_name(env: str, /, **kwargs: Any) -> Env:
