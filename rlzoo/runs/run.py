@@ -30,7 +30,7 @@ from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.files import LARGE, MANIFEST, check_regular, checksum, read_bytes, sync
 from rlzoo.runs.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from rlzoo.runs.configuration.config import Config, make_config
-from rlzoo.runs.configuration.objects import as_json, describe_object, first_description, names_code
+from rlzoo.runs.configuration.objects import as_json, describe_object, first_description, may_name_code, names_code
 from rlzoo.runs.configuration.record import new_record, read_record, read_settings, reason
 from rlzoo.runs.configuration.settings import unknown_name
 from rlzoo.runs.files import lock, parse_line, read_jsonl, read_object, remove, remove_report, write_atomically
@@ -114,11 +114,10 @@ class Run:
         """Opens an existing run directory, or downloads the run of a policy on the Hugging Face hub, `hf:user/name`.
 
         Raises:
-            RunError: there is no run, or the hub cannot be reached.
+            RunError: there is no run, or the hub cannot be reached, or a setting of its run names code.
         """
-        if hub.is_name(path):
-            path = hub.download(str(path).removeprefix(hub.PREFIX))
-        run = cls(path)
+        name = str(path).removeprefix(hub.PREFIX) if hub.is_name(path) else None
+        run = cls(path if name is None else hub.download(name))
         if not run._config.is_file():
             seeds = sorted(run.path.glob("seed-*/config.json"))
             remedy = f"; it holds the runs of several seeds: name one, such as {seeds[0].parent}" if seeds else ""
@@ -126,6 +125,10 @@ class Run:
         if "model_type" in read_object(run._config):
             command = f"rlzoo chat {quote(str(run.path))}"
             raise RunError(f"{run.path} is a language model and no run: talk to it with {command}")
+        for setting, x in {} if name is None else read_settings(run._config).items():
+            if may_name_code(x):
+                remedy = f"hf download {name} --local-dir FOLDER, look at its config.json, and give the folder"
+                raise RunError(f"{path}: {setting}={x!r} names code, which is not run from the hub: {remedy}")
         return run
 
     def __repr__(self) -> str:

@@ -75,3 +75,12 @@ def names_code(record: Any) -> bool:
     if isinstance(record, list):
         return any(map(names_code, record))
     return isinstance(record, str) and re.fullmatch(r"(.+\.py|[\w.]+):\w+(\(.*\))?", record) is not None
+
+
+def may_name_code(record: Any) -> bool:
+    """Whether a value of `config.json`, or a part of it, is a text that could name code."""
+    if isinstance(record, dict):
+        return any(map(may_name_code, (*record, *record.values())))
+    if isinstance(record, list):
+        return any(map(may_name_code, record))
+    return isinstance(record, str) and ":" in record and re.fullmatch(r"linear:[-+.\de]+:[-+.\de]+", record) is None

@@ -407,6 +407,27 @@ def test_policy_that_is_not_on_the_hub(hub):
         rlzoo.load_policy("hf:user/other")
 
 
+@pytest.mark.parametrize(
+    ("setting", "x"),
+    [
+        ("env", "subprocess:getoutput"),
+        ("env", "other:CartPole-v1"),
+        ("wrappers", ["a.b:C(1)"]),
+        ("env_kwargs", {"x": [{"y": "m:f"}]}),
+        ("learning_rate", "linear:3e-4:x"),
+    ],
+)
+def test_run_on_the_hub_names_no_code(setting, x, run, hub):
+    rlzoo.push(run, "user/name")
+    config = hub / "user/name/config.json"
+    record = json.loads(config.read_text())
+    config.write_text(json.dumps(record | {"learning_rate": "linear:3e-4:0"}))
+    assert rlzoo.Run.open("hf:user/name").record["learning_rate"] == "linear:3e-4:0"
+    config.write_text(json.dumps(record | {setting: x}))
+    with pytest.raises(RunError, match=rf"^hf:user/name: {setting}=.* names code, which is not run from the hub"):
+        rlzoo.evaluate("hf:user/name", 1)
+
+
 def test_run_on_the_hub_cannot_be_resumed(run, hub):
     rlzoo.push(run, "user/name")
     with pytest.raises(RunError, match=r"^hf:user/name is on the Hugging Face hub: it can be evaluated"):
