@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -73,16 +74,24 @@ def _render(
     file: str, record: Mapping[str, Any], metadata: Any, step: int, name: str, facts: Mapping[str, str], **about: Any
 ) -> str:
     """A card from its template, with what all cards have: settings and versions from `config.json`."""
+    hidden = {"env", "algorithm", *NOT_SETTINGS}
     return template("rlzoo.runs.publish", file).render(
         metadata=Markup(f"{metadata.to_yaml()}\n"),
         algorithm=record["algorithm"],
         env=_text(record["env"]),
         step=f"{step:,}",
         name=Markup(json.dumps(name)),
-        settings={name: _text(x) for name, x in record.items() if name not in ("env", "algorithm", *NOT_SETTINGS)},
+        settings={name: _text(_without_folder(x)) for name, x in record.items() if name not in hidden},
         facts={**facts, **record.get("versions", {})},
         **about,
     )
+
+
+def _without_folder(value: Any) -> Any:
+    """A setting with the names of files alone: the folders of a machine are nothing to publish."""
+    if isinstance(value, list):
+        return list(map(_without_folder, value))
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _kind(evaluation: Mapping[str, Any]) -> str:

@@ -81,6 +81,7 @@ def test_card(run, tmp_path):
     assert f"| {last['samples'][0]['prompt']} | " in body
     assert "| licence of the initial model | mit |\n" in body
     assert "| reward | " in body
+    assert str(run.path.parent) not in body
 
 
 def test_model_of_a_directory_that_is_elsewhere_now_is_not_one_on_the_hub(run, tmp_path, monkeypatch):
