@@ -58,9 +58,7 @@ class Collector:
             actor.memory = self._memory  # type: ignore[attr-defined]
         try:
             steps = self._first_episodes(actor) if self.whole_episodes else self._steps(actor, self.num_steps)
-            while (
-                not steps.mask.any()
-            ):  # with num_steps = 1 a forced step of each copy; an update needs one of the policy's
+            while not steps.mask.any():  # possible with num_steps = 1, and nothing to learn from
                 steps = self._steps(actor, self.num_steps)
         except BaseException:
             self.restart()  # the environment has gone on
