@@ -18,6 +18,7 @@ from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import require
 from rlzoo.core.system.fields import Checked
 from rlzoo.core.system.schedules import Schedule, at
+from rlzoo.core.system.streams import restore_rng, rng_state
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.natural_gradient import Solution, conjugate_gradient
 from rlzoo.optim.objective import PolicyStatistics, clipped_objective, policy_statistics
@@ -66,14 +67,14 @@ class State:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rng": self.rng.bit_generator.state,
+            "rng": rng_state(self.rng, usual=int(self.fisher_rng is not None)),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "scalars": dict(self.scalars),
             **({} if self.fisher_rng is None else {"fisher_rng": self.fisher_rng.bit_generator.state}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.rng.bit_generator.state = state["rng"]
+        restore_rng(self.rng, state["rng"])
         if self.fisher_rng is not None:
             self.fisher_rng.bit_generator.state = state["fisher_rng"]
         for name, optimizer in self.optimizers.items():
@@ -131,9 +132,8 @@ def measure(
         after: the policy after the update; by default it is evaluated here.
     """
     after = policy_statistics(model, batch) if after is None else after
-    ratio = torch.exp(after.log_prob - batch.logp)
+    metrics, ratio = {}, torch.exp(after.log_prob - batch.logp)
     objective = ratio * batch.advantage
-    metrics = {}
     if clip_coef is not None:
         objective = clipped_objective(ratio, batch.advantage, clip_coef)
         outside = ((after.log_prob - batch.logp).expm1().abs() > clip_coef).to(ratio.dtype)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
@@ -34,6 +34,7 @@ from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, de
 from rlzoo.core.system.fields import Advanced, Range
 from rlzoo.core.system.streams import stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings, check_fisher_fraction
+from rlzoo.core.tensors import leaves as tensors_in
 from rlzoo.core.tensors import map_leaves
 
 NETWORKS: dict[str, type[NetworkSettings]] = {"mlp": Network, "cnn": CNN, "gru": GRU, "lstm": LSTM}
@@ -138,6 +139,10 @@ class ControlTask(EnvTask):
             for name, (x, shape) in shapes.items():
                 if x.shape != shape:
                     raise ValueError(f"{name} of shape {tuple(x.shape)} for 2 rows of a step, needed {shape}")
+            for own in dataclasses.fields(cast(Any, policy)):
+                wrong = [x.shape for x in tensors_in(getattr(policy, own.name)) if x.shape[:2] != (2, 1)]
+                if wrong:
+                    raise ValueError(f"{own.name} of shape {tuple(wrong[0])} for 2 rows of a step, needed (2, 1, ...)")
         except Exception as error:
             fault = f"the model does not fit the observations and actions of {env_name(self.setup.env)}"
             seen = f"observations of shape {zeros[:, None].shape} {zeros.dtype} for 2 rows of a step"

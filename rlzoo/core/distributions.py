@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.tensors import Tensors
 
 IMPOSSIBLE = -1e9
@@ -49,7 +50,7 @@ class Distribution(Tensors, abc.ABC):
 
     def noise(self, generator: torch.Generator | None = None) -> Float[Tensor, "*batch Z"]:
         """Draws standard noise for `from_noise`. Control tasks do not need it."""
-        raise NotImplementedError(f"{type(self).__name__} has no method noise(generator), which samples need here")
+        raise ConfigError(f"{type(self).__name__} has no method noise(generator), which samples need here")
 
     @property
     def noise_size(self) -> int:
@@ -104,13 +105,15 @@ class Distribution(Tensors, abc.ABC):
         """weight·F·u in each state: F is the Fisher information matrix of `tensors()` in a state, u the `tangents`.
 
         F is the Hessian of KL(self ‖ other) in the tensors of `other`, at `other` = `self`. By default it comes from
-        two backward passes through `kl`; a closed form is faster.
+        two backward passes through `kl`; a closed form is faster. Integers and booleans get zeros.
         """
         with torch.enable_grad():
-            tensors = [x.detach().requires_grad_() for x in self.tensors()]
+            tensors = [x.detach().requires_grad_(x.is_floating_point()) for x in self.tensors()]
+            moving, us = zip(*((x, u) for x, u in zip(tensors, tangents, strict=True) if x.requires_grad), strict=True)
             kl = (weight * self.detach().kl(self.with_tensors(tensors))).sum()
-            first = torch.autograd.grad(kl, tensors, create_graph=True, allow_unused=True, materialize_grads=True)
-            return list(torch.autograd.grad(first, tensors, tangents, allow_unused=True, materialize_grads=True))
+            first = torch.autograd.grad(kl, moving, create_graph=True, allow_unused=True, materialize_grads=True)
+            products = iter(torch.autograd.grad(first, moving, us, allow_unused=True, materialize_grads=True))
+            return [next(products) if x.requires_grad else torch.zeros_like(x) for x in tensors]
 
 
 @dataclass(frozen=True)
@@ -277,7 +280,8 @@ class _Independent(Distribution):
         return torch.stack([mine.kl(theirs) for mine, theirs in pairs]).sum(0)
 
     def restrict(self, legal: Tensor) -> Self:
-        sizes = [0 if part.std is not None else part.noise_size for part in self.parts]
+        sizes, given = [_categories(part) for part in self.parts], legal.shape[-1]
+        require(sum(sizes) == given, f"parts with a method restrict have {sum(sizes)} categories, the mask has {given}")
         masks = torch.split(legal, sizes, -1)
         parts = [part.restrict(x) if n else part for part, x, n in zip(self.parts, masks, sizes, strict=True)]
         return self.replace(parts=tuple(parts))
@@ -286,6 +290,13 @@ class _Independent(Distribution):
         """The Fisher matrix has one block for each part."""
         rest = iter(tangents)
         return [x for part in self.parts for x in part.fisher([next(rest) for _ in part.tensors()], weight)]
+
+
+def _categories(part: Distribution) -> int:
+    """Categories that a part's `restrict` takes; 0 if it has no such method of its own."""
+    if isinstance(part, _Independent):
+        return sum(map(_categories, part.parts))
+    return 0 if type(part).restrict is Distribution.restrict else part.noise_size
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Self, cast
 
@@ -23,8 +24,7 @@ class Tensors:
     def map(self, fn: Callable[[Any], Any]) -> Self:
         """A copy with `fn` applied to every tensor that is present, in the order of the fields."""
         cls: Any = type(self)
-        fields = cls.__match_args__  # their names, as dataclasses define it
-        return cls(*[map_leaves(fn, getattr(self, name)) for name in fields])
+        return cls(**{name: map_leaves(fn, getattr(self, name)) for name in _fields(cls)})
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
@@ -38,6 +38,12 @@ class Tensors:
         """A copy with other tensors, in the order of `tensors()`."""
         rest = iter(tensors)
         return self.map(lambda _: next(rest))
+
+
+@functools.cache
+def _fields(cls: Any) -> list[str]:
+    """Names of the fields, in their order."""
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def map_leaves(fn: Callable[[Any], Any], x: Any) -> Any:

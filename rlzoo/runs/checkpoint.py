@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from rlzoo.core.system.errors import ConfigError, RunError, require
@@ -117,11 +117,19 @@ def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
             other = next((key for key in x if not isinstance(key, str)), None)
             fault = f"a state_dict must have texts as keys; it has {other!r}, as that of a torch.optim optimizer"
             require(other is None, fault)
+            like_a_path = set(x) < {"numpy", "tensor"} and any(isinstance(value, str) for value in x.values())
+            require(not like_a_path, f"a state_dict must not hold {x}, which stands for an array: rename the key")
             return {key: walk(value, f"{path}/{key}") for key, value in x.items()}
         if isinstance(x, (list, tuple)):
             return [walk(value, f"{path}/{i}") for i, value in enumerate(x)]
         if isinstance(x, (np.ndarray, Tensor)):
-            arrays[path] = x if isinstance(x, Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+            while path in arrays:  # of the keys "a/b", and "a" with "b" in it
+                path += "/"
+            try:
+                arrays[path] = x if isinstance(x, Tensor) else torch.from_numpy(np.asarray(x, order="C"))
+                save({"": torch.empty(0, dtype=arrays[path].dtype)})  # complex128 is no type of the file
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigError(f"a state_dict must hold arrays of numbers; it holds one of {x.dtype}") from error
             return {"tensor" if isinstance(x, Tensor) else "numpy": path}
         return x.item() if isinstance(x, np.generic) else x
 
@@ -131,10 +139,11 @@ def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
 def _join(structure: Any, arrays: dict[str, Tensor]) -> Any:
     """The inverse of `_split`."""
     if isinstance(structure, dict):
-        if set(structure) == {"numpy"}:
-            return arrays[structure["numpy"]].numpy().copy()  # which an environment may keep longer than the file
-        if set(structure) == {"tensor"}:
-            return arrays[structure["tensor"]]
+        path = next(iter(structure.values()), None)
+        if set(structure) == {"numpy"} and isinstance(path, str):
+            return arrays[path].numpy().copy()  # which an environment may keep longer than the file
+        if set(structure) == {"tensor"} and isinstance(path, str):
+            return arrays[path]
         return {key: _join(value, arrays) for key, value in structure.items()}
     if isinstance(structure, list):
         return [_join(value, arrays) for value in structure]

@@ -1,15 +1,18 @@
 """Distributions against enumeration, `torch.distributions` and their own samples."""
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from simulated_gpu import GPU, simulated
+from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
 from rlzoo.core.distributions import Categorical, DiagGaussian, Distribution, MultiCategorical, Product
+from rlzoo.core.system.errors import ConfigError
 
 SAMPLES = 20_000
 
@@ -96,6 +99,51 @@ def test_fisher_product_is_that_of_the_hessian_of_the_kl(kind):
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
             assert theirs.abs().max() > 0.01
+
+
+@dataclass(frozen=True)
+class Own(Categorical):
+    """A distribution of a user's, without a Fisher matrix and `restrict` of its own."""
+
+    legal: Tensor | None = None
+    scale: float = field(default=1.0, kw_only=True)
+
+    @property
+    def log_probs(self):
+        return (self.scale * self.logits).masked_fill(~self.legal, -1e9).log_softmax(-1)
+
+    noise, restrict, fisher = Distribution.noise, Distribution.restrict, Distribution.fisher
+
+
+OWN = Own(random(7, 3), torch.tensor([True, False, True]).expand(7, 3), scale=10.0)
+
+
+def test_a_field_by_keyword_alone_stays():
+    assert OWN.detach().scale == 10
+    assert torch.equal(OWN.detach().log_probs, OWN.log_probs)
+
+
+def test_fisher_products_leave_out_fields_that_are_no_numbers():
+    tangent, weight = random(7, 3, seed=2), random(7, seed=3).square()
+    found, none = OWN.fisher([tangent, torch.zeros(7, 3, dtype=torch.bool)], weight)
+    (expected,) = Categorical(OWN.log_probs).fisher([tangent], weight)
+    torch.testing.assert_close(found, 100 * expected)
+    assert not none.any()
+
+
+def test_only_parts_that_can_be_restricted_take_masks():
+    legal = torch.ones(7, 3, dtype=torch.bool)
+    legal[:, 0] = False
+    product = Product((OWN, Product((CATEGORICAL.map(lambda x: x[:3].expand(7, 3)),), (1,))), (1, 1))
+    assert product.restrict(legal).parts[0] is OWN
+    assert (product.restrict(legal).parts[1].mode > 0).all()
+    with pytest.raises(ConfigError, match="parts with a method restrict have 3 categories, the mask has 6"):
+        product.restrict(legal.repeat(1, 2))
+
+
+def test_a_sample_without_a_way_to_draw_noise_is_an_error():
+    with pytest.raises(ConfigError, match=r"^Own has no method noise\(generator\), which samples need here$"):
+        Distribution.sample(OWN)
 
 
 def test_categorical_probabilities_by_hand():

@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 from builders import parameters
 from torch.nn.utils.parametrizations import spectral_norm
 
@@ -137,6 +138,24 @@ class Own(PPOClip):
 def test_an_algorithm_of_ones_own_is_not_compiled_by_default(monkeypatch):
     monkeypatch.setattr(acceleration, "compilers", lambda: ["g++"])
     assert not configure(Own(), "CartPole-v1", None, True, {"total_steps": 500_000})[0].compile
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda net: net.layers[0].weight.register_hook(torch.zeros_like),
+        lambda net: net.layers[1].register_full_backward_hook(lambda layer, into, _: (torch.zeros_like(into[0]),)),
+    ],
+)
+def test_hooks_on_gradients_are_called(register):
+    trainer, _ = trained("ppo-clip", iterations=0, fast=False, **NETWORKS["mlp"])
+    net = trainer.model.policy.net
+    register(net)
+    acceleration.accelerate(trainer.task, trainer.state)
+    first, last = (layer.weight.detach().clone() for layer in net.layers)
+    trainer.iterate()
+    assert torch.equal(net.layers[0].weight, first)
+    assert not torch.equal(net.layers[1].weight, last)
 
 
 def test_what_a_user_replaced_is_left_as_it_is():

@@ -14,7 +14,7 @@ import torch
 import rlzoo
 from rlzoo.control.task import ControlTask
 from rlzoo.core.evaluation import Evaluation
-from rlzoo.core.system.errors import RunError
+from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.runs.checkpoint import Checkpoint
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.files import lock
@@ -199,6 +199,35 @@ def test_checkpoint_survives_to_the_last_bit(run):
     generator = np.random.default_rng()
     generator.bit_generator.state = loaded.state["rng"]
     assert generator.random() == np.random.default_rng(7).random()
+
+
+STATES = {
+    "0-d": np.array(5),
+    "names of marks": {"numpy": {"tensor": 3}, "other": {"numpy": np.arange(2)}, "both": {"numpy": "a", "tensor": "b"}},
+    "keys like a path": {"a/b": np.zeros(1), "a": {"b": np.ones(1), "b/": np.full(1, 2.0)}, "a/b/": np.full(1, 3.0)},
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+def test_a_state_comes_back_whatever_its_names(state, run):
+    save(run, 0, Checkpoint({}, {"env": state}))
+    assert repr(run.load().state["env"]) == repr(state)
+
+
+@pytest.mark.parametrize(
+    ("state", "fault"),
+    [
+        ({"tensor": "x"}, r"must not hold {'tensor': 'x'}, which stands for an array: rename the key"),
+        *(
+            (np.zeros(1, x), f"must hold arrays of numbers; it holds one of {x}")
+            for x in ("complex128", "<U1", "object")
+        ),
+    ],
+)
+def test_a_state_that_would_not_come_back_is_not_saved(state, fault, run):
+    with pytest.raises(ConfigError, match=f"^a state_dict {fault}$"):
+        save(run, 0, Checkpoint({}, {"env": state}))
+    assert run.steps() == []
 
 
 def test_last_two_and_the_best_are_kept(run):

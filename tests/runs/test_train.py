@@ -486,6 +486,15 @@ def gaussian(x):
     return DiagGaussian(x, torch.zeros_like(x))
 
 
+@dataclasses.dataclass(frozen=True)
+class Scaled(DiagGaussian):
+    scale: torch.Tensor
+
+
+def scaled(x):
+    return Scaled(x, torch.zeros_like(x), torch.ones(1))
+
+
 @pytest.mark.parametrize(
     ("env", "policy", "value", "fault"),
     [
@@ -497,6 +506,7 @@ def gaussian(x):
         ("CartPole-v1", Linear(4, 2), torch.nn.Linear(4, 1), r"value of shape \(2, 1, 1\) .*, needed \(2, 1\)"),
         ("CartPole-v1", torch.nn.Linear(4, 2), LinearValue(4, 1), "TypeError: Linear.forward"),
         ("Pendulum-v1", Linear(3, 2), LinearValue(3, 1), r"action of shape \(2,\) .*, needed \(2, 1\)"),
+        ("Pendulum-v1", Linear(3, 1, scaled), LinearValue(3, 1), r"scale of shape \(1,\) .*, needed \(2, 1, \.\.\.\)"),
         ("Pendulum-v1", Linear(3, 2, gaussian), LinearValue(3, 1), r"action of shape \(2, 2\) .*, needed \(2, 1\)"),
     ],
 )

@@ -5,6 +5,8 @@ Each purpose has a stream of its own. Evaluating more often, for example, does n
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -31,6 +33,21 @@ def evaluation_seeds(seed: int) -> tuple[int, int]:
     require(seed >= 0, f"seed must be at least 0, got {seed}")
     env_seed, actor_seed = np.random.SeedSequence(seed).generate_state(2).tolist()
     return env_seed, actor_seed
+
+
+def rng_state(rng: np.random.Generator, usual: int) -> dict[str, Any]:
+    """The state of a generator, and how many children it has if they are not as many as usual."""
+    bits: Any = rng.bit_generator
+    spawned = bits.seed_seq.n_children_spawned
+    return bits.state | ({} if spawned == usual else {"spawned": spawned})
+
+
+def restore_rng(rng: np.random.Generator, state: dict[str, Any]) -> None:
+    """Restores the state that `rng_state` gave."""
+    bits: Any = rng.bit_generator
+    bits.state = state
+    spawned = bits.seed_seq.n_children_spawned
+    bits.seed_seq.spawn(state.get("spawned", spawned) - spawned)
 
 
 def number(sequence: np.random.SeedSequence) -> int:

@@ -33,8 +33,8 @@ class FastAdam(Adam):
     Args:
         compile: whether to run the steps of an update as native code, which is compiled for each shape of buffer (see
             `rlzoo.optim.fast.compilation`), with the number of rows rounded up to a power of two. Steps with an
-            auxiliary loss or a `KLStop` are not, nor those of a loss that reads variables of an enclosing function, or
-            has default arguments: they may change, and would be constants of the code.
+            auxiliary loss, a `KLStop` or hooks on gradients are not, nor those of a loss that reads variables of an
+            enclosing function, or has default arguments: they may change, and would be constants of the code.
         waits: whether to wait for the compilation. Until it says so, steps are not native.
     """
 
@@ -50,7 +50,8 @@ class FastAdam(Adam):
     ) -> tuple[int, float]:
         self.theta = flatten_parameters(self.parameters, self.theta)
         auxiliary = options.get("auxiliary", True) and model.auxiliary
-        plain = options.get("stop") is None and not auxiliary and not _holds_values(loss)
+        hooked = any(p._backward_hooks for p in self.parameters)
+        plain = options.get("stop") is None and not auxiliary and not hooked and not _holds_values(loss)
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.max_minibatches:
             result = self._native(loss, model, minibatches, scalars, **options)
             if result is not None:

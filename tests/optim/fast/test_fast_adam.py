@@ -161,6 +161,17 @@ def test_a_fit_of_no_epochs_compiles_nothing(loops):
     assert optimizer.count == 0
 
 
+def test_steps_with_a_hook_on_a_gradient_are_not_compiled(loops):
+    model = make_model()
+    optimizer, before = FastAdam(Adam(list(model.parameters())), compile=True), parameters(model)
+    for p in model.parameters():
+        p.register_hook(torch.zeros_like)
+    epochs = Epochs(make_batch(model), 1, 8, np.random.default_rng(0))
+    optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
+    assert loops == []
+    assert torch.equal(parameters(model), before)
+
+
 def test_another_shape_or_setting_is_another_loop(loops):
     model = make_model()
     optimizer, batch = FastAdam(Adam(list(model.parameters())), compile=True), make_batch(model)
