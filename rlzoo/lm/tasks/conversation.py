@@ -101,7 +101,7 @@ class Speaker:
             for token in self._tokens(ids):
                 said.append(token)
                 (whole,) = decode(self.tokenizer, [said], self.stop)
-                if whole.startswith(shown) and not whole.endswith("\ufffd"):  # not in the middle of a character
+                if not whole.endswith("\ufffd"):  # not in the middle of a character
                     piece, shown = whole[len(shown) :], whole
                     yield piece
         finally:

@@ -206,6 +206,10 @@ class LanguageTask(Task):
             critic = pretrained.load_reward_model(settings.reward_model, attention).base_model
             same = pretrained.load_tokenizer(settings.reward_model).get_vocab() == self.tokenizer.get_vocab()
             require(same, f"critic: {settings.reward_model} has another tokenizer than {self._source}")
+            has, needs = (x.get_input_embeddings().num_embeddings for x in (critic, actor))
+            require(
+                has >= needs, f"critic: {settings.reward_model} has {has} embeddings, and {needs} tokens can be sampled"
+            )
         if settings.lora_rank is not None:
             actor = with_adapter(actor, settings.lora_rank, self.setup.seed)
         precision = torch.bfloat16 if settings.precision == "bfloat16" else None

@@ -69,6 +69,14 @@ def test_stop_token_ends_an_answer_and_is_not_said_if_it_is_special():
     assert say(speaker, "hello") == whole[:2]
 
 
+def test_an_answer_goes_on_after_bytes_that_are_no_character(monkeypatch):
+    texts = ["\n", "\ufffd\ufffd", "\ufffd\ufffd sat"]  # of a tokenizer that joins the tokens of single bytes
+    monkeypatch.setattr("rlzoo.lm.tasks.conversation.decode", lambda _, rows, stop: [texts[len(rows[0]) - 1]])
+    speaker = make_speaker(most=3, stop=())
+    assert say(speaker, "hello") == "\n\ufffd sat"
+    assert speaker.messages[-1]["content"] == texts[-1]
+
+
 def test_samples_depend_on_seed_and_temperature():
     def answers(seed, temperature):
         return say(make_speaker(greedy=False, most=12, seed=seed, settings={"temperature": temperature}), "hi")

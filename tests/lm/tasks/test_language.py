@@ -17,7 +17,7 @@ from rlzoo.lm.fast import packed
 from rlzoo.lm.fast.attention import NAMES
 from rlzoo.lm.finetune.sft import SFTSettings
 from rlzoo.lm.model.language_model import LanguageModel
-from rlzoo.lm.model.pretrained import new_causal_lm
+from rlzoo.lm.model.pretrained import load_causal_lm, new_causal_lm
 from rlzoo.lm.model.saving import save
 from rlzoo.lm.reward.shaping import sequence_kl
 from rlzoo.lm.tasks.conversation import Speaker
@@ -252,6 +252,17 @@ def test_the_alignment_of_a_file_changes_no_result(algorithm, tmp_path):
         metrics = [trainer.iterate().metrics for _ in range(2)]
         found.append((metrics, {name: p.numpy().tobytes() for name, p in trainer.model.state_dict().items()}))
     assert all(x == found[0] for x in found)
+
+
+def test_a_critic_that_has_no_embedding_of_a_token_is_an_error(data, tmp_path):
+    tiny.make_reward_model(data / "model").save(tmp_path / "judge")
+    actor = load_causal_lm(data / "model")
+    has = actor.get_input_embeddings().num_embeddings
+    actor.resize_token_embeddings(has + 8)  # as models have whose embedding is padded
+    save(actor, tiny.make_tokenizer(), tmp_path / "padded")
+    given = {"model": str(tmp_path / "padded"), "reward": str(tmp_path / "judge"), "critic": "reward-model"}
+    with pytest.raises(ConfigError, match=rf"judge has {has} embeddings, and {has + 8} tokens can be sampled$"):
+        Trainer(config(data, "ppo-clip", **given))
 
 
 def test_what_a_run_saves_ends_its_texts_in_hugging_face(tmp_path):
