@@ -344,6 +344,8 @@ class Run:
         try:
             write_checkpoint(temporary, step, checkpoint, identity)
             sync(temporary)
+            for log in filter(Path.is_file, map(self.path.joinpath, _RECORDS)):
+                sync(log)  # so that no power failure leaves a checkpoint without the lines before it
             if replace:
                 self._remove({step}.intersection(self.steps()))
             temporary.rename(target)

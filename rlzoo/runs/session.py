@@ -198,7 +198,11 @@ class Session:
 
         self.trainer.task.on_step = on_step
         with operation(name, episodes) as evaluating:
-            evaluation = self.trainer.evaluate(episodes, seed=seed, deterministic=deterministic)
+            try:
+                evaluation = self.trainer.evaluate(episodes, seed=seed, deterministic=deterministic)
+            except EnvError:
+                on_step(0)  # a signal to all processes also ends those of environments
+                raise
         cut = evaluation.further.get("cut_episodes")
         if cut:
             text = f"{cut} of {len(evaluation.returns)} episodes had not ended after {ENDLESS:,} steps and were cut"
@@ -248,8 +252,8 @@ class Session:
                 values = [f"{name} = {getattr(self.config.task, name)}" for name in self.config.task.memory]
                 cause = f"there is not enough memory{': lower ' * bool(values)}{', '.join(values)} ({cause})"
             if isinstance(error, OSError) and error.filename is not None:
-                verb = "write" if Path(str(error.filename)).is_relative_to(self.run.path) else "use"
-                cause = f"cannot {verb} {error.filename}: {error.strerror}"
+                own = Path(str(error.filename)).absolute().is_relative_to(self.run.path.absolute())
+                cause = f"cannot {'write' if own else 'use'} {error.filename}: {error.strerror}"
             steps = self.run.steps()
             remedy = "there is no checkpoint yet"
             if steps:

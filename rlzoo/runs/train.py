@@ -168,6 +168,8 @@ def resume(
             with _restoring(run):
                 logger.load_state_dict(saved.state["logger"])
         run.forget_after(trainer.step)
+        if trainer.step and (run.last_metrics() or {}).get("step") != trainer.step:
+            display.say(f"{run.path / 'metrics.jsonl'} has no line of step {trainer.step:,}: its end was lost")
         if saved is not None and saved.state["task"]["collector"]["env"] is None:
             display.say(f"{env_name(config.env)} cannot save its state: new episodes start")
         display.say(f"resuming {run.path} at step {trainer.step:,}")

@@ -363,6 +363,27 @@ def test_every_iteration_has_steps_of_its_own_where_a_buffer_may_be_one_forced_s
     assert short_runs.outcome(run) == reference
 
 
+def test_a_log_that_ends_before_the_checkpoint_is_said(tmp_path, capsys):
+    run = short_runs.quick_run(tmp_path)
+    log, last = tmp_path / "metrics.jsonl", run.steps()[-1]
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-2]))
+    resume(run, 700, progress=True)
+    assert f"metrics.jsonl has no line of step {last:,}: its end was lost\n" in capsys.readouterr().out
+
+
+def test_a_signal_that_also_ends_the_processes_of_an_evaluation_is_no_failure(tmp_path, monkeypatch):
+    def evaluate(*_, **__):
+        os.kill(os.getpid(), signal.SIGINT)
+        raise EnvError("the connection was reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", evaluate)
+        with pytest.raises(Interrupted, match="continue with"):
+            short_runs.quick_run(tmp_path / "run", eval_interval=100)
+    whole = short_runs.quick_run(tmp_path / "whole", eval_interval=100)
+    assert short_runs.outcome(resume(tmp_path / "run")) == short_runs.outcome(whole)
+
+
 def test_versions_of_all_sessions_are_recorded(tmp_path, capsys):
     run = short_runs.quick_run(tmp_path)
     file, now = tmp_path / "config.json", torch.__version__

@@ -57,7 +57,7 @@ class Shuffled(Iterator[int]):
         self._rng.bit_generator.state = state["rng"]
         self._left = list(state["left"])
         if not all(isinstance(i, int) and 0 <= i < self._n for i in self._left):
-            raise ValueError(f"an order of numbers below {self._n} is needed")
+            raise ValueError(f"there are {self._n} prompts or texts now, and there were more")
 
 
 class Group(NamedTuple):

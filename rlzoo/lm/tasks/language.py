@@ -76,6 +76,8 @@ class LanguageTask(Task):
     settings: Language
     model: LanguageModel
     env: LMEnv
+    _restored = False
+    """Whether the model is that of a checkpoint, and no longer the initial one."""
 
     def __init__(self, settings: Language, setup: Setup, model: ActorCritic | None = None) -> None:
         self.settings, self.setup = settings, setup
@@ -206,10 +208,10 @@ class LanguageTask(Task):
             critic = pretrained.load_reward_model(settings.reward_model, attention).base_model
             same = pretrained.load_tokenizer(settings.reward_model).get_vocab() == self.tokenizer.get_vocab()
             require(same, f"critic: {settings.reward_model} has another tokenizer than {self._source}")
-            has, needs = (x.get_input_embeddings().num_embeddings for x in (critic, actor))
-            require(
-                has >= needs, f"critic: {settings.reward_model} has {has} embeddings, and {needs} tokens can be sampled"
-            )
+            models: list[Any] = [critic, actor]
+            has, needs = (len(x.get_input_embeddings().weight) for x in models)
+            fault = f"critic: {settings.reward_model} has {has} embeddings, and {needs} tokens can be sampled"
+            require(has >= needs, fault)
         if settings.lora_rank is not None:
             actor = with_adapter(actor, settings.lora_rank, self.setup.seed)
         precision = torch.bfloat16 if settings.precision == "bfloat16" else None
@@ -390,6 +392,7 @@ class LanguageTask(Task):
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        self._restored = True
         self.collector.load_state_dict(state["collector"])
         self.generator.set_state(state["generator"])
         if self.pretraining is not None:
@@ -402,6 +405,8 @@ class LanguageTask(Task):
             if setting is not None and not isinstance(setting, str) and not path.is_file():
                 save_prompts(path, prompts)
         if not (folder / START).is_dir():
+            fault = f"{folder / START} is missing; the run cannot be resumed without its own reference"
+            require(not self._restored, fault)
             save(without_adapter(self.model.actor), self.tokenizer, folder / START, self.env.stop, sealed=True)
 
     def end(self, folder: Path) -> None:

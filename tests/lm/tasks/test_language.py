@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -252,6 +253,15 @@ def test_the_alignment_of_a_file_changes_no_result(algorithm, tmp_path):
         metrics = [trainer.iterate().metrics for _ in range(2)]
         found.append((metrics, {name: p.numpy().tobytes() for name, p in trainer.model.state_dict().items()}))
     assert all(x == found[0] for x in found)
+
+
+def test_a_run_that_lost_its_reference_is_not_resumed(tmp_path):
+    short_language_runs.save_data(tmp_path)
+    run = rlzoo.train(out=tmp_path / "run", **short_language_runs.settings(tmp_path, "ppo-clip", total_steps=60))
+    shutil.rmtree(run.path / "start")
+    with pytest.raises(ConfigError, match=r"start is missing; the run cannot be resumed without its own reference$"):
+        rlzoo.resume(run, 120)
+    assert not (run.path / "start").exists()
 
 
 def test_a_critic_that_has_no_embedding_of_a_token_is_an_error(data, tmp_path):
