@@ -104,8 +104,8 @@ def chat_command(arguments: list[str]) -> None:
     temperature = record.get("temperature", 1.0) if options.temperature is None else options.temperature
     most = record.get("max_new_tokens", 256) if options.max_new_tokens is None else options.max_new_tokens
     fault = f"temperature must be at least 1e-06, got {temperature}; --greedy takes the most probable token"
-    require(temperature >= 1e-6, fault)
-    require(most >= 1, f"max_new_tokens must be at least 1, got {most}")
+    require(isinstance(temperature, int | float) and temperature >= 1e-6, fault)
+    require(isinstance(most, int) and most >= 1, f"max_new_tokens must be at least 1, got {most}")
     require(options.seed >= 0, f"seed must be at least 0, got {options.seed}")
     run, how = Path(options.model), (temperature, most, options.greedy, options.seed)
     start = run / "start"

@@ -164,7 +164,7 @@ def _c(module: PolicyModule, obs: Tensor, about: Mapping[str, str]) -> tuple[byt
         keep_trailing_newline=True,
     ).get_template("policy.h.jinja")
     text = template.render(
-        about={name: one_line(text).replace("*/", "* /") for name, text in about.items()},
+        about=[[one_line(x).replace("*/", "* /") for x in pair] for pair in about.items()],
         inputs=obs.shape[1],
         actions=math.prod(space.shape or ()),
         box=isinstance(space, spaces.Box),

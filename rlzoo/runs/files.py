@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -48,6 +49,8 @@ def remove(path: Path) -> None:
 
 def remove_report(folder: Path) -> None:
     """Deletes what `rlzoo report` has written in a folder whose content is replaced."""
+    if (folder / "figures").is_symlink():
+        remove(folder / "figures")
     for name in _REPORT:
         remove(folder / name)
     with contextlib.suppress(OSError):  # it holds other files
@@ -106,12 +109,14 @@ def lock(folder: Path, file: Path | None = None) -> Iterator[None]:
 
     Raises:
         RunError: another process holds the lock.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a link.
     """
     from filelock import FileLock, Timeout
 
     path = file or folder / ".lock"
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, through which nothing is written", str(path))
     path.touch()  # a file that cannot be made is an error, not a lock that another process holds
     try:
         held = FileLock(path, timeout=0).acquire()

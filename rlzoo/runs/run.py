@@ -435,5 +435,6 @@ def _is_record(record: Mapping[str, Any], kinds: Mapping[str, Any]) -> bool:
         type(record.get("step")) is int
         and record["step"] >= 0
         and all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+        and ("episodes" not in kinds or record["episodes"] > 0)
         and not any(isinstance(x, int) and x.bit_length() > 1000 for x in record.values())
     )

@@ -501,6 +501,14 @@ def test_wrong_use_of_chat(arguments, reason, run, capsys):
     assert reason in complaint(capsys)
 
 
+@pytest.mark.parametrize(("name", "value"), [("temperature", "x"), ("temperature", None), ("max_new_tokens", 1.5)])
+def test_a_run_whose_settings_are_of_another_kind(name, value, run, tmp_path, capsys):
+    path = shutil.copytree("run", tmp_path / "run") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    assert command("chat", str(path.parent)) == 2
+    assert f"{name} must be at least 1" in complaint(capsys)
+
+
 @pytest.mark.parametrize("name", ["eval", "play"])
 def test_a_model_is_no_run(name, run, capsys):
     assert command(name, "model") == 2

@@ -197,6 +197,11 @@ def test_files_say_where_they_come_from():
     assert "*\\ / int x;" in header, "a compiler joins lines that end with a backslash"
 
 
+def test_names_are_escaped_like_their_values():
+    header = make_policy(ACTIONS["box"]).export("c", {"*/\nint x; /*": "1"}).decode()
+    assert "   * / int x; /*: 1\n" in header
+
+
 class Doubled(MLPPolicy):
     """A policy of a user's own, that can be traced."""
 

@@ -157,6 +157,19 @@ def test_state_that_does_not_fit(run, place, value):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [{"versions": None}, {"versions": "x"}, {"versions": -1}, {"spaces": "x"}, {"spaces": None}, {"git_commit": []}],
+)
+def test_entries_of_another_kind(run, entry, tmp_path, capsys):
+    path, (name,) = run.path / "config.json", entry
+    path.write_text(json.dumps(json.loads(path.read_text()) | entry))
+    out = str(tmp_path / "out")
+    for arguments in (["report"], ["eval"], ["push", out], ["export", "--format", "c", "--out", out], ["resume"]):
+        assert main([arguments[0], str(run.path), *arguments[1:]]) == 2
+        assert f"config.json cannot be used: {name} is {entry[name]!r}, which is of the" in capsys.readouterr().err
+
+
 def test_weights_of_another_network(run):
     config = json.loads((run.path / "config.json").read_text())
     (run.path / "config.json").write_text(json.dumps({**config, "hidden": [16]}))
@@ -290,7 +303,9 @@ def test_metrics_that_are_no_numbers(run, capsys):
     assert len(run.metrics()) == len(rest) + 1
 
 
-@pytest.mark.parametrize("damage", [{"mean_return": "high"}, {"std_return": None}, {"episodes": []}, {"final": 1}])
+@pytest.mark.parametrize(
+    "damage", [{"mean_return": "high"}, {"std_return": None}, {"episodes": []}, {"final": 1}, {"episodes": 0}]
+)
 def test_evaluations_with_other_kinds_of_value_are_left_out(good_run, tmp_path, damage):
     run = Run(shutil.copytree(good_run.path, tmp_path / "run"))
     *others, last = map(json.loads, (run.path / "evaluations.jsonl").read_text().splitlines())
@@ -314,6 +329,40 @@ def test_only_files_of_the_run_are_pushed(run, tmp_path, name):
     (run.path / name.format(step=run.steps()[-1])).symlink_to(tmp_path / "secret.txt")
     rlzoo.push(run, tmp_path / "shared")
     assert not list((tmp_path / "shared").rglob("extra.txt"))
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "config.json", "checkpoints/{step}/state.json", "start/chat_template.jinja"]
+)
+def test_a_link_that_leaves_the_run_is_not_pushed(run, tmp_path, name):
+    path, elsewhere = run.path / name.format(step=run.steps()[-1]), tmp_path / "elsewhere"
+    path.parent.mkdir(exist_ok=True)
+    elsewhere.write_bytes(path.read_bytes() if path.exists() else b"secret")
+    path.unlink(missing_ok=True)
+    path.symlink_to(elsewhere)
+    with pytest.raises(RunError, match=f"{path.name} is a link to a file outside of the run"):
+        rlzoo.push(run, tmp_path / "shared")
+    assert not (tmp_path / "shared").exists()
+
+
+def test_a_run_that_is_reached_by_a_link_or_downloaded_is_pushed(run, tmp_path):
+    """The hub's cache has links to files with other names."""
+    (tmp_path / "link").symlink_to(run.path)
+    rlzoo.push(tmp_path / "link", tmp_path / "shared")
+    copy = shutil.copytree(run.path, tmp_path / "cache/snapshots/1")
+    (tmp_path / "cache/blobs").mkdir()
+    (copy / "metrics.jsonl").rename(tmp_path / "cache/blobs/2")
+    (copy / "metrics.jsonl").symlink_to("../../blobs/2")
+    rlzoo.push(copy, tmp_path / "again")
+    assert (tmp_path / "again/metrics.jsonl").read_bytes() == (tmp_path / "shared/metrics.jsonl").read_bytes()
+
+
+def test_a_lock_that_is_a_link_makes_no_file(run, tmp_path, capsys):
+    (run.path / ".lock").unlink()
+    (run.path / ".lock").symlink_to(tmp_path / "new")
+    assert main(["resume", str(run.path)]) == 1
+    assert capsys.readouterr().err == f"rlzoo: {run.path}/.lock: it is a link, through which nothing is written\n"
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "start", "actor"])

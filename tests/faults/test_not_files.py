@@ -16,6 +16,7 @@ from rlzoo.cli.common import Threads, is_run, threads_for
 from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.lm.finetune.data import read_pairs, read_texts
 from rlzoo.lm.model import pretrained
+from rlzoo.lm.model.hugging_face import license_of
 from rlzoo.lm.model.saving import check_output
 from rlzoo.lm.reward.scores import load_score
 from rlzoo.runs.configuration.presets import read_preset
@@ -146,6 +147,12 @@ def test_saved_model(kind, name, model, tmp_path):
             load(folder)
     with pytest.raises(ConfigError, match=r"holds (a model|something other)"):
         check_output(folder)
+
+
+@KINDS
+def test_card_of_a_model(kind, tmp_path):
+    put(kind, tmp_path / "README.md")
+    assert license_of(str(tmp_path)) is None
 
 
 def test_shards_outside_of_the_model(model, tmp_path):

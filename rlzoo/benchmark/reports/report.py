@@ -25,7 +25,7 @@ from rlzoo.benchmark.reports.study import Label, Study
 from rlzoo.benchmark.reports.tables import estimate, excerpt, number
 from rlzoo.benchmark.results import Results
 from rlzoo.runs.configuration.record import unequal_versions
-from rlzoo.runs.files import write_atomically
+from rlzoo.runs.files import remove, write_atomically
 from rlzoo.runs.publish.markup import template
 
 
@@ -45,6 +45,8 @@ def write_report(results: Sequence[Results], out: Path) -> tuple[Path, Path]:
     images, markdown, data = draw(study), to_markdown(study), numbers(study)
     script = interactive.script(interactive.chart(study, data)) if images and interactive.is_available() else ""
     files = {"report.html": to_html(markdown, images, study.title, data, script), "report.md": markdown, **data}
+    if (out / "figures").is_symlink():
+        remove(out / "figures")
     for name, text in (files | {f"figures/{name}.svg": svg for name, svg in images.items()}).items():
         write_atomically(out / name, text.encode())
     return out / "report.html", out / "report.md"

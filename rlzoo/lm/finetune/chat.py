@@ -199,7 +199,7 @@ def _render(
     try:
         with _limited():
             text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        return tokenizer.apply_chat_template(messages, **in_tokens, **options) if in_tokens else text
+            return tokenizer.apply_chat_template(messages, **in_tokens, **options) if in_tokens else text
     except MemoryError:
         raise ConfigError(f"the chat template takes more than {_BYTES:,} bytes of memory") from None
     except Exception as error:  # a template is a program, and may raise anything

@@ -233,6 +233,7 @@ def _missing(values: Values, names: str) -> ConfigError:
 def save_prompts(path: Path, prompts: Sequence[str]) -> None:
     """Writes the lines of `as_lines` to a .jsonl file, which is complete or absent."""
     scratch = path.with_name(f".{path.name}.tmp")
+    scratch.unlink(missing_ok=True)  # a link would lead elsewhere
     scratch.write_text("".join(as_lines(prompts)), encoding="utf-8")
     scratch.rename(path)
 

@@ -23,7 +23,7 @@ from rlzoo.core.system.cache import cache_directory, make_once
 from rlzoo.core.system.errors import ConfigError, require
 from rlzoo.core.system.files import checksum, memory
 from rlzoo.core.system.progress import Progress, track
-from rlzoo.lm.model.hugging_face import loading
+from rlzoo.lm.model.hugging_face import as_license, loading
 from rlzoo.lm.model.saving import LICENSE, save, use_tokens
 
 _BYTES = 8
@@ -67,7 +67,7 @@ def _convert(file: Path, new: Path, folder: Path, progress: Progress) -> None:
         with loading(str(file), "model"):
             model = _plain(_dequantised(scratch, where, file))
     use_tokens(model, tokenizer)
-    if license := _value(reader, "general.license"):
+    if license := as_license(_value(reader, "general.license")):
         setattr(model.config, LICENSE, license)
     turn = _value(reader, "tokenizer.ggml.eot_token_id")
     save(model, tokenizer, new, [] if turn is None else [turn], sealed=True)
@@ -81,9 +81,16 @@ def _reader(file: Path) -> Any:
         raise ConfigError(f"{file} needs the packages of rlzoo[gguf]") from error
     with file.open("rb") as content:
         require(content.read(4) == b"GGUF", f"{file} is not a GGUF file")
+
+    class Reader(gguf.GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            values = super()._get(offset, dtype, count, override_order)
+            require(len(values) == count, "beyond the end of the file")  # else an array may be of any length
+            return values
+
     try:
-        reader = gguf.GGUFReader(file)
-    except (ValueError, LookupError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        reader = Reader(file)
+    except (ValueError, LookupError, OverflowError, MemoryError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is truncated or damaged") from error
     for tensor in {tensor.tensor_type: tensor for tensor in reader.tensors}.values():
         try:

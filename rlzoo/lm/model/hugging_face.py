@@ -98,9 +98,14 @@ def license_of(name: str) -> str | None:
     """Licence of a model, from the card in its directory or on the Hub; None if there is none that can be read."""
     with contextlib.suppress(Exception):
         file = Path(name, "README.md")
-        card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8")).data if file.exists() else None
-        return getattr(card if Path(name).is_dir() else _info(name).card_data, "license", None)
+        card = huggingface_hub.ModelCard(read_bytes(file).decode()).data if file.exists() else None
+        return as_license(getattr(card if Path(name).is_dir() else _info(name).card_data, "license", None))
     return None
+
+
+def as_license(value: Any) -> str | None:
+    """The name of a licence, at most 200 characters of it; None for what is no text."""
+    return value[:200] if isinstance(value, str) else None
 
 
 def _check_files(folder: Path, what: str) -> None:

@@ -326,7 +326,8 @@ def _ready(model: Any, name: str) -> transformers.PreTrainedModel:
     """The model in evaluation mode, without dropout, with its weights and its causality checked."""
     without_dropout(model)
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    numbers = ends is None or all(isinstance(x, int) for x in (ends if isinstance(ends, list) else [ends]))
+    tokens = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    numbers = all(isinstance(x, int) and 0 <= x < 2**31 for x in tokens)
     require(numbers, f"eos_token_id in generation_config.json of {name} must be the number of a token, got {ends!r}")
     spoiled = next((key for key, p in model.named_parameters() if not bool(p.isfinite().all())), None)
     require(spoiled is None, f"the weights in {name} are damaged: {spoiled} is not finite")

@@ -33,7 +33,7 @@ from rlzoo.lm.finetune.pretraining import PretrainingLoss, read_pieces
 from rlzoo.lm.finetune.sft_checkpoint import SFTCheckpoint
 from rlzoo.lm.model import pretrained
 from rlzoo.lm.model.acting import TokenActor
-from rlzoo.lm.model.hugging_face import loading, on_hub
+from rlzoo.lm.model.hugging_face import as_license, loading, on_hub
 from rlzoo.lm.model.language_model import (
     LanguageModel,
     Reference,
@@ -427,5 +427,5 @@ class LanguageTask(Task):
 
     def save_model(self, folder: Path) -> dict[str, str]:
         self.model.save_pretrained(self.tokenizer, folder, self.env.stop)
-        license = getattr(causal_lm(self.model.actor).config, LICENSE, None)
+        license = as_license(getattr(causal_lm(self.model.actor).config, LICENSE, None))
         return {"base": self._base() or "", "license": license or ""}

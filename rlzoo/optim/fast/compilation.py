@@ -47,6 +47,7 @@ Signature = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 _log = logging.getLogger("rlzoo")
 _LIBRARY = "library.so"
+_NOT_OURS = "belongs to another user or others may write to it"
 
 # Inductor's names; a release that lacks one compiles without it.
 _OPTIONS: dict[str, object] = {
@@ -194,7 +195,7 @@ def _load_cached(package: Path) -> Callable[[list[Tensor]], Sequence[Tensor]] | 
             return _load(package)
         fault = "is damaged"
     else:
-        fault = "belongs to another user or others may write to it"
+        fault = _NOT_OURS
     _log.warning("compiling again: %s %s", package, fault)
     package.unlink(missing_ok=True)
     return None
@@ -250,22 +251,27 @@ def build_library(source: Path, fused: bool = False) -> ctypes.CDLL | None:
         native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
         contract = "fast" if fused else "off"
         options = ["-std=c++17", "-O3", native, f"-ffp-contract={contract}", "-fno-math-errno", "-shared", "-fPIC"]
-        folder.mkdir()
+        folder.mkdir(mode=0o700)
         command = [_compiler(), *options, "-o", str(folder / _LIBRARY), str(source)]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             faults = [line for line in result.stderr.splitlines() if "error" in line]
             raise RuntimeError(f"{command[0]}: {faults[0] if faults else result.returncode}")
         seal(folder)
+        for path in folder.iterdir():
+            path.chmod(0o600)
 
     try:
         code = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
         folder = _private(cache_directory()) / f"{_digest((), json.dumps([code, fused]))}-library"
         try:
+            for path in (folder, *folder.glob("*")) if os.path.lexists(folder) else ():
+                if path.is_symlink() or not _is_ours(path.stat()):
+                    raise OSError(f"{path} {_NOT_OURS}")
             check_sealed(folder, always=folder.is_dir())
         except OSError as error:
             _log.warning("compiling again: %s", error)
-            shutil.rmtree(folder)
+            folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
         return ctypes.CDLL(str(make_once(folder, build) / _LIBRARY))
     except Exception as error:
         _log.debug("cannot build %s", source, exc_info=True)

@@ -24,6 +24,7 @@ from rlzoo.runs.registry import ALGORITHMS, algorithm_class
 
 NOT_SETTINGS = ("format", "objects", "spaces", "extended_at", "threads", "versions", "git_commit")
 """Entries of `config.json` beside the settings."""
+_KINDS = {"versions": dict, "spaces": dict, "git_commit": str | None}
 
 
 def new_record(
@@ -54,7 +55,8 @@ def read_record(file: Path, readable: int = FORMAT) -> dict[str, Any]:
     """The contents of a `config.json`, or of another file with a format, versions and a commit.
 
     Raises:
-        RunError: it is missing, damaged, or has another format than the readable one; the message says what reads it.
+        RunError: it is missing, damaged, has an entry of the wrong kind, or another format than the readable one; then
+            the message says what reads it.
     """
     try:
         record = json.loads(read_bytes(file))
@@ -66,6 +68,9 @@ def read_record(file: Path, readable: int = FORMAT) -> dict[str, Any]:
         writer = f", {versions['rlzoo']}" if isinstance(versions, dict) and "rlzoo" in versions else ""
         writer += f" at commit {commit}" if commit else ""
         raise RunError(f"{file} has format {version}; this rlzoo reads {readable}: use the rlzoo that wrote it{writer}")
+    for name, kind in _KINDS.items():
+        if name in record and not isinstance(record[name], kind):
+            raise RunError(f"{file} cannot be used: {name} is {record[name]!r:.80}, which is of the wrong kind")
     return dict(record)
 
 

@@ -10,8 +10,9 @@ from markupsafe import Markup
 
 from rlzoo.core.system.screen import one_line
 
-_MARKUP = r"[&<>\\`*|~$]|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+=-]|^\d(?=\d*[.)] )"
-"""Characters that Markdown could interpret: brackets only before a target, some signs only at the start of a line."""
+_MARKUP = r"[&<>\\`*|~$]|\{(?!\})|(?<!\w)_|_(?!\w)|\](?=[(\[:])|^[#+=-]|^\d(?=\d*[.)] )"
+"""Characters that Markdown could interpret: brackets only before a target, braces around something, some signs only at
+the start of a line."""
 
 
 def escape(value: Any) -> Markup:

@@ -95,7 +95,7 @@ def export(
         policy = task.policy()
     record = run.record
     names = {name: first_description(record[name]) or str(record[name]) for name in ("env", "algorithm", "seed")}
-    about = {"run": run.path.name, **names, "step": str(step), **record["versions"], **_spaces(policy)}
+    about = {"run": run.path.name, **names, "step": str(step), **record.get("versions", {}), **_spaces(policy)}
     write_atomically(path, policy.export(format, about))
     return path
 
@@ -151,15 +151,19 @@ def push(
 def _write(folder: Path, name: str, run: Run, step: int, task: Task) -> None:
     """Writes a model, or a run directory with one checkpoint, and the card."""
     picture = card.curve(run, step)  # reads the logs, so that only files that can be read are copied
+    names: list[str | Path] = ["config.json", *(Path("checkpoints", str(step), file) for file in FILES)]
+    names += [file for file in ("metrics.jsonl", "evaluations.jsonl") if (run.path / file).exists()]
+    home = run.path.resolve()
+    places = home, (home / "../../blobs").resolve()  # files from the hub are links to the latter, in its cache
+    for path in (*map(run.path.joinpath, names), *run.path.glob("start/**/*")):
+        if not any(map(path.resolve().is_relative_to, places)):
+            raise RunError(f"{path} is a link to a file outside of the run, which would be published: put it there")
     origin = task.save_model(folder)
     if origin is not None:
         text = card.language_card(run, step, name.removeprefix(PREFIX), origin, picture is not None)
     else:
         text = card.card(run, step, name, _spaces(task.policy()), picture is not None)
-        checkpoint = Path("checkpoints", str(step))
-        (folder / checkpoint).mkdir(parents=True)
-        names: list[str | Path] = ["config.json", *(checkpoint / file for file in FILES)]
-        names += [file for file in ("metrics.jsonl", "evaluations.jsonl") if (run.path / file).exists()]
+        (folder / "checkpoints" / str(step)).mkdir(parents=True)
         for file in names:
             shutil.copy(run.path / file, folder / file)
     if picture is not None:

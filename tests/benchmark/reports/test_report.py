@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,6 +31,7 @@ from rlzoo.benchmark.reports.study import Label, Study
 from rlzoo.benchmark.results import Results
 from rlzoo.benchmark.suite import Environment
 from rlzoo.core.system.errors import ConfigError
+from rlzoo.runs.files import remove_report
 
 RECORD = {
     "command": "rlzoo benchmark a --out 'b|c'",
@@ -615,6 +617,21 @@ def test_a_paragraph_is_a_paragraph(text: str) -> None:
     tokens = MarkdownIt("commonmark").parse(report(results([outcome()], description=text)))
     assert [token.type for token in tokens[3:6]] == ["paragraph_open", "inline", "paragraph_close"]
     assert "".join(child.content for child in tokens[4].children or []) == text
+
+
+def test_no_text_is_an_attribute_of_mkdocs() -> None:
+    text = report(results([outcome()], description='a {: onclick="alert(1)" }'))
+    assert "a &#123;: onclick=" in text
+
+
+def test_nothing_is_written_or_deleted_through_a_link_to_figures(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/overall.svg").write_text("mine")
+    for use in (remove_report, partial(write_report, [results(runs("npg", [1, 2]) + runs("trpo", [1, 2]))])):
+        (tmp_path / "figures").symlink_to(tmp_path / "elsewhere")
+        use(tmp_path)
+        assert [path.read_text() for path in (tmp_path / "elsewhere").iterdir()] == ["mine"]
+    assert list(tmp_path.glob("figures/*.svg"))
 
 
 def test_a_page_loads_nothing(nasty: Results) -> None:

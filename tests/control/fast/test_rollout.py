@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import os
 
 import numpy as np
 import pytest
@@ -162,6 +163,41 @@ def test_a_library_whose_files_are_gone_is_built_again(new_library, caplog):
     assert has_rollouts(make_task("CartPole-v1").env)
     assert library.exists()
     assert "compiling again" in caplog.text
+
+
+@pytest.fixture
+def source(tmp_path):
+    source = tmp_path / "right.cpp"
+    source.write_text("int f() { return 1; }")
+    return source
+
+
+def moved_behind_a_link(path):
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+SPOILT = {
+    "folder that others may write": lambda library: library.parent.chmod(0o770),
+    "file that others may write": lambda library: library.chmod(0o666),
+    "link to a folder": lambda library: moved_behind_a_link(library.parent),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_a_library_that_another_user_could_have_written_is_built_again(spoil, source, new_library, caplog):
+    before = os.umask(0o002)  # of systems where each user has a group
+    try:
+        assert build_library(source) is not None
+        assert build_library(source) is not None
+        assert not caplog.text
+        (library,) = new_library.rglob("library.so")
+        spoil(library)
+        assert build_library(source) is not None
+    finally:
+        os.umask(before)
+    assert "belongs to another user or others may write to it" in caplog.text
+    assert [path.is_symlink() or path.stat().st_mode & 0o022 for path in (library, library.parent)] == [0, 0]
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, caplog):

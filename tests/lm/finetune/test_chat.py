@@ -252,3 +252,11 @@ def test_template_that_takes_for_ever_is_stopped(monkeypatch):
     assert time.monotonic() - start < 2
     assert signal.getsignal(signal.SIGALRM) == handler
     assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(left, abs=3)
+
+
+def test_template_that_takes_for_ever_the_second_time_is_stopped(monkeypatch):
+    monkeypatch.setattr(chat, "_SECONDS", 0.2)
+    marked = tokenizer(MARKED)
+    monkeypatch.setattr(marked, "apply_chat_template", lambda *_, tokenize=True, **how: tokenize and time.sleep(3))
+    with pytest.raises(ConfigError, match=r"it takes longer than 0.2 seconds"):
+        conversation_row(TALK, marked)

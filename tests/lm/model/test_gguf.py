@@ -112,6 +112,28 @@ def test_truncated_files(tmp_path, share, cache):
     assert [path for path in cache.iterdir() if not path.name.startswith(".")] == []
 
 
+ARRAY = (9).to_bytes(4, "little")
+ENDLESS = {
+    "array longer than the file": bytes(4) + (2**40).to_bytes(8, "little"),
+    "arrays in arrays": (ARRAY + (1).to_bytes(8, "little")) * 3000,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("value", ENDLESS.values(), ids=ENDLESS)
+def test_arrays_without_end(tmp_path, value):
+    file = tmp_path / "tiny.gguf"
+    header = b"GGUF" + (3).to_bytes(4, "little") + bytes(8) + (1).to_bytes(8, "little")
+    file.write_bytes(header + (1).to_bytes(8, "little") + b"x" + ARRAY + value)
+    with pytest.raises(ConfigError, match=r"tiny\.gguf is truncated or damaged$"):
+        located(str(file))
+
+
+def test_a_licence_that_is_no_text_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_license", lambda self, name: self.add_array("general.license", [name]))
+    assert not hasattr(load_causal_lm(write(tmp_path / "tiny.gguf")).config, "rlzoo_license")
+
+
 def test_a_file_that_lacks_weights(tmp_path, monkeypatch):
     monkeypatch.delitem(NAMES, "ffn_up")
     file = write(tmp_path / "tiny.gguf")

@@ -446,13 +446,20 @@ def test_classifier_with_another_head_is_refused(tmp_path):
     refused(tmp_path, "BertForSequenceClassification, which has no head 'score'", load_reward_model)
 
 
-@pytest.mark.parametrize("end", [0.5, "x", [1, None], {}])
+@pytest.mark.parametrize("end", [0.5, "x", [1, None], {}, -1, 2**40, [1, -5]])
 def test_end_of_sequence_of_another_kind(tmp_path, end):
     folder = save_lm(tmp_path / "model")
     record = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**record, "eos_token_id": end}))
     with pytest.raises(ConfigError, match=r"generation_config\.json"):
         load_causal_lm(folder)
+
+
+@pytest.mark.parametrize(("text", "license"), [("mit", "mit"), ("[mit]", None), ("7", None), ("x" * 999, "x" * 200)])
+def test_licence_is_a_short_text(tmp_path, text, license):
+    folder = save_lm(tmp_path / "model")
+    (folder / "README.md").write_text(f"---\nlicense: {text}\n---\n")
+    assert getattr(load_causal_lm(folder).config, "rlzoo_license", None) == license
 
 
 @pytest.mark.parametrize("longest", [{"a": 1}, "many", True])

@@ -95,6 +95,13 @@ def test_saved_prompts_keep_their_columns(tmp_path):
     assert (read_prompts(tmp_path / "q.jsonl"), columns_of(prompts)) == (["a"], {"answer": [1]})
 
 
+def test_prompts_are_not_saved_through_a_link(tmp_path):
+    (tmp_path / ".p.jsonl.tmp").symlink_to(tmp_path / "elsewhere")
+    save_prompts(tmp_path / "p.jsonl", ROWS)
+    assert not (tmp_path / "p.jsonl").is_symlink()
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_scores_take_the_columns_that_they_name():
     seen = {}
 
