@@ -117,8 +117,8 @@ def _split(state: Any) -> tuple[dict[str, Tensor], Any]:
             other = next((key for key in x if not isinstance(key, str)), None)
             fault = f"a state_dict must have texts as keys; it has {other!r}, as that of a torch.optim optimizer"
             require(other is None, fault)
-            like_a_path = set(x) < {"numpy", "tensor"} and any(isinstance(value, str) for value in x.values())
-            require(not like_a_path, f"a state_dict must not hold {x}, which stands for an array: rename the key")
+            if set(x) < {"numpy", "tensor"} and any(isinstance(value, str) for value in x.values()):
+                raise ConfigError(f"a state_dict must not hold {x}, which stands for an array: rename the key")
             return {key: walk(value, f"{path}/{key}") for key, value in x.items()}
         if isinstance(x, (list, tuple)):
             return [walk(value, f"{path}/{i}") for i, value in enumerate(x)]
