@@ -67,7 +67,7 @@ class State:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rng": rng_state(self.rng, usual=int(self.fisher_rng is not None)),
+            "rng": rng_state(self.rng),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
             "scalars": dict(self.scalars),
             **({} if self.fisher_rng is None else {"fisher_rng": self.fisher_rng.bit_generator.state}),
@@ -132,8 +132,9 @@ def measure(
         after: the policy after the update; by default it is evaluated here.
     """
     after = policy_statistics(model, batch) if after is None else after
-    metrics, ratio = {}, torch.exp(after.log_prob - batch.logp)
+    ratio = torch.exp(after.log_prob - batch.logp)
     objective = ratio * batch.advantage
+    metrics = {}
     if clip_coef is not None:
         objective = clipped_objective(ratio, batch.advantage, clip_coef)
         outside = ((after.log_prob - batch.logp).expm1().abs() > clip_coef).to(ratio.dtype)
@@ -149,10 +150,9 @@ def measure(
         return batch.mean((x - batch.mean(x)).square())
 
     error = batch.return_ - batch.value
-    unexplained = variance(error) / variance(batch.return_).clamp(min=1e-24)
     return metrics | {
         "entropy": float(batch.mean(after.entropy)),
         "policy_loss": -float(batch.mean(objective)),
         "value_loss": 0.5 * float(batch.mean(error.square())),
-        "explained_variance": 1 - float(unexplained),
+        "explained_variance": 1 - float(variance(error) / variance(batch.return_).clamp(min=1e-24)),
     }

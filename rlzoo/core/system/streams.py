@@ -35,18 +35,16 @@ def evaluation_seeds(seed: int) -> tuple[int, int]:
     return env_seed, actor_seed
 
 
-def rng_state(rng: np.random.Generator, usual: int) -> dict[str, Any]:
-    """The state of a generator, and how many children it has if they are not as many as usual."""
+def rng_state(rng: np.random.Generator) -> dict[str, Any]:
+    """The state of a generator, with the number of its children, which NumPy's state leaves out."""
     bits: Any = rng.bit_generator
-    spawned = bits.seed_seq.n_children_spawned
-    return bits.state | ({} if spawned == usual else {"spawned": spawned})
+    return {**bits.state, "spawned": bits.seed_seq.n_children_spawned}
 
 
 def restore_rng(rng: np.random.Generator, state: dict[str, Any]) -> None:
-    """Restores the state that `rng_state` gave."""
+    """Restores what `rng_state` gave, or NumPy's state of an older checkpoint."""
     bits: Any = rng.bit_generator
-    bits.state = state
-    spawned = bits.seed_seq.n_children_spawned
+    bits.state, spawned = state, bits.seed_seq.n_children_spawned
     bits.seed_seq.spawn(state.get("spawned", spawned) - spawned)
 
 

@@ -271,7 +271,10 @@ def build_library(source: Path, fused: bool = False) -> ctypes.CDLL | None:
             check_sealed(folder, always=folder.is_dir())
         except OSError as error:
             _log.warning("compiling again: %s", error)
-            folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+            if folder.is_symlink():
+                folder.unlink()
+            else:
+                shutil.rmtree(folder)
         return ctypes.CDLL(str(make_once(folder, build) / _LIBRARY))
     except Exception as error:
         _log.debug("cannot build %s", source, exc_info=True)
