@@ -1,11 +1,9 @@
 """Small models and buffers of every kind, the same on every call."""
 
 import math
-import threading
 from types import SimpleNamespace
 from typing import ClassVar
 
-import cloudpickle
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -18,6 +16,7 @@ from rlzoo.core.collector import evaluate
 from rlzoo.core.distributions import Categorical, DiagGaussian, MultiCategorical
 from rlzoo.core.env import VectorEnv
 from rlzoo.core.task import Setup
+from rlzoo.optim.fast.codegen import write_loop
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.natural_gradient import FlatPolicy
 
@@ -273,13 +272,13 @@ class Scripted(VectorEnv):
 
 
 class PythonLoop:
-    """A `Compilation` without a compiler. The step crosses a process boundary, as for the compiler."""
+    """A `Compilation` without a compiler."""
 
     made: ClassVar[list["PythonLoop"]] = []
 
-    def __init__(self, step, carry, inputs, key):
-        self.step, self.carried, self.key = cloudpickle.loads(cloudpickle.dumps(step)), len(carry), key()
-        self.lock = threading.Lock()  # as that of the compiler's process, which no later step may take along
+    def __init__(self, step, carry, inputs):
+        self.step, self.carried = step, len(carry)
+        self.code = write_loop(step, len(carry), (torch.tensor(0), *carry, *inputs)).code
         self.made.append(self)
 
     def loop(self):

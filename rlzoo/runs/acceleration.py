@@ -9,7 +9,7 @@ from rlzoo.core.system import processes
 from rlzoo.core.task import Task
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.optim.fast.compilation import compilers
+from rlzoo.optim.fast.library import compilers
 from rlzoo.optim.fast.natural_gradient import NativeConjugateGradient
 from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class, task_class

@@ -63,9 +63,7 @@ def _runs(call: ast.Call) -> bool:
 def test_nothing_runs_what_a_file_says():
     assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == {"rlzoo", "benchmarks", "docs"}
     found = {(path.relative_to(ROOT).as_posix(), fault) for path in SOURCES for fault in faults(path.read_text())}
-    # What a process compiles comes from its parent, by an unnamed file; its name holds digests of pickles.
-    assert found == {(f"rlzoo/optim/fast/{name}.py", "import cloudpickle") for name in ("compilation", "native")}
-    assert not re.search(r"cloudpickle\.(?!dumps)", (ROOT / "rlzoo/optim/fast/native.py").read_text())
+    assert found == set()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast.compilation import Compilation
-from rlzoo.optim.fast.native import identity, other_tensors, pad, pure
+from rlzoo.optim.fast.native import other_tensors, pad, pure
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss
 from rlzoo.optim.vectors import Vector, clip_norm
@@ -111,9 +110,7 @@ class FastAdam(Adam):
         kind = loss.__qualname__, minibatches.whiten, max_grad_norm, order.shape, *(x.shape for x in fields)
         if kind not in self._compilations:
             step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
-            settings = getattr(loss, "__self__", None), self.betas, self.value_start, max_grad_norm, minibatches.whiten
-            key = partial(identity, loss, model, settings)
-            self._compilations[kind] = Compilation(step, carry, inputs, key)
+            self._compilations[kind] = Compilation(step, carry, inputs)
         loop = self._compilations[kind].loop() if self._waits() else None
         if loop is None:
             return None

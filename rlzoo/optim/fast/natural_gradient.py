@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
 from rlzoo.optim.fast.compilation import Compilation
-from rlzoo.optim.fast.native import identity, other_tensors, pad, pure
+from rlzoo.optim.fast.native import other_tensors, pad, pure
 from rlzoo.optim.fisher import FisherProduct
 from rlzoo.optim.natural_gradient import FlatPolicy, Solution, conjugate_gradient
 from rlzoo.optim.vectors import Vector
@@ -37,7 +36,7 @@ class NativeConjugateGradient:
     def __call__(
         self, product: Callable[[Vector], Vector], b: Vector, iters: int, tolerance: float = 1e-10
     ) -> Solution:
-        if not isinstance(product, FisherProduct) or not _is_small(product) or not b.any():
+        if not isinstance(product, FisherProduct) or not _is_small(product) or not torch.dot(b, b):
             return conjugate_gradient(product, b, iters, tolerance)
         policy, batch = product.policy, product.batch.replace(old=None)
         rest, fields = other_tensors(policy.model, policy.named.values()), pad(batch)
@@ -47,8 +46,7 @@ class NativeConjugateGradient:
         kind = tuple(x.shape for x in fields)
         if kind not in self._compilations:
             step = _pure_step(policy, batch, list(rest))
-            key = partial(identity, conjugate_gradient, policy.model, list(policy.named))
-            self._compilations[kind] = Compilation(step, carry, inputs, key)
+            self._compilations[kind] = Compilation(step, carry, inputs)
         loop = self._compilations[kind].loop() if self._waits() else None
         if loop is None:
             return conjugate_gradient(product, b, iters, tolerance)

@@ -1,17 +1,20 @@
+"""Loops of native code against the same steps in PyTorch."""
+
 import logging
+import math
 import os
 import stat
 import subprocess
 import sys
-import zipfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
-from rlzoo.core.system.errors import ConfigError
-from rlzoo.optim.fast import compilation
+from rlzoo.optim.fast import compilation, library
+from rlzoo.optim.fast.codegen import write_loop
 from rlzoo.optim.fast.compilation import Compilation
 
 HIDDEN, CLASSES, FEATURES, ROWS = 64, 2, 4, 256
@@ -78,18 +81,9 @@ CARRIED = 5
 """Of the inputs, those that a step changes."""
 
 
-def double(i, x):
-    return (2 * x,)
-
-
-def doubled(x=None):
-    """A loop over `double`."""
-    return Compilation(double, [torch.ones(2) if x is None else x], [], lambda: "key").loop()
-
-
 @pytest.fixture(autouse=True)
 def nothing_said():
-    compilation._say.cache_clear()
+    library.say.cache_clear()
 
 
 @pytest.fixture
@@ -99,62 +93,30 @@ def cache(tmp_path, monkeypatch):
     return directory
 
 
-@pytest.fixture
-def package(cache):
-    cache.mkdir(mode=0o700)
-    path = cache / "step.pt2"
-    path.write_bytes(b"not a package")
-    path.chmod(0o600)
-    return path
+def double(i, x):
+    return (2 * x,)
 
 
-def no_load(package):
-    pytest.fail(f"{package} was loaded")
+def doubled(x=None):
+    """A loop over `double`."""
+    return Compilation(double, [torch.ones(2) if x is None else x], []).loop()
 
 
-def test_the_name_of_a_package_depends_on_the_inputs_and_the_key_but_not_on_values():
-    x = torch.zeros(4, 6)
-    names = {
-        compilation._digest(example, key)
-        for example, key in [
-            ((x,), "a"),
-            ((torch.ones(4, 6),), "a"),
-            ((x,), "b"),
-            ((x, x), "a"),
-            ((x.double(),), "a"),
-            ((x.long(),), "a"),
-            ((torch.zeros(6, 4),), "a"),
-            ((torch.zeros(6, 4).t(),), "a"),
-            ((torch.zeros(24),), "a"),
-        ]
-    }
-    assert len(names) == 8
+def eager(step, count, carry, inputs=()):
+    for i in range(count):
+        carry = tuple(x.detach() for x in step(torch.tensor(i), *carry, *inputs))
+    return carry
 
 
-def test_the_name_of_a_package_depends_on_where_and_how_it_runs(monkeypatch):
-    names = {compilation._digest((), "a")}
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
-    names.add(compilation._digest((), "a"))
-    monkeypatch.setattr(compilation, "_processor", lambda: "another")
-    names.add(compilation._digest((), "a"))
-    monkeypatch.setattr(torch, "__version__", "0")
-    names.add(compilation._digest((), "a"))
-    assert len(names) == 4
-
-
-def test_the_cache_directory_follows_the_environment(monkeypatch):
-    monkeypatch.setenv("RLZOO_CACHE", "/own")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert compilation.cache_directory() == Path("/own")
-    monkeypatch.delenv("RLZOO_CACHE")
-    assert compilation.cache_directory() == Path("/xdg/rlzoo")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert compilation.cache_directory() == Path("/home/someone/.cache/rlzoo")
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # a user without an entry
-    with pytest.raises(ConfigError, match="no home directory for a cache; set RLZOO_CACHE to a directory"):
-        compilation.cache_directory()
+def assert_equals_eager(step, carry, inputs=(), counts=(0, 1, 3), rtol=1e-5, atol=1e-6):
+    before = [x.clone() for x in (*carry, *inputs)]
+    loop = Compilation(step, carry, inputs).loop()
+    assert loop is not None
+    for count in counts:
+        actual, expected = loop(torch.tensor(count), *carry, *inputs), eager(step, count, carry, inputs)
+        for x, y in zip(actual, expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True)
+    assert all(torch.equal(x, y) for x, y in zip((*carry, *inputs), before, strict=True))
 
 
 def test_without_a_compiler_one_line_says_so_and_there_is_no_loop(cache, tmp_path, monkeypatch, caplog):
@@ -178,42 +140,38 @@ def test_two_compilations_that_fail_for_one_reason_say_so_once(cache, tmp_path, 
     assert len(caplog.records) == 1
 
 
-def test_a_failed_compilation_is_reported_by_the_line_of_its_exception(cache, monkeypatch, caplog):
-    failing = [sys.executable, "-c", "raise RuntimeError('cannot lower\\n\\nUse a log to see more.')"]
-    monkeypatch.setattr(subprocess, "Popen", lambda command, own=subprocess.Popen, **options: own(failing, **options))
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """What takes the place of the compiler: a shell script."""
+
+    def put(script):
+        path = tmp_path / "own-compiler"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o700)
+        monkeypatch.setenv("CXX", str(path))
+
+    return put
+
+
+def test_a_failed_compilation_is_reported_by_the_line_of_its_error(cache, compiler, caplog):
+    compiler("cat >/dev/null; echo 'In file:\nx.cpp:1:2: error: no such thing\n  1 | x' >&2; exit 1")
     assert doubled() is None
     (record,) = caplog.records
-    assert record.getMessage().endswith(": RuntimeError: cannot lower")
-    assert list(cache.iterdir()) == []
+    assert record.getMessage().endswith("own-compiler: x.cpp:1:2: error: no such thing")
+    assert not any(path.is_dir() for path in cache.iterdir())
 
 
-@pytest.mark.slow
-def test_modules_in_the_current_directory_hide_none_of_pythons(cache, tmp_path, monkeypatch, caplog):
-    def untraceable(i, x):
-        import beside
-
-        raise RuntimeError(beside.TEXT)
-
-    (tmp_path / "copy.py").write_text("raise RuntimeError('the wrong module')")
-    (tmp_path / "beside.py").write_text("TEXT = 'cannot be traced'")
-    monkeypatch.chdir(tmp_path)
-    assert Compilation(untraceable, [torch.ones(2)], [], lambda: "key").loop() is None
-    assert caplog.messages[-1].endswith(": RuntimeError: cannot be traced")
-
-
-def test_a_compilation_that_nobody_waits_for_ends_with_its_process(cache, monkeypatch):
-    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
-    started = []
-
-    def start(command, own=subprocess.Popen, **options):
-        started.append(own(sleeping, **options))
-        return started[0]
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    compilation_ = Compilation(double, [torch.ones(2)], [], lambda: "key")
+def test_a_compilation_that_nobody_waits_for_ends_with_its_process(cache, compiler, tmp_path):
+    compiler(f"echo $$ >{tmp_path}/pid; exec sleep 60")
+    compilation_ = Compilation(double, [torch.ones(2)], [])
+    until = time.monotonic() + 20
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
     del compilation_
-    assert started[0].wait(timeout=10) != 0
-    assert list(cache.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert not any(path.is_dir() for path in cache.iterdir())
 
 
 def test_only_tensors_on_the_cpu_are_compiled(cache, caplog):
@@ -221,49 +179,18 @@ def test_only_tensors_on_the_cpu_are_compiled(cache, caplog):
     assert "only updates on the CPU" in caplog.text
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_package_that_others_may_write_is_never_loaded(package, mode, monkeypatch, caplog):
-    monkeypatch.setattr(compilation, "_load", no_load)
-    package.chmod(mode)
-    assert compilation._load_cached(package) is None
-    assert not package.exists()
-    assert "others may write to it" in caplog.text
+def test_a_library_that_cannot_be_loaded_is_kept(cache, monkeypatch, caplog):
+    """The disk of the cache may run no code."""
+    assert doubled() is not None
+    (folder,) = cache.glob("*-library")
 
+    def refuse(path):
+        raise OSError("failed to map segment from shared object")
 
-def test_a_package_of_another_user_is_never_loaded(package, monkeypatch, caplog):
-    monkeypatch.setattr(compilation, "_load", no_load)
-    owner = package.stat().st_uid
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert compilation._load_cached(package) is None
-    assert "belongs to another user" in caplog.text
-
-
-def test_a_link_in_the_cache_is_never_followed(package, monkeypatch):
-    monkeypatch.setattr(compilation, "_load", no_load)
-    link = package.with_name("link.pt2")
-    link.symlink_to(package)
-    assert compilation._load_cached(link) is None
-    assert not link.is_symlink()
-    assert package.exists()
-
-
-def test_a_package_that_cannot_be_loaded_here_is_kept(package, monkeypatch, caplog):
-    """The temporary directory, into which the loader unpacks it, may be missing, or of a disk that runs no code."""
-    with zipfile.ZipFile(package, "w") as archive:
-        archive.writestr("model.so", "code")
-    monkeypatch.setattr(compilation, "_digest", lambda *_: package.stem)
+    monkeypatch.setattr(library.ctypes, "CDLL", refuse)
     assert doubled() is None
-    assert "step.pt2 cannot be loaded: " in caplog.text
-    assert "compiling again" not in caplog.text
-    assert package.exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"not a package"])
-def test_a_damaged_package_is_deleted(package, content, caplog):
-    package.write_bytes(content)
-    assert compilation._load_cached(package) is None
-    assert not package.exists()
-    assert "is damaged" in caplog.text
+    assert "failed to map segment" in caplog.text
+    assert folder.is_dir()
 
 
 def test_a_cache_directory_that_others_may_write_is_not_used(cache, caplog):
@@ -276,53 +203,35 @@ def test_a_cache_directory_that_others_may_write_is_not_used(cache, caplog):
 
 
 def test_arguments_unlike_the_example_are_refused():
-    run = compilation._with_check(lambda tensors: list(double(0, tensors[0])), (torch.ones(2, 3), torch.tensor(1.0)))
-    (result,) = run(torch.full((2, 3), 2.0), torch.tensor(5.0))
+    def run(count, x, y):
+        return (2 * x,)
+
+    run = compilation._with_check(run, (torch.ones(2, 3), torch.tensor(1.0)))
+    (result,) = run(torch.tensor(1), torch.full((2, 3), 2.0), torch.tensor(5.0))
     assert result.tolist() == [[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
     with pytest.raises(ValueError, match="compiled for 2 tensors, called with 1"):
-        run(torch.ones(2, 3))
+        run(torch.tensor(1), torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"tensor 0 was compiled for shape \(2, 3\).* with shape \(1, 3\)"):
-        run(torch.ones(1, 3), torch.tensor(1.0))
+        run(torch.tensor(1), torch.ones(1, 3), torch.tensor(1.0))
     with pytest.raises(ValueError, match=r"tensor 1 .*float32.*; called with .*int64"):
-        run(torch.ones(2, 3), torch.tensor(1))
+        run(torch.tensor(1), torch.ones(2, 3), torch.tensor(1))
     with pytest.raises(ValueError, match=r"stride \(3, 1\).*stride \(1, 2\)"):
-        run(torch.ones(3, 2).t(), torch.tensor(1.0))
+        run(torch.tensor(1), torch.ones(3, 2).t(), torch.tensor(1.0))
 
 
-def test_outputs_share_no_memory_with_inputs():
-    x = torch.arange(6.0)
-    same, view, new = compilation._without_aliases(lambda x: (x, x.view(2, 3), x + 1))(x)
-    assert torch.equal(same, x)
-    assert torch.equal(view, x.view(2, 3))
-    assert torch.equal(new, x + 1)
-    assert x.data_ptr() not in {same.data_ptr(), view.data_ptr(), new.data_ptr()}
-
-
-def test_products_of_inputs_alone_are_known_before_the_loop():
+def test_what_depends_on_inputs_alone_is_computed_before_the_loop():
     def step(i, x, weight, obs):
-        hidden = torch.tanh(obs @ weight)
-        return (x + hidden.t() @ (hidden @ x) + (weight + 1).sum() + i,)
+        return (x + torch.tanh(obs @ weight).t() @ (obs @ x) + i,)
 
     def in_place(i, x, weight, obs):
-        return ((obs @ weight).relu_() @ x + i,)
+        return ((obs @ weight).relu_().t() @ (obs @ x) + i,)
 
-    example = torch.tensor(1), torch.ones(3), torch.ones(2, 3), torch.ones(4, 2)
-    traced = make_fx(step)(*example)
-    (hidden,) = compilation._products_of_inputs(traced, 1, example)
-    assert str(hidden.target) == "aten.tanh.default"
-    known = {hidden: torch.zeros(4, 3)}
-    assert torch.equal(torch.fx.Interpreter(traced).run(*example, initial_env=known)[0], torch.full((3,), 14.0))
-    assert compilation._products_of_inputs(make_fx(in_place)(*example), 1, example) == []
+    example = torch.tensor(1), torch.ones(3), torch.ones(3, 3), torch.ones(4, 3)
+    fixed, none = (write_loop(function, 1, example).code.partition("RUN(")[2] for function in (step, in_place))
+    assert fixed.startswith("if (part0(loop)) return 1;")
+    assert none.startswith(",")
 
 
-def eager(inputs, count):
-    carry = inputs[:CARRIED]
-    for i in range(count):
-        carry = ppo_step(torch.tensor(i), *carry, *inputs[CARRIED:])
-    return carry
-
-
-@pytest.mark.slow
 def test_a_loop_compiled_once_equals_eager_steps_and_is_loaded_from_then_on(
     cache, tmp_path, monkeypatch, capfd, caplog
 ):
@@ -330,39 +239,233 @@ def test_a_loop_compiled_once_equals_eager_steps_and_is_loaded_from_then_on(
     inputs = ppo_inputs()
     before = [tensor.clone() for tensor in inputs]
     caplog.set_level(logging.INFO)
-    both = [Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], lambda: "ppo") for _ in range(2)]
+    both = [Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:]) for _ in range(2)]
     loops = [compilation.loop() for compilation in both]
     assert capfd.readouterr() == ("", "")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-    (package,) = cache.glob("*.pt2")
-    assert {path.suffix for path in cache.iterdir()} <= {".pt2", ".lock"}
+    (folder,) = cache.iterdir()
     assert os.listdir(tmp_path) == ["cache"]
-    assert stat.S_IMODE(package.stat().st_mode) == 0o600
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
     for count in (0, 1, 5):
+        expected = eager(ppo_step, count, inputs[:CARRIED], inputs[CARRIED:])
         for loop in loops:
-            for actual, expected in zip(loop(torch.tensor(count), *inputs), eager(inputs, count), strict=True):
-                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+            for actual, x in zip(loop(torch.tensor(count), *inputs), expected, strict=True):
+                torch.testing.assert_close(actual, x, rtol=1e-4, atol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
     first, second = (loops[0](torch.tensor(5), *inputs) for _ in range(2))
     assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(first, second, strict=True))
 
-    intact = package.read_bytes()
-    with monkeypatch.context() as patched:
-        patched.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
-        loaded = Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:], lambda: "ppo").loop()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("compiled again"))
+    loaded = Compilation(ppo_step, inputs[:CARRIED], inputs[CARRIED:]).loop()
     assert all(torch.equal(a, b) for a, b in zip(loaded(torch.tensor(5), *inputs), first, strict=True))
+    assert caplog.messages == ["compiling the update in the background, once on this machine"]
 
-    flipped = bytearray(intact)
-    flipped[len(intact) // 2] ^= 0xFF
-    for damaged in (intact[: len(intact) // 2], bytes(flipped)):
-        package.write_bytes(damaged)
-        assert compilation._load_cached(package) is None
 
-    package.write_bytes(intact)
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom rlzoo.optim.fast import compilation\n"
-        "assert compilation._load_cached(Path(sys.argv[1])) is not None\n"
-        "assert 'torch._inductor' not in sys.modules"
+def test_the_compiler_of_pytorch_is_not_imported(tmp_path):
+    code = (
+        "import sys, torch\nfrom rlzoo.optim.fast.compilation import Compilation\n"
+        "step = lambda i, x: (torch.log_softmax(x, 0),)\n"
+        "assert Compilation(step, [torch.ones(3)], []).loop() is not None\n"
+        "assert not {'torch._dynamo', 'torch._inductor', 'sympy'} & {*sys.modules}"
     )
-    subprocess.run([sys.executable, "-c", script, package], check=True, cwd=Path(__file__).parents[3])
+    environment = {**os.environ, "RLZOO_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3], env=environment)
+
+
+# Operations: each group is one loop, since a compiler takes its time.
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def normal(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=GENERATOR).to(dtype)
+
+
+def gradient_step(function, *shapes):
+    """A step of gradient descent on the mean square of `function(weights, x)`."""
+
+    def step(i, theta, x):
+        with torch.enable_grad():
+            point = theta.detach().requires_grad_()
+            parts = point.split([math.prod(shape) for shape in shapes])
+            weights = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+            (gradient,) = torch.autograd.grad(function(weights, x).square().mean(), point)
+        return (theta - 0.1 * gradient,)
+
+    return step
+
+
+def activations(weights, x):
+    hidden = x @ weights[0] + weights[1]
+    known = [torch.tanh, torch.sigmoid, F.relu, F.silu, F.softplus, F.leaky_relu, torch.exp, torch.abs, torch.sin]
+    by_pytorch = [F.elu, F.gelu, F.hardtanh, F.logsigmoid, torch.erf]
+    return torch.stack([function(hidden) for function in known + by_pytorch]) @ weights[2]
+
+
+def reductions(weights, x):
+    y = x @ weights[0]
+    parts = [y.log_softmax(-1), y.softmax(0), y - y.logsumexp(-1, keepdim=True), y - y.amax(0), y * y.var(-1)[:, None]]
+    return torch.cat([*parts, y * y.mean(0), (y / y.norm()).cumsum(1), y.max(-1, keepdim=True).values.expand_as(y)])
+
+
+def reductions_of_columns(weights, x):
+    return torch.stack([x @ weights[0], (x @ weights[0]).t().contiguous().t()]).sum(1)
+
+
+def slices(weights, x):
+    y = x @ weights[0]
+    columns = torch.cat([y[::2, 1:4], y[1::2, :3][:1], y.t().contiguous()[:3, :3], y[:, torch.tensor([0, 2, 2])]])
+    return torch.stack([columns, columns.flip(0)]).permute(1, 2, 0) * y[3, 2]
+
+
+def tables(weights, x):
+    chosen = torch.tensor([[1, 2, 3], [3, 0, 5]])
+    rows = F.embedding(chosen, weights[0])
+    return torch.cat(
+        [
+            rows.flatten(0, 1),
+            weights[0].index_select(0, chosen[0]),
+            weights[0].gather(0, chosen[:, :2].repeat(1, 3)[:, :5]),
+        ]
+    )
+
+
+def images(weights, x):
+    hidden = F.relu(F.conv2d(x.view(-1, 1, 4, 3), weights[0], weights[1]))
+    return F.layer_norm(hidden.flatten(1), (12,)) @ weights[2]
+
+
+def batches(weights, x):
+    return torch.bmm(x.view(3, 4, 6), weights[0].expand(3, 6, 5)).tanh() + torch.einsum("bi,io->bo", x, weights[0])[0]
+
+
+GRADIENTS = {
+    "activations": (activations, (6, 5), (5,), (5, 3)), "reductions": (reductions, (6, 5)),
+    "columns": (reductions_of_columns, (6, 5)), "slices": (slices, (6, 5)), "tables": (tables, (6, 5)),
+    "images": (images, (3, 1, 3, 2), (3,), (12, 2)), "batches": (batches, (6, 5)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_equal_those_of_pytorch(name, dtype):
+    function, *shapes = GRADIENTS[name]
+    theta = 0.5 * normal(sum(map(math.prod, shapes)), dtype=dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    assert_equals_eager(
+        gradient_step(function, *shapes), [theta], [normal(12, 12 if name == "images" else 6, dtype=dtype)],
+        rtol=tolerance, atol=tolerance,
+    )  # fmt: skip
+
+
+def in_place(x):
+    x = x.clone()
+    x[0].add_(1)
+    x[1:].mul_(2)
+    return x.relu_().masked_fill_(x > 2, 3.0).clamp_(-1, 2).sub_(x.sum())
+
+
+def of_every_type(i, x, y, flag, whole):
+    counted = (whole * 3 + i) // 2 - whole.clamp(1, 4) + flag.long()
+    both = torch.where(flag & ~(x > 0) | (y != 0), x.maximum(y) - x.minimum(y), torch.full_like(x, 2.0) ** 0.5)
+    powers = both.abs() ** 2 + both.abs() ** 1.5 + both.abs().reciprocal().clamp(max=2) + both.sign() * both.rsqrt()
+    return in_place(powers), y + x.flip(0) + i.float(), (x > y) | flag, counted % 7
+
+
+def test_numbers_flags_and_writing_in_place():
+    x, y = normal(3, 4), normal(3, 4)
+    assert_equals_eager(of_every_type, [x, y, x > 0.5, torch.arange(12).view(3, 4)])
+
+
+CARRIES = {
+    "exchanged": lambda i, x, y: (y, x),
+    "both of one": lambda i, x, y: (x + y, x + y),
+    "read after it is written": lambda i, x, y: (x * 2, y + x.t()),
+    "read elsewhere": lambda i, x, y: (x + x.t(), y.sum(0) + y),
+    "a view": lambda i, x, y: (x.t(), y[0].expand(3, 3)),
+    "a constant": lambda i, x, y: (x + torch.tensor([1.0, 2.0, math.inf]), torch.ones(3, 3)),
+}
+
+
+@pytest.mark.parametrize("step", CARRIES.values(), ids=CARRIES)
+def test_a_result_is_written_over_what_it_replaces_only_when_nobody_reads_that(step):
+    assert_equals_eager(step, [normal(3, 3), normal(3, 3)])
+
+
+def test_a_matrix_that_lies_by_columns_and_one_of_strides_zero():
+    def step(i, x, a, b):
+        return (x + a @ b + (a.t() @ a)[:3, :3] + b.expand(2, 4, 3).sum((0, 1)),)
+
+    assert_equals_eager(step, [normal(3, 3)], [normal(4, 3).t(), normal(4, 1).expand(4, 3)])
+
+
+def test_no_elements_and_a_loop_over_a_number():
+    def step(i, x, total):
+        return x, total * 0.5 + torch.cat([x, x]).sum()
+
+    assert_equals_eager(step, [torch.zeros(0, 3), torch.tensor(3.0)])
+
+
+def test_exponentials_are_accurate_at_all_sizes():
+    special = [math.nan, math.inf, -math.inf, 0.0, 1e-20, -1e-8]
+    x = torch.cat([torch.linspace(-110, 100, 20_001), torch.tensor(special)])
+    (loop,) = (Compilation(lambda i, *x: (x[0].exp(), x[1].tanh(), x[2].sigmoid()), [x, x, x], []).loop(),)
+    for actual, function in zip(loop(torch.tensor(1), x, x, x), (torch.exp, torch.tanh, torch.sigmoid), strict=True):
+        torch.testing.assert_close(actual, function(x.double()).float(), rtol=4e-7, atol=2e-38, equal_nan=True)
+
+
+def test_a_position_outside_of_a_tensor_is_an_error():
+    positions = torch.zeros(4, dtype=torch.int64)
+    loop = Compilation(lambda i, x, k: (x.index_select(0, k),), [normal(4)], [positions]).loop()
+    for outside in (4, -1):
+        with pytest.raises(IndexError, match="an element that its tensor does not have"):
+            loop(torch.tensor(1), normal(4), torch.tensor([0, 1, outside, 2]))
+
+
+def test_an_exception_of_an_operation_that_pytorch_does_comes_through():
+    table = torch.eye(3).double()
+    loop = Compilation(lambda i, x: (torch.linalg.cholesky(x),), [table], []).loop()
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        loop(torch.tensor(1), -table)
+
+
+BRANCHES = {
+    "item": (lambda i, x: (x * x.sum().item(),), "values of a tensor"),
+    "if": (lambda i, x: (x if x.sum() > 0 else -x,), "values of a tensor"),
+    "mask": (lambda i, x: (x + x[x > 0].sum(),), "values of a tensor"),
+    "half": (lambda i, x: (x.half().float(),), "no native code for tensors of torch.float16"),
+    "number of the iteration": (lambda i, x: (x + torch.special.digamma(i),), "number of an iteration"),
+}
+
+
+@pytest.mark.parametrize(("step", "reason"), BRANCHES.values(), ids=BRANCHES)
+def test_what_cannot_be_a_fixed_loop_is_refused_with_its_reason(step, reason, caplog):
+    assert Compilation(step, [normal(3)], []).loop() is None
+    assert "eager mode" in caplog.text
+    assert reason in caplog.text
+
+
+def test_random_numbers_are_those_of_the_program_and_writing_the_code_takes_none():
+    def step(i, x):
+        return (x + torch.rand_like(x),)
+
+    state = torch.random.get_rng_state()
+    loop = Compilation(step, [torch.zeros(3)], []).loop()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    (actual,) = loop(torch.tensor(2), torch.zeros(3))
+    torch.random.set_rng_state(state)
+    torch.testing.assert_close(actual, torch.rand(3) + torch.rand(3))
+
+
+def test_scipy_has_the_products_that_pytorch_may_lack(monkeypatch):
+    monkeypatch.setattr(compilation.Path, "glob", lambda *_: [])
+    compilation._products.cache_clear()
+    try:
+        x, y = normal(5, 4), normal(4, 3)
+        for dtype in (torch.float32, torch.float64):
+            assert_equals_eager(
+                lambda i, z, x, y: (z + x @ y,), [torch.zeros(5, 3, dtype=dtype)], [x.to(dtype), y.to(dtype)]
+            )
+    finally:
+        compilation._products.cache_clear()

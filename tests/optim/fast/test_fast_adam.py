@@ -1,8 +1,6 @@
 """The faster Adam against the plain one."""
 
-import importlib
 import logging
-import sys
 from functools import partial
 
 import numpy as np
@@ -16,7 +14,7 @@ from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast import adam as fast
-from rlzoo.optim.fast import compilation, native
+from rlzoo.optim.fast import library
 from rlzoo.optim.fast.adam import FastAdam
 
 ALL_NETWORKS = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
@@ -180,43 +178,11 @@ def test_another_shape_or_setting_is_another_loop(loops):
         optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
     optimizer.minimize_each(policy_loss, model, Epochs(batch, 1, 8, rng), 2.0, learning_rate=0.2)
     assert len(loops) == 3
-    assert loops[0].key != loops[1].key
-
-
-def test_the_key_holds_what_a_network_of_the_users_reads_besides_tensors(loops):
-    keys = []
-    for own in (torch.relu, torch.tanh, torch.tanh, {"scale": 2}, {"scale": 3}, torch.ones(2), torch.zeros(2)):
-        model = make_model()
-        model.policy.own = own
-        optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
-        epochs = Epochs(make_batch(model), 1, 8, np.random.default_rng(0))
-        optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
-        keys.append(loops[-1].key)
-    assert keys[1] == keys[2]
-    assert len(set(keys)) == len(keys) - 1
-
-
-def test_the_key_depends_on_all_files_of_an_installed_package_of_the_users(tmp_path, monkeypatch):
-    for name in ("mine", "others"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("from . import losses\nclass Policy: ...\n")
-        (tmp_path / name / "losses.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(native.sysconfig, "get_path", lambda name: str(tmp_path))
-    packages = [importlib.import_module(name) for name in ("mine", "others")]
-    for package in packages:
-        for name in (package.__name__, f"{package.__name__}.losses"):
-            monkeypatch.delitem(sys.modules, name)
-            monkeypatch.setitem(sys.modules, name, package if name == package.__name__ else package.losses)
-    found = native._files_of_the_user([packages[0].Policy])
-    assert {path.relative_to(tmp_path).as_posix() for path in found if path.is_relative_to(tmp_path)} == {
-        "mine/__init__.py",
-        "mine/losses.py",
-    }
+    assert loops[0].code != loops[1].code
 
 
 @pytest.mark.parametrize("network", [NETWORKS["tanh"], NETWORKS["box"]], ids=["tanh", "box"])
-def test_the_key_is_that_of_the_next_run(network, loops):
+def test_the_code_is_that_of_the_next_run(network, loops):
     for _ in range(2):
         model = make_model(**network)
         optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
@@ -224,7 +190,7 @@ def test_the_key_is_that_of_the_next_run(network, loops):
             minibatches = Epochs(make_batch(model), epochs, 8, np.random.default_rng(0))
             optimizer.minimize_each(policy_loss, model, minibatches, 1.0, learning_rate=0.1)
         SPACES["box"].sample()  # its generator is no part of the step
-    assert [loop.key for loop in loops[:2]] == [loop.key for loop in loops[2:]]
+    assert [loop.code for loop in loops[:2]] == [loop.code for loop in loops[2:]]
 
 
 def test_until_it_waits_for_the_compilation_steps_are_those_of_the_plain_adam(loops):
@@ -252,7 +218,7 @@ def test_a_failed_compilation_leaves_eager_steps(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("RLZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", "missing-compiler")
-    compilation._say.cache_clear()
+    library.say.cache_clear()
     model = make_model()
     optimizer, before = FastAdam(Adam(list(model.parameters())), compile=True), parameters(model)
     with caplog.at_level(logging.WARNING):

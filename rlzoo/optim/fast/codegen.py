@@ -1,0 +1,738 @@
+"""Writes a loop over a pure function of tensors as C++.
+
+The function is called once, and the operations of PyTorch that it consists of are recorded, those of its gradients too.
+Operations on elements become loops, and those on tensors of one shape share a loop. Matrix products go to the BLAS.
+Other operations call PyTorch. What is the same in each iteration is computed once, before the loop.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+_TYPES = {
+    torch.float32: "float", torch.float64: "double", torch.bool: "bool", torch.int64: "int64_t",
+    torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t", torch.uint8: "uint8_t",
+}  # fmt: skip
+
+
+def _clamp(self: str, min: str | None = None, max: str | None = None) -> str:
+    x = self if min is None else f"upper({self}, {min})"
+    return x if max is None else f"lower({x}, {max})"
+
+
+def _power(self: str, exponent: str) -> str:
+    return {"T(2)": f"{self} * {self}", "T(0.5)": f"std::sqrt({self})"}.get(exponent, f"std::pow({self}, {exponent})")
+
+
+_ELEMENTWISE: dict[str, str | Callable[..., str]] = {
+    "abs": "{self} < 0 ? -{self} : {self}", "add": "{self} + {alpha} * {other}", "clamp": _clamp, "clamp_max": _clamp,
+    "clamp_min": _clamp, "clone": "{self}", "copy": "{src}", "cos": "std::cos({self})", "div": "{self} / {other}",
+    "erf": "std::erf({self})", "exp": "exp_of({self})", "expm1": "std::expm1({self})", "fill": "{value}",
+    "full": "{fill_value}", "full_like": "{fill_value}", "lift_fresh_copy": "{self}", "log": "std::log({self})",
+    "log1p": "std::log1p({self})", "masked_fill": "{mask} ? {value} : {self}", "maximum": "upper({self}, {other})",
+    "minimum": "lower({self}, {other})", "mul": "{self} * {other}", "neg": "-{self}", "new_full": "{fill_value}",
+    "new_ones": "1", "new_zeros": "0", "ones": "1", "ones_like": "1", "pow": _power, "reciprocal": "1 / {self}",
+    "relu": "{self} < 0 ? T(0) : {self}", "rsqrt": "1 / std::sqrt({self})", "rsub": "{other} - {alpha} * {self}",
+    "scalar_tensor": "{s}", "sigmoid": "1 / (1 + exp_of(-{self}))", "sin": "std::sin({self})",
+    "sqrt": "std::sqrt({self})", "sub": "{self} - {alpha} * {other}", "tanh": "tanh_of({self})", "_to_copy": "{self}",
+    "where": "{condition} ? {self} : {other}", "zero": "0", "zeros": "0", "zeros_like": "0",
+    "leaky_relu": "{self} > 0 ? {self} : {self} * {negative_slope}",
+    "leaky_relu_backward": "{self} > 0 ? {grad_output} : {grad_output} * {negative_slope}",
+    "lerp": "{self} + {weight} * ({end} - {self})", "mse_loss": "({self} - {target}) * ({self} - {target})",
+    "mse_loss_backward": "{grad_output} * 2 * ({self} - {target})",
+    "sigmoid_backward": "{grad_output} * (1 - {output}) * {output}", "sgn": "({self} > 0) - ({self} < 0)",
+    "silu": "{self} / (1 + exp_of(-{self}))",
+    "silu_backward": "{grad_output} / (1 + exp_of(-{self})) * (1 + {self} / (1 + exp_of({self})))",
+    "softplus": "{self} * {beta} > {threshold} ? {self} : std::log1p(exp_of({self} * {beta})) / {beta}",
+    "softplus_backward": "{grad_output} / (1 + exp_of(-{self} * {beta}))",
+    "tanh_backward": "{grad_output} * (1 - {output} * {output})",
+    "threshold_backward": "{self} <= {threshold} ? T(0) : {grad_output}",
+    "eq": "{self} == {other}", "ne": "{self} != {other}", "lt": "{self} < {other}", "le": "{self} <= {other}",
+    "gt": "{self} > {other}", "ge": "{self} >= {other}", "logical_and": "{self} & {other}",
+    "logical_or": "{self} | {other}", "logical_xor": "{self} ^ {other}", "logical_not": "!{self}",
+}  # fmt: skip
+"""By name of an operation, the value of an element; T is the type that it is computed in."""
+
+_SUMS = {
+    "sum": ("S", "0", "{a} += {x}", "{a}"),
+    "mean": ("S", "0", "{a} += {x}", "{a} / {n}"),
+    "dot": ("S", "0", "{a} += S({x}) * {y}", "{a}"),
+    "linalg_vector_norm": ("S", "0", "{a} += S({x}) * {x}", "std::sqrt({a})"),
+    "amax": ("T", "-INFINITY", "{a} = upper({a}, {x})", "{a}"),
+    "amin": ("T", "INFINITY", "{a} = lower({a}, {x})", "{a}"),
+    "argmax": ("T", "-INFINITY", "if (!({x} <= {a})) {a} = {x}, best = position; ++position", "best"),
+    "any": ("bool", "0", "{a} |= {x} != 0", "{a}"),
+    "all": ("bool", "1", "{a} &= {x} != 0", "{a}"),
+}
+"""Type and first value of what runs over elements x (and y), what each does to it, and what becomes of it at the end.
+
+T is the type of the elements, and S the one in which they are summed.
+"""
+
+
+def _log_softmax(x: Tensor, dim: int, _: bool) -> Tensor:
+    shifted = x - x.amax(dim, keepdim=True)
+    return shifted - shifted.exp().sum(dim, keepdim=True).log()
+
+
+def _softmax(x: Tensor, dim: int, _: bool) -> Tensor:
+    powers = (x - x.amax(dim, keepdim=True)).exp()
+    return powers / powers.sum(dim, keepdim=True)
+
+
+def _softmax_backward(grad: Tensor, out: Tensor, dim: int, _: torch.dtype) -> Tensor:
+    return out * (grad - (grad * out).sum(dim, keepdim=True))
+
+
+def _log_softmax_backward(grad: Tensor, out: Tensor, dim: int, _: torch.dtype) -> Tensor:
+    return grad - out.exp() * grad.sum(dim, keepdim=True)
+
+
+_SIMPLER: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten._log_softmax.default: _log_softmax,
+    torch.ops.aten._log_softmax_backward_data.default: _log_softmax_backward,
+    torch.ops.aten._softmax.default: _softmax,
+    torch.ops.aten._softmax_backward_data.default: _softmax_backward,
+}
+"""Operations that are recorded as simpler ones."""
+
+_FLOATING = (torch.float32, torch.float64)
+_STEPS_OF_A_PART = 24
+"""Loops and statements of one function: a compiler takes much longer for long functions."""
+_SIMD = '_Pragma("omp simd") '
+
+_INDEX = torch.ops.aten.index.Tensor
+
+Step = tuple[int, int]
+"""Phase, which is 0 before the loop and 1 in it, and position in the phase."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """Where the elements of a tensor lie in one of the memories. Dimensions of size 1 are left out.
+
+    With an `index`, they lie `scale` times its elements farther, which are below `size`.
+    """
+
+    memory: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    index: _View | None = None
+    scale: int = 0
+    size: int = 0
+
+
+@dataclass
+class _Loop:
+    """Operations on the elements of tensors of one shape."""
+
+    shape: tuple[int, ...]
+    loads: dict[_View, str] = field(default_factory=dict)
+    """The variable that has the element of a tensor that is read from memory."""
+    values: dict[_View, str] = field(default_factory=dict)
+    """The variable that has the element of a tensor that is computed here."""
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor: of the loop's tensors the one at `base`, or part of its memory if `base` is -1. In elements."""
+
+    base: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class TorchCall:
+    """A call of PyTorch. Each `Place` in its arguments is a tensor; results are copied to places, by their position."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[tuple[int, Place], ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """C++ of a function `run(count, tensors, memory, sgemm, dgemm, call)` and what it needs (see `loop.h`)."""
+
+    code: str
+    memory: int
+    """Bytes."""
+    calls: tuple[TorchCall, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Operation:
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.function._schema.name.partition("::")[2])
+
+    @property
+    def named_args(self) -> dict[str, Any]:
+        parameters = self.function._schema.arguments
+        default = {x.name: x.default_value for x in parameters if x.has_default_value()}
+        return {**default, **dict(zip((x.name for x in parameters), self.args, strict=False)), **self.kwargs}
+
+    @property
+    def writes(self) -> bool:
+        """Whether it does more than to return a result, such as to change one of its arguments."""
+        return bool(self.function._schema.is_mutable) or not self.function._schema.returns
+
+    @property
+    def is_random(self) -> bool:
+        return torch.Tag.nondeterministic_seeded in self.function.tags
+
+    def tensors(self) -> list[Tensor]:
+        """Of its arguments."""
+        return [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
+
+    def results(self) -> list[tuple[int, Tensor]]:
+        return [(k, x) for k, x in enumerate(tree_leaves(self.result)) if isinstance(x, Tensor) and x.numel()]
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations that are done while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[_Operation] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch would import its compiler to keep it out of here
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _SIMPLER:
+            with self:
+                return _SIMPLER[function](*args, **(kwargs or {}))
+        by_mask = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(args[1:]))
+        of_unknown_shape = torch.Tag.dynamic_output_shape in function.tags and (function is not _INDEX or by_mask)
+        if function is torch.ops.aten._local_scalar_dense.default or of_unknown_shape:
+            raise RuntimeError(f"{function} makes what follows depend on the values of a tensor")
+        result = function(*args, **(kwargs or {}))
+        self.operations.append(_Operation(function, args, kwargs or {}, result))
+        return result
+
+
+def write_loop(step: Callable[..., tuple[Tensor, ...]], carried: int, example: Sequence[Tensor]) -> Program:
+    """The program of `for i in range(count): carry = step(i, *carry, *inputs)`.
+
+    Args:
+        step: a pure function of tensors, free of branches on their values. Others that it reads become constants.
+        carried: number of tensors of the carry.
+        example: i, carry and inputs.
+    """
+    # If a tensor were given twice, the two could not be told from each other.
+    own = [copy_of(x) for x in example]
+    with torch.random.fork_rng(devices=[]), _Recorder() as recorder:
+        results = step(*own)
+        inputs = {x.untyped_storage().data_ptr() for x in own}
+        results = tuple(x.clone() if x.untyped_storage().data_ptr() in inputs else x for x in results)
+    with torch.no_grad():
+        return _Writer(recorder.operations, own, carried, results).program()
+
+
+def copy_of(x: Tensor) -> Tensor:
+    """A copy with the same strides, at the start of a memory of its own."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    return x.detach().as_strided((extent,), (1,)).clone().as_strided(x.shape, x.stride())
+
+
+class _Writer:
+    """Writes the loop of a step that was recorded.
+
+    Each operation gets its place first: a loop that it shares, or statements of its own. The code of the loops follows,
+    when it is known what is read from memory.
+    """
+
+    def __init__(
+        self, operations: Sequence[_Operation], inputs: Sequence[Tensor], carried: int, results: Sequence[Tensor]
+    ) -> None:
+        self.inputs, self.carried, self.results = inputs, carried, results
+        self.number: dict[int, int] = {}
+        """Of a memory, by its address."""
+        self.memories: list[Tensor] = []
+        """A tensor in each: first in those of the inputs."""
+        for x in inputs:
+            self._memory(x)
+        self.constants: set[int] = set()
+        self.operations: list[_Operation] = []
+        """Those that compute more than a view of what is there."""
+        for operation in operations:
+            self.constants.update(self._memory(x) for x in operation.tensors() if not self._is_known(x))
+            if operation.writes or not all(self._is_known(x) for _, x in operation.results()):
+                self.operations.append(operation)
+                for _, x in operation.results():
+                    self._memory(x)
+        self.constants.update(self._memory(x) for x in results if not self._is_known(x))
+        self._drop_unused()
+        self.fixed = self._fixed()
+        self.phases: tuple[list[_Loop | str], list[_Loop | str]] = [], []
+        self.uses: dict[int, list[Step]] = {}
+        """When a memory is read or written."""
+        self.written: dict[int, Step] = {}
+        """When it is written last."""
+        self.read: set[int] = set()
+        """Which are read."""
+        self.calls: list[tuple[_Operation, list[tuple[int, Tensor]]]] = []
+        self.scratch = 0
+
+    def program(self) -> Program:
+        for operation in self.operations:
+            if not operation.name.startswith(("empty", "new_empty")):
+                ways = (
+                    _Writer._elementwise,
+                    _Writer._sum,
+                    self._OTHERS.get(operation.name, _Writer._call),
+                    _Writer._call,
+                )
+                any(way(self, operation) for way in ways)
+        results = [self._view(x) for x in self.results]
+        carry = [self._view(x) for x in self.inputs[1 : 1 + self.carried]]
+        self.read.update(view.memory for view in results)
+        bases = {k: (k - 1, 0) for k in range(len(self.inputs))}
+        for view, old in zip(results, carry, strict=True):
+            if self._may_replace(view, old, bases):
+                bases[view.memory] = bases[old.memory]
+        copied = [(view, old) for view, old in zip(results, carry, strict=True) if view.memory not in bases]
+        size = self._place_memory(bases, {view.memory for view, _ in copied})
+        before, inside = ([*filter(None, map(self._code, steps))] for steps in self.phases)
+        inside += [self._copy(view, old) for view, old in copied]
+        parts: list[str] = []
+        calls: list[str] = []
+        for steps in (before, inside):
+            calls.append("")
+            for at in range(0, len(steps), _STEPS_OF_A_PART):
+                body = "\n".join(steps[at : at + _STEPS_OF_A_PART])
+                named = sorted({int(k) for k in re.findall(r"\bb(\d+)\b", body)})
+                pointers = "\n".join(self._pointer(k, *bases.get(k, (-1, 0))) for k in named)
+                scratch = f"double* const scratch = (double*)(loop.memory + {size});"
+                parts.append(f"PART part{len(parts)}(Loop& loop) {{\n{scratch}\n{pointers}\n{body}\nreturn 0;\n}}")
+                calls[-1] += f"if (part{len(parts) - 1}(loop)) return 1;\n"
+        code = "\n".join(['#include "loop.h"', *parts, f"RUN({calls[0]}, {calls[1]})", ""])
+        return Program(code, size + 8 * self.scratch, tuple(self._torch_call(*call, bases) for call in self.calls))
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self.number
+
+    def _memory(self, tensor: Tensor) -> int:
+        """The number of the memory that a tensor lies in."""
+        number = self.number.setdefault(tensor.untyped_storage().data_ptr(), len(self.memories))
+        if number == len(self.memories):
+            self.memories.append(tensor)
+        if tensor.dtype not in _TYPES or tensor.dtype != self.memories[number].dtype:
+            raise TypeError(f"there is no native code for tensors of {tensor.dtype}")
+        return number
+
+    def _drop_unused(self) -> None:
+        needed, used = {self._memory(x) for x in self.results}, []
+        for operation in reversed(self.operations):
+            if operation.writes or not needed.isdisjoint(self._memory(x) for _, x in operation.results()):
+                needed.update(map(self._memory, operation.tensors()))
+                used.append(operation)
+        self.operations = used[::-1]
+
+    def _fixed(self) -> set[_Operation]:
+        """What gives the same in each iteration. Nothing, if anything writes in place or draws random numbers."""
+        if any(operation.writes or operation.is_random for operation in self.operations):
+            return set()
+        known = {*self.constants, *range(1 + self.carried, len(self.inputs))}
+        fixed = set()
+        for operation in self.operations:
+            if known.issuperset(map(self._memory, operation.tensors())):
+                fixed.add(operation)
+                known.update(self._memory(x) for _, x in operation.results())
+        return fixed
+
+    def _view(self, x: Tensor, shape: Sequence[int] | None = None) -> _View:
+        """The elements of a tensor, expanded to `shape`."""
+        expanded = x if shape is None else x.expand(tuple(shape))
+        return _view(self._memory(x), int(x.storage_offset()), expanded.shape, expanded.stride())
+
+    # Operations, each of which gets a place.
+
+    def _elementwise(self, operation: _Operation) -> bool:
+        out, args = operation.result, operation.named_args
+        if not isinstance(out, Tensor) or args.get("rounding_mode") is not None or args.get("reduction"):
+            return False
+        kind = operation.name.removesuffix("_") if operation.writes else operation.name
+        kind = kind.replace("bitwise", "logical") if out.dtype == torch.bool else kind
+        text, type_ = _ELEMENTWISE.get(kind), out.dtype
+        if kind in ("eq", "ne", "lt", "le", "gt", "ge"):
+            type_ = torch.result_type(args["self"], args["other"])
+        elif kind.startswith("logical"):
+            type_ = torch.bool
+        if chosen := self._chosen(kind, args, out):
+            text, operands = "{self}", {"self": chosen}
+        elif text is None:
+            return False
+        else:
+            names = re.findall(r"{(\w+)}", text) if isinstance(text, str) else text.__annotations__
+            args = {key: x for key, x in args.items() if key in names}
+            operands = {key: self._view(x, out.shape) for key, x in args.items() if isinstance(x, Tensor)}
+        target = self._view(out)
+        step, loop = self._loop_for(operation, target, list(operands.values()))
+        words = {key: f"T({_literal(x)})" for key, x in args.items() if isinstance(x, int | float)}
+        for key, view in operands.items():
+            words[key] = f"{'bool' if key in ('condition', 'mask') else 'T'}({self._load(view, step, loop)})"
+        value = text(**words) if callable(text) else text.format(**words)
+        value = re.sub(r"\bT\(", f"{_TYPES[type_]}(", value)
+        own, variable = _TYPES[out.dtype], f"v{len(loop.values)}"
+        loop.lines.append(f"const {own} {variable} = {own}({value});")
+        loop.values[target] = variable
+        self._use(target.memory, step, writes=True)
+        return True
+
+    def _chosen(self, kind: str, args: dict[str, Any], out: Tensor) -> _View | None:
+        """The elements of a tensor that an index chooses."""
+        if kind not in ("index_select", "gather", "embedding"):
+            return None
+        source, index = (args[x] for x in (("weight", "indices") if kind == "embedding" else ("self", "index")))
+        dim = args.get("dim", 0) % max(source.dim(), 1)
+        if kind == "index_select":
+            index = index.reshape(-1, *(1,) * (source.dim() - dim - 1))
+        elif kind == "embedding":
+            index, source = index.unsqueeze(-1), source.view(-1, *(1,) * (index.dim() - 1), source.shape[1])
+        if source.dim() == 0 or not self._is_known(index):
+            return None
+        strides = [0 if d == dim or source.shape[d] == 1 else stride for d, stride in enumerate(source.stride())]
+        view = _view(self._memory(source), source.storage_offset(), out.shape, strides)
+        return replace(view, index=self._view(index, out.shape), scale=source.stride(dim), size=source.shape[dim])
+
+    def _sum(self, operation: _Operation) -> bool:
+        """A sum, or anything else that runs over the elements along some dimensions."""
+        out, args = operation.result, operation.named_args
+        name = {"max": "amax", "min": "amin"}.get(operation.name, operation.name)
+        if name not in _SUMS or not isinstance(out, Tensor) or args.get("ord", 2) != 2:
+            return False
+        x, (running, start, update, end) = args["self"], _SUMS[name]
+        floating = x.dtype in _FLOATING
+        if not x.numel() or not (floating or name in ("sum", "any", "all")):
+            return False
+        dims = args.get("dim")
+        dims = list(range(x.dim())) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
+        dims = {dim % max(x.dim(), 1) for dim in dims}
+        whole = out.reshape([1 if d in dims else size for d, size in enumerate(x.shape)])
+        steps = [0 if d in dims else step for d, step in enumerate(whole.stride())]
+        reads = [self._view(x), *([self._view(args["tensor"])] if name == "dot" else [])]
+        views = [*reads, _view(self._memory(out), 0, x.shape, steps)]
+        along = [d in dims for d, size in enumerate(x.shape) if size != 1]
+        kept, summed = (_nest(views, [a is which for a in along]) for which in (False, True))
+        a_x, *a_y, a_out = (self._at(view, k, {"k": kept, "r": summed}) for k, view in enumerate(views))
+        running = {"T": _TYPES[x.dtype], "S": "double" if floating else "int64_t"}.get(running, running)
+        own, update = _TYPES[out.dtype], re.sub(r"\bS\(", f"{running}(", update)
+        words = {"x": a_x, "y": "".join(a_y), "n": x.numel() // out.numel(), "a": "a"}
+        if len(kept) == 1 and kept[0][1][0] == 1 and summed and summed[-1][1][0] > 1 and name in ("sum", "mean"):
+            # By rows, so that all sums grow at a time.
+            words["a"], self.scratch = "scratch[k0]", max(self.scratch, kept[0][0])
+            rows = _for({"r": summed}, _for({"k": kept}, update.format(**words) + ";", _SIMD))
+            last = f"{a_out} = {own}({end.format(**words)});"
+            code = [_for({"k": kept}, "scratch[k0] = 0;", _SIMD), rows, _for({"k": kept}, last, _SIMD)]
+        else:
+            simd = '_Pragma("omp simd reduction(+:a)") ' if update.startswith("{a} +=") else ""
+            inner = _for({"r": summed}, f"{{ {update.format(**words)}; }}", simd)
+            first = f"{running} a = {start};" + (" int64_t position = 0, best = 0;" if name == "argmax" else "")
+            code = [_for({"k": kept}, f"{{ {first} {inner} {a_out} = {own}({end.format(**words)}); }}")]
+        return self._statements(operation, code, reads, [out])
+
+    def _product(self, operation: _Operation) -> bool:
+        """`mm`, `addmm` or `bmm`."""
+        out, args, name = operation.result, operation.named_args, operation.name
+        a, b = args["mat1" if name == "addmm" else "self"], args["mat2"]
+        of_a, of_b = _layout(a), _layout(b)
+        if (
+            out.dtype not in _FLOATING
+            or of_a is None
+            or of_b is None
+            or not out.is_contiguous()
+            or not a.numel()
+            or not b.numel()
+        ):
+            return False
+        type_, code, reads, beta = _TYPES[out.dtype], [], [self._view(a), self._view(b)], 0
+        if name == "addmm":
+            added, beta = self._view(args["self"], out.shape), 1
+            code, reads = [self._copy(added, self._view(out), args["beta"])], [*reads, added]
+        at, each = [f"b{self._memory(x)} + {x.storage_offset()}" for x in (a, b, out)], ""
+        if name == "bmm":
+            at = [f"{text} + k * {x.stride(0)}" for text, x in zip(at, (a, b, out), strict=True)]
+            each = f"for (int64_t k = 0; k < {len(out)}; ++k) "
+        (a_is, lda), (b_is, ldb) = of_a, of_b
+        sizes = f"{out.shape[-2]}, {out.shape[-1]}, {a.shape[-1]}, {type_}({_literal(args.get('alpha', 1))})"
+        gemm = {"float": "loop.sgemm", "double": "loop.dgemm"}[type_]
+        given = f"{at[0]}, '{a_is}', {lda}, {at[1]}, '{b_is}', {ldb}, {type_}({beta}), {at[2]}"
+        return self._statements(operation, [*code, f"{each}product<{type_}>({gemm}, {sizes}, {given});"], reads, [out])
+
+    def _joined(self, operation: _Operation) -> bool:
+        """`cat` or `stack`."""
+        out, args, at, code, reads = operation.result, operation.named_args, 0, [], []
+        stack, dim = operation.name == "stack", args["dim"]
+        for k, x in enumerate(args["tensors"]):
+            if x.dtype != out.dtype:
+                return False
+            if x.numel():
+                part = out.select(dim, k) if stack else out.narrow(dim, at, x.shape[dim])
+                reads.append(self._view(x))
+                code.append(self._copy(reads[-1], self._view(part)))
+                at += 0 if stack else x.shape[dim]
+        return self._statements(operation, code, reads, [out])
+
+    def _padded(self, operation: _Operation) -> bool:
+        """The gradient of a slice or of a row: zero elsewhere."""
+        out, args = operation.result, operation.named_args
+        grad, dim = self._view(args["grad_output"]), args["dim"]
+        if operation.name == "select_backward":
+            part = out.select(dim, args["index"])
+        else:
+            part = torch.ops.aten.slice.Tensor(out, dim, args["start"], args["end"], args["step"])
+        zero = f"std::memset(b{self._memory(out)}, 0, {out.untyped_storage().nbytes()});"
+        return self._statements(operation, [zero, self._copy(grad, self._view(part))], [grad], [out])
+
+    def _scattered(self, operation: _Operation) -> bool:
+        """`scatter_add`."""
+        out, args = operation.result, operation.named_args
+        index, dim = args["index"], args["dim"]
+        if out.dim() == 0 or not index.numel():
+            return False
+        source = args["src"][tuple(slice(size) for size in index.shape)]
+        reads = [self._view(x) for x in (source, index, args["self"])]
+        strides = [0 if d == dim % out.dim() else step for d, step in enumerate(out.stride())]
+        views = [*reads[:2], _view(self._memory(out), 0, index.shape, strides)]
+        nest = {"k": _nest(views)}
+        a_source, a_index, a_out = (self._at(view, k, nest) for k, view in enumerate(views))
+        chosen = f"{out.stride(dim)} * checked({a_index}, {out.shape[dim]}, loop.bad)"
+        add = _for(nest, f"{a_out[:-1]} + {chosen}] += {a_source};")
+        return self._statements(operation, [self._copy(reads[2], self._view(out)), add], reads, [out])
+
+    _OTHERS: ClassVar[dict[str, Callable[[_Writer, _Operation], bool]]] = {
+        "mm": _product, "addmm": _product, "bmm": _product, "cat": _joined, "stack": _joined,
+        "slice_backward": _padded, "select_backward": _padded, "scatter_add": _scattered,
+    }  # fmt: skip
+
+    def _call(self, operation: _Operation) -> bool:
+        """Any other operation."""
+        results = [] if operation.writes else operation.results()
+        reads = [self._view(x) for x in operation.tensors()]
+        self.calls.append((operation, results))
+        code = [f"if (loop.call({len(self.calls) - 1})) return 1;"]
+        writes = operation.tensors() if operation.writes else [x for _, x in results]
+        return self._statements(operation, code, reads, writes)
+
+    # Places: when something is computed.
+
+    def _loop_for(self, operation: _Operation, target: _View, operands: Sequence[_View]) -> tuple[Step, _Loop]:
+        """The first loop over the shape of `target` where its operands are known, or a new one."""
+        phase, first = int(operation not in self.fixed), 0
+        steps = self.phases[phase]
+        for view in operands:
+            for source in (view, view.index):
+                written = self.written.get(source.memory, (-1, 0)) if source else (-1, 0)
+                if written[0] == phase:
+                    loop = steps[written[1]]
+                    joins = isinstance(loop, _Loop) and loop.shape == target.shape and source in loop.values
+                    first = max(first, written[1] + (not joins or source is not view))
+        for k in range(len(steps) if operation.writes else first, len(steps)):
+            loop = steps[k]
+            if isinstance(loop, _Loop) and loop.shape == target.shape:
+                return (phase, k), loop
+        steps.append(new := _Loop(target.shape))
+        return (phase, len(steps) - 1), new
+
+    def _load(self, view: _View, step: Step, loop: _Loop) -> str:
+        """The variable of the loop that has the element of `view`."""
+        if view in loop.values:
+            return loop.values[view]
+        for source in (view.index, view):
+            if source is not None:
+                self._use(source.memory, step)
+                loop.loads.setdefault(source, f"x{len(loop.loads)}")
+        return loop.loads[view]
+
+    def _statements(
+        self, operation: _Operation, code: Sequence[str], reads: Sequence[_View], writes: Sequence[Tensor]
+    ) -> bool:
+        phase = int(operation not in self.fixed)
+        step = phase, len(self.phases[phase])
+        self.phases[phase].append("\n".join(code))
+        for view in reads:
+            self._use(view.memory, step)
+        for x in writes:
+            self._use(self._memory(x), step, writes=True)
+            self.read.add(self._memory(x))
+        return True
+
+    def _use(self, memory: int, step: Step, writes: bool = False) -> None:
+        self.uses.setdefault(memory, []).append(step)
+        if writes:
+            self.written[memory] = step
+        else:
+            self.read.add(memory)
+
+    # Memory.
+
+    def _may_replace(self, result: _View, old: _View, bases: dict[int, tuple[int, int]]) -> bool:
+        """Whether a result may be written over the carry, of which nothing is read later but its own element."""
+        new = result.memory
+        if new in bases or self.written.get(new, (0, 0))[0] == 0:
+            return False
+        step = self.written[new]
+        loop = self.phases[1][step[1]]
+        return (
+            isinstance(loop, _Loop)
+            and result in loop.values
+            and result == replace(old, memory=new)
+            and self.memories[new].untyped_storage().nbytes() == self.memories[old.memory].untyped_storage().nbytes()
+            and self.uses[new][0] == step
+            and all(use <= step for use in self.uses.get(old.memory, []))
+            and all(view == old for view in loop.loads if view.memory == old.memory)
+        )
+
+    def _place_memory(self, bases: dict[int, tuple[int, int]], last: set[int]) -> int:
+        """Adds where the other memories begin, which are used again when they are free; returns the number of bytes."""
+        end, total = (2, 0), 0
+        live: list[tuple[int, int, Step]] = []  # first byte, its end, last use
+        for memory, uses in sorted(self.uses.items(), key=lambda item: min(item[1])):
+            if memory in bases or memory in self.constants or memory not in self.read:
+                continue
+            born, dies = min(uses), max(uses)
+            if memory in last or (born[0] == 0 and dies[0] == 1):
+                dies = end
+            size = -(-self.memories[memory].untyped_storage().nbytes() // 64) * 64
+            live = sorted(x for x in live if x[2] >= born)
+            start = 0
+            for begin, stop, _ in live:
+                if start + size <= begin:
+                    break
+                start = max(start, stop)
+            live.append((start, start + size, dies))
+            bases[memory] = -1, start
+            total = max(total, start + size)
+        return total
+
+    def _pointer(self, memory: int, base: int, start: int) -> str:
+        tensor, name = self.memories[memory], f"b{memory}"
+        type_ = _TYPES[tensor.dtype]
+        if memory in self.constants:
+            elements = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).tolist()
+            return f"static const {type_} {name}[] = {{{', '.join(map(_literal, elements))}}};"
+        if memory == 0:
+            return f"const int64_t* const {name} = &loop.i;"
+        return f"{type_}* const {name} = ({type_}*)" + (
+            f"loop.tensors[{base}];" if base >= 0 else f"(loop.memory + {start});"
+        )
+
+    def _torch_call(
+        self, operation: _Operation, results: Sequence[tuple[int, Tensor]], bases: dict[int, tuple[int, int]]
+    ) -> TorchCall:
+        def place(x: Tensor) -> Any:
+            memory = self._memory(x)
+            if memory in self.constants:
+                return x
+            if memory == 0:
+                raise TypeError(f"there is no native code for {operation.function} of the number of an iteration")
+            base, start = bases[memory]
+            offset = start // x.element_size() + int(x.storage_offset())
+            return Place(base, offset, tuple(x.shape), x.stride(), x.dtype)
+
+        args, kwargs = tree_map_only(Tensor, place, (operation.args, operation.kwargs))
+        return TorchCall(operation.function, args, kwargs, tuple((k, place(x)) for k, x in results))
+
+    # Code.
+
+    def _code(self, step: _Loop | str) -> str:
+        if isinstance(step, str):
+            return step
+        targets = [view for view in step.values if view.memory in self.read]
+        if not targets:
+            return ""
+        views = [*step.loads, *targets]
+        nest = {"k": _nest(views)}
+        at = {view: self._at(view, k, nest) for k, view in enumerate(views)}
+        lines = []
+        for view, variable in step.loads.items():
+            where = at[view]
+            if view.index is not None:
+                where = f"{where[:-1]} + {view.scale} * checked({step.loads[view.index]}, {view.size}, loop.bad)]"
+            lines.append(f"const {_TYPES[self.memories[view.memory].dtype]} {variable} = {where};")
+        lines += [*step.lines, *(f"{at[view]} = {step.values[view]};" for view in targets)]
+        simd = "" if any(view.index for view in step.loads) else _SIMD
+        return _for(nest, "{\n" + "\n".join(lines) + "\n}", simd)
+
+    def _copy(self, source: _View, target: _View, factor: float = 1) -> str:
+        nest = {"k": _nest([source, target])}
+        value = self._at(source, 0, nest) + ("" if factor == 1 else f" * {_literal(factor)}")
+        return _for(nest, f"{self._at(target, 1, nest)} = {value};", _SIMD)
+
+    def _at(self, view: _View, number: int, nests: dict[str, Nest]) -> str:
+        """The element of the view with this `number` in loops."""
+        loops = [(f"{name}{d}", steps[number]) for name, nest in nests.items() for d, (_, steps) in enumerate(nest)]
+        terms = [str(view.offset), *(f"{variable} * {step}" for variable, step in loops if step)]
+        return f"b{view.memory}[{' + '.join(terms)}]"
+
+
+Nest = list[tuple[int, tuple[int, ...]]]
+"""Loops, the outermost first: the size of each, and the step of each view in it."""
+
+
+def _nest(views: Sequence[_View], which: Sequence[bool] | None = None) -> Nest:
+    """As few loops as possible over the elements of views of one shape, along `which` dimensions (all by default)."""
+    nest: Nest = []
+    for d, size in reversed(list(enumerate(views[0].shape))):
+        if which is None or which[d]:
+            steps = tuple(view.strides[d] for view in views)
+            if nest and steps == tuple(nest[-1][0] * step for step in nest[-1][1]):
+                nest[-1] = nest[-1][0] * size, nest[-1][1]
+            else:
+                nest.append((size, steps))
+    return nest[::-1]
+
+
+def _for(nests: dict[str, Nest], body: str, simd: str = "") -> str:
+    """Loops around `body`, the innermost of which has the pragma `simd`."""
+    loops = [(f"{name}{d}", size) for name, nest in nests.items() for d, (size, _) in enumerate(nest)]
+    for k, size in reversed(loops):
+        body = f"{{ {simd}for (int64_t {k} = 0; {k} < {size}; ++{k}) {body} }}"
+        simd = ""
+    return body
+
+
+def _view(memory: int, offset: int, shape: Sequence[int], strides: Sequence[int]) -> _View:
+    kept = [d for d, size in enumerate(shape) if size != 1]
+    return _View(memory, offset, tuple(shape[d] for d in kept), tuple(strides[d] for d in kept))
+
+
+def _layout(x: Tensor) -> tuple[str, int] | None:
+    """Of a matrix, or matrices: whether it lies by rows (N) or by columns (T), and the distance of these."""
+    (rows, columns), (down, right) = x.shape[-2:], x.stride()[-2:]
+    if (right == 1 or columns == 1) and (down >= columns or rows == 1):
+        return "N", max(down, columns)
+    if (down == 1 or rows == 1) and (right >= rows or columns == 1):
+        return "T", max(right, rows)
+    return None
+
+
+def _literal(x: float) -> str:
+    if isinstance(x, bool):
+        return str(x).lower()
+    if isinstance(x, float) and not math.isfinite(x):
+        return "NAN" if math.isnan(x) else "INFINITY" if x > 0 else "-INFINITY"
+    return repr(x)
