@@ -16,7 +16,7 @@ from rlzoo.runs.registry import ALGORITHMS, algorithm_class, task_class
 
 _WARM_UP = 0.02
 """Share of a run that trains without native code. It is fixed, so that the same settings give the same results."""
-_LONG = 500_000
+_LONG = 200_000
 """Steps of a run in which native code gains more time than its compilation takes."""
 
 

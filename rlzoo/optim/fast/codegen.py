@@ -253,7 +253,9 @@ def write_loop(step: Callable[..., tuple[Tensor, ...]], carried: int, example: S
 
 def copy_of(x: Tensor) -> Tensor:
     """A copy with the same strides, at the start of a memory of its own."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
+    if not x.numel():
+        return x.new_zeros(1).as_strided(x.shape, x.stride())
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.detach().as_strided((extent,), (1,)).clone().as_strided(x.shape, x.stride())
 
 
@@ -298,14 +300,7 @@ class _Writer:
 
     def program(self) -> Program:
         for operation in self.operations:
-            if not operation.name.startswith(("empty", "new_empty")):
-                ways = (
-                    _Writer._elementwise,
-                    _Writer._sum,
-                    self._OTHERS.get(operation.name, _Writer._call),
-                    _Writer._call,
-                )
-                any(way(self, operation) for way in ways)
+            self._add(operation)
         results = [self._view(x) for x in self.results]
         carry = [self._view(x) for x in self.inputs[1 : 1 + self.carried]]
         self.read.update(view.memory for view in results)
@@ -315,21 +310,20 @@ class _Writer:
                 bases[view.memory] = bases[old.memory]
         copied = [(view, old) for view, old in zip(results, carry, strict=True) if view.memory not in bases]
         size = self._place_memory(bases, {view.memory for view, _ in copied})
+        scratch = f"double* const scratch = (double*)(loop.memory + {size});"
         before, inside = ([*filter(None, map(self._code, steps))] for steps in self.phases)
         inside += [self._copy(view, old) for view, old in copied]
-        parts: list[str] = []
-        calls: list[str] = []
-        for steps in (before, inside):
-            calls.append("")
-            for at in range(0, len(steps), _STEPS_OF_A_PART):
-                body = "\n".join(steps[at : at + _STEPS_OF_A_PART])
+        code, calls = ['#include "loop.h"'], ["", ""]
+        for phase, steps in enumerate((before, inside)):
+            for first in range(0, len(steps), _STEPS_OF_A_PART):
+                body = "\n".join(steps[first : first + _STEPS_OF_A_PART])
                 named = sorted({int(k) for k in re.findall(r"\bb(\d+)\b", body)})
                 pointers = "\n".join(self._pointer(k, *bases.get(k, (-1, 0))) for k in named)
-                scratch = f"double* const scratch = (double*)(loop.memory + {size});"
-                parts.append(f"PART part{len(parts)}(Loop& loop) {{\n{scratch}\n{pointers}\n{body}\nreturn 0;\n}}")
-                calls[-1] += f"if (part{len(parts) - 1}(loop)) return 1;\n"
-        code = "\n".join(['#include "loop.h"', *parts, f"RUN({calls[0]}, {calls[1]})", ""])
-        return Program(code, size + 8 * self.scratch, tuple(self._torch_call(*call, bases) for call in self.calls))
+                calls[phase] += f"if (part{len(code)}(loop)) return 1;\n"
+                code.append(f"PART part{len(code)}(Loop& loop) {{\n{scratch}\n{pointers}\n{body}\nreturn 0;\n}}")
+        code.append(f"RUN({calls[0]}, {calls[1]})\n")
+        torch_calls = tuple(self._torch_call(*call, bases) for call in self.calls)
+        return Program("\n".join(code), size + 8 * self.scratch, torch_calls)
 
     def _is_known(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.number
@@ -369,6 +363,14 @@ class _Writer:
         return _view(self._memory(x), int(x.storage_offset()), expanded.shape, expanded.stride())
 
     # Operations, each of which gets a place.
+
+    def _add(self, operation: _Operation) -> None:
+        if operation.name.startswith(("empty", "new_empty")):
+            return
+        for way in (_Writer._elementwise, _Writer._sum, self._SPECIAL.get(operation.name)):
+            if way is not None and way(self, operation):
+                return
+        self._call(operation)
 
     def _elementwise(self, operation: _Operation) -> bool:
         out, args = operation.result, operation.named_args
@@ -422,7 +424,7 @@ class _Writer:
         """A sum, or anything else that runs over the elements along some dimensions."""
         out, args = operation.result, operation.named_args
         name = {"max": "amax", "min": "amin"}.get(operation.name, operation.name)
-        if name not in _SUMS or not isinstance(out, Tensor) or args.get("ord", 2) != 2:
+        if name not in _SUMS or not isinstance(out, Tensor) or args.get("ord", 2) != 2 or "other" in args:
             return False
         x, (running, start, update, end) = args["self"], _SUMS[name]
         floating = x.dtype in _FLOATING
@@ -459,14 +461,7 @@ class _Writer:
         out, args, name = operation.result, operation.named_args, operation.name
         a, b = args["mat1" if name == "addmm" else "self"], args["mat2"]
         of_a, of_b = _layout(a), _layout(b)
-        if (
-            out.dtype not in _FLOATING
-            or of_a is None
-            or of_b is None
-            or not out.is_contiguous()
-            or not a.numel()
-            or not b.numel()
-        ):
+        if of_a is None or of_b is None or out.dtype not in _FLOATING or not (out.is_contiguous() and a.numel()):
             return False
         type_, code, reads, beta = _TYPES[out.dtype], [], [self._view(a), self._view(b)], 0
         if name == "addmm":
@@ -523,19 +518,19 @@ class _Writer:
         add = _for(nest, f"{a_out[:-1]} + {chosen}] += {a_source};")
         return self._statements(operation, [self._copy(reads[2], self._view(out)), add], reads, [out])
 
-    _OTHERS: ClassVar[dict[str, Callable[[_Writer, _Operation], bool]]] = {
+    _SPECIAL: ClassVar[dict[str, Callable[[_Writer, _Operation], bool]]] = {
         "mm": _product, "addmm": _product, "bmm": _product, "cat": _joined, "stack": _joined,
         "slice_backward": _padded, "select_backward": _padded, "scatter_add": _scattered,
     }  # fmt: skip
 
-    def _call(self, operation: _Operation) -> bool:
+    def _call(self, operation: _Operation) -> None:
         """Any other operation."""
         results = [] if operation.writes else operation.results()
         reads = [self._view(x) for x in operation.tensors()]
         self.calls.append((operation, results))
         code = [f"if (loop.call({len(self.calls) - 1})) return 1;"]
         writes = operation.tensors() if operation.writes else [x for _, x in results]
-        return self._statements(operation, code, reads, writes)
+        self._statements(operation, code, reads, writes)
 
     # Places: when something is computed.
 

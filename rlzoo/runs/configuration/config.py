@@ -76,7 +76,7 @@ class Config(Checked):
     fast: Advanced[bool] = True
     """Use implementations that are only faster: written-out gradients, acting in NumPy, packed weights."""
     compile: bool = False
-    """Compile the update to native code. On by default for runs of 500,000 steps and more, where it can be."""
+    """Compile the update to native code. On by default for runs of 200,000 steps and more, where it can be."""
     eval_interval: Count | None = None
     """Steps between evaluations; none for a tenth of total_steps."""
     eval_episodes: Count = 20

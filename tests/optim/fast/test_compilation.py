@@ -228,7 +228,7 @@ def test_what_depends_on_inputs_alone_is_computed_before_the_loop():
 
     example = torch.tensor(1), torch.ones(3), torch.ones(3, 3), torch.ones(4, 3)
     fixed, none = (write_loop(function, 1, example).code.partition("RUN(")[2] for function in (step, in_place))
-    assert fixed.startswith("if (part0(loop)) return 1;")
+    assert fixed.startswith("if (part1(loop)) return 1;")
     assert none.startswith(",")
 
 
