@@ -52,11 +52,6 @@ inline T upper(T x, T y) {
     return x > y || x != x ? x : y;
 }
 
-template <typename T>
-inline T sign(T x) {
-    return T((x > 0) - (x < 0));
-}
-
 // Position `i` of `size`; the first one, and `bad`, if there is none.
 inline int64_t checked(int64_t i, int64_t size, bool& bad) {
     const bool outside = i < 0 || i >= size;
