@@ -212,7 +212,7 @@ class ControlTask(EnvTask):
         return self.make_actor(self.model, self.noise.share() if self.env.divided else self.noise)
 
     def collect(self) -> Experience:
-        if self.env.interrupted and self.model.reward_scale is not None:  # new episodes start
+        if self.collector.starts_anew and self.model.reward_scale is not None:
             self.model.reward_scale.running.zero_()
         experience = super().collect()
         self._unseen -= {name for name in self._unseen if f"info_{name}" in experience.metrics}

@@ -44,13 +44,17 @@ class Collector:
         self._returns = np.zeros(rows)
         self._lengths = np.zeros(rows, np.int64)
 
+    @property
+    def starts_anew(self) -> bool:
+        """Whether the next buffer starts with new episodes."""
+        return self.whole_episodes or self._obs is None or self.env.interrupted
+
     @operation("sampling")
     def collect(self, actor: Actor) -> Experience:
         """Collects one buffer, without `logp` and `value`, the episodes that ended in it, and means of `info`."""
         self.env.info_sums()  # forgets those of an evaluation in the same environment
-        if self.env.interrupted:
+        if self.starts_anew:
             self.restart()
-        if self.whole_episodes or self._obs is None:
             obs, self._forced = self.env.reset()
             self._obs = map_leaves(_copy, obs)
             self._starts, self._ended = np.ones_like(self._forced), np.zeros_like(self._forced)
@@ -67,7 +71,6 @@ class Collector:
 
     def _first_episodes(self, actor: Actor) -> _Steps:
         """One episode a row, up to the end of the longest. The steps after a row's end are masked."""
-        self._returns[:], self._lengths[:] = 0, 0
         chunks = [self._steps(actor, _CHUNK)]
         ended = chunks[0].done.any(0)
         while not ended.all():

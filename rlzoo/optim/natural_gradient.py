@@ -158,7 +158,7 @@ def conjugate_gradient(
         del ap  # one vector less while the next is made
         rr, previous = inner(r, r), rr
         torch.add(r, p, alpha=rr / previous, out=p)
-    return Solution(x, (rr / start) ** 0.5 if start else 0.0)
+    return Solution(x, (rr / start) ** 0.5 if start else float(b.any()))  # ‖b‖² may underflow
 
 
 class Step(NamedTuple):

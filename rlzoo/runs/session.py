@@ -216,7 +216,8 @@ class Session:
         return record
 
     def _reaches_stop_return(self, mean_return: float) -> bool:
-        return self.config.stop_return is not None and mean_return >= self.config.stop_return
+        stop = self.config.stop_return
+        return stop is not None and mean_return >= stop - 1e-6 * abs(stop)  # rewards are in single precision
 
     def _save(self, new_best: float | None) -> None:
         self.logger.flush()

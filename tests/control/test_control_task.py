@@ -130,6 +130,18 @@ def test_new_episodes_after_a_resume_begin_new_discounted_sums():
     assert not task.model.reward_scale.running.any()
 
 
+def test_new_episodes_after_an_error_begin_new_discounted_sums(monkeypatch):
+    task = make_task(normalize_reward=True)
+    task.model.reward_scale(task.collect().buffer)
+    with monkeypatch.context() as patch:
+        patch.setattr(task.env, "step", lambda action: None)
+        with pytest.raises(TypeError):
+            task.collect()
+    assert task.model.reward_scale.running.any()
+    task.collect()
+    assert not task.model.reward_scale.running.any()
+
+
 def test_fisher_fraction_is_of_the_rows_that_a_recurrent_network_sees():
     setup = Setup("CartPole-v1", fisher_fraction=0.1)
     ControlTask.check(Control(num_envs=2, num_steps=64), setup)

@@ -174,6 +174,10 @@ def test_residual_is_that_of_the_solution(iters):
     assert conjugate_gradient(a.mv, torch.zeros(5, dtype=torch.float64), iters).residual == 0
 
 
+def test_residual_of_no_step_is_one_although_the_square_of_b_underflows():
+    assert conjugate_gradient(lambda v: v, torch.full((3,), 1e-30), 10) == (pytest.approx(torch.zeros(3)), 1)
+
+
 def test_line_search_takes_the_first_step_accepted():
     tried = []
 

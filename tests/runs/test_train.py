@@ -96,6 +96,17 @@ def test_stops_when_the_return_is_reached(tmp_path):
     assert run.finished
 
 
+def nine_tenths(env):
+    return gymnasium.wrappers.TransformReward(gymnasium.wrappers.TimeLimit(env, 1), lambda reward: 0.9)
+
+
+@pytest.mark.parametrize(("stop_return", "stops"), [(0.9, True), (0.90001, False)])
+def test_a_return_that_single_precision_rounds_down_is_reached(stop_return, stops, tmp_path):
+    run = short_runs.quick_run(tmp_path, stop_return=stop_return, eval_interval=200, wrappers=(nine_tenths,))
+    assert run.evaluations()[0]["mean_return"] < 0.9
+    assert (run.steps()[-1] < 600) == stops
+
+
 def test_killed_before_the_first_checkpoint_after_it_was_taken_further(tmp_path):
     reference, run = (short_runs.quick_run(tmp_path / name, stop_return=1.0, eval_interval=200) for name in "ab")
     resume(reference, total_steps=900)

@@ -64,11 +64,13 @@ class Scoring:
     @torch.no_grad()
     def kl(self, model: LanguageModel, reference: Reference, rows: Buffer) -> Float[Tensor, "N T"]:
         """The estimate of KL(π ‖ π_ref) at each acting step."""
-        tokens = rows.obs.columns(0, rows.mask.shape[1])
-        other = reference.distribution(tokens)
+        steps = rows.mask.shape[1]
         if self.kl_estimator is not None:
+            # Of all columns, as `rows.logp` is: of fewer they may round otherwise, and equal policies would have a KL.
+            other = reference.distribution(rows.obs).map(lambda x: x[:, :steps])
             return self.kl_estimator(rows.logp, other.log_prob(rows.action))
-        return model.distribution(tokens).kl(other)
+        tokens = rows.obs.columns(0, steps)
+        return model.distribution(tokens).kl(reference.distribution(tokens))
 
     def reward(
         self,

@@ -22,6 +22,7 @@ from lm_builders import (
 )
 from tiny import CHARACTERS, EOS, PAD, make_tokenizer
 
+from rlzoo.core.collector import evaluate
 from rlzoo.core.estimators import GAE
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.lm.model.language_model import LanguageModel, Reference
@@ -90,6 +91,14 @@ def test_rewards_equal_their_definition(kl_estimator):
     torch.testing.assert_close(buffer.reward[buffer.mask], expected, rtol=0, atol=1e-5)
     assert not buffer.reward[~buffer.mask].any()
     assert kl.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("kl_estimator", ["k1", "k2", "k3", "full"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kl_to_an_equal_reference_is_exactly_zero(kind, kl_estimator):
+    """Eager attention rounds otherwise over another number of columns."""
+    env = make_env(make_model(kind, attention="eager"), TEXTS, kl_estimator=kl_estimator)
+    assert not env.measure(evaluate(env.model, collect(env)))[0].any()
 
 
 def test_prompts_come_several_times_each_and_all_before_any_again():
