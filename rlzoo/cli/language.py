@@ -148,7 +148,10 @@ def _messages(interactive: bool) -> Iterator[str]:
             line = input("> " if interactive else "").strip()
             line.encode()  # Python may read other bytes as surrogates
         except UnicodeError as error:
-            raise ConfigError(f"standard input is not text: {error}") from None
+            if not interactive:
+                raise ConfigError(f"standard input is not text: {error}") from None
+            complain(f"the message is not text: {error}")
+            continue
         except (EOFError, KeyboardInterrupt) as end:
             if isinstance(end, KeyboardInterrupt) and not interactive:
                 raise

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -728,6 +729,22 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(process.stdout.splitlines()[-1]) < 500_000
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["last", "named"])
+def test_evaluation_of_a_run_that_deletes_the_checkpoint_takes_another(is_named, run, tmp_path, monkeypatch, capsys):
+    copy, read_config = Run(shutil.copytree(run.path, tmp_path / "run")), Run.read_config
+    before, last = copy.steps()[-2:]
+
+    def read_late(run, **objects):
+        shutil.rmtree(run.checkpoints / str(last), ignore_errors=True)
+        return read_config(run, **objects)
+
+    monkeypatch.setattr(Run, "read_config", read_late)
+    option = ["--checkpoint", str(last)] if is_named else []
+    assert main(["eval", str(copy.path), "--episodes", "2", *option]) == (2 if is_named else 0)
+    out, err = capsys.readouterr()
+    assert f"has no checkpoint {last}" in err if is_named else out.startswith(f"step {before}: ")
 
 
 def test_evaluation_in_a_changed_environment_says_so(tmp_path, capsys):

@@ -374,6 +374,18 @@ def test_input_that_is_no_text_is_named(run, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1].startswith("rlzoo: standard input is not text: 'utf-8' codec can't")
 
 
+def test_typed_bytes_that_are_no_text_do_not_end_the_chat(run, monkeypatch, capsys):
+    terminal = Typed("caf\udce9", UnicodeDecodeError("utf-8", b"caf\xe9", 3, 4, "unexpected end of data"), "Say a")
+    monkeypatch.setattr("sys.stdin", terminal)
+    monkeypatch.setattr("builtins.input", terminal.input)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert command("chat", "run", "--greedy") == 0
+    out, err = capsys.readouterr()
+    assert err.count("rlzoo: the message is not text: 'utf-8' codec can't ") == 2
+    (sample,) = load_task("run").respond_to(["Say a"], 1, seed=0, deterministic=True).records
+    assert out.splitlines()[1] == sample.response
+
+
 def test_start_answers_beside_the_actor(run, monkeypatch, capsys):
     talk(monkeypatch, "Say a")
     assert command("chat", "run", "--greedy", beside="start", max_new_tokens=3) == 0

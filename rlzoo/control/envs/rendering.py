@@ -66,6 +66,10 @@ def _check_output(video: Path | None) -> None:
 def _recorder(path: Path, env: GymnasiumEnv) -> Iterator[Callable[[], None]]:
     """A function that appends the first copy's frame to the video. Frames are cut to the even sizes that MP4 needs."""
     try:
+        is_new = not os.path.lexists(path)
+        path.open("ab").close()  # imageio opens it after the first frame, or the last
+        if is_new:
+            path.unlink()
         from imageio import v2 as imageio
 
         if path.suffix == ".mp4":

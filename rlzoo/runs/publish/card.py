@@ -77,7 +77,7 @@ def _render(
     hidden = {"env", "algorithm", *NOT_SETTINGS}
     return template("rlzoo.runs.publish", file).render(
         metadata=Markup(f"{metadata.to_yaml()}\n"),
-        algorithm=record["algorithm"],
+        algorithm=_text(record["algorithm"]),
         env=_text(record["env"]),
         step=f"{step:,}",
         name=Markup(json.dumps(name)),

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from rlzoo.runs.configuration.objects import first_description
 from rlzoo.runs.publish.markup import template
 
 Records = Sequence[Mapping[str, Any]]
@@ -60,7 +61,7 @@ def page(config: Mapping[str, Any], path: str, metrics: Records, evaluations: Re
     """HTML with the run's pair, how far it is, its last evaluations, and the figure."""
     png = base64.b64encode(plot(metrics, evaluations).png()).decode()
     return template("rlzoo.runs.publish", "notebook.html.jinja").render(
-        config=config,
+        config={name: first_description(x) or x for name, x in config.items()},
         path=path,
         step=max([0, *(r["step"] for r in (*metrics, *evaluations))]),
         evaluations=[e for e in evaluations if e["step"] == evaluations[-1]["step"]],

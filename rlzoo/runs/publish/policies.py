@@ -129,12 +129,17 @@ def push(
     """
     run = Run.open(run)
     step = run.step_of(checkpoint)
-    with contextlib.closing(load_task(run, step, model, **objects)) as task:
-        if isinstance(repo, Path) or repo.startswith((".", "/", "~")):
+    folder = None
+    if isinstance(repo, Path) or repo.startswith((".", "/", "~")):
+        try:
             folder = Path(repo).expanduser()
-            if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-                raise RunError(f"{folder} exists already and is not an empty folder")
-            require(folder.resolve() != Path.cwd(), "repo is the current directory: name a new one, such as ./policy")
+        except RuntimeError as error:
+            raise RunError(f"{repo}: no such home directory: name the folder without ~") from error
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} exists already and is not an empty folder")
+        require(folder.resolve() != Path.cwd(), "repo is the current directory: name a new one, such as ./policy")
+    with contextlib.closing(load_task(run, step, model, **objects)) as task:
+        if folder is not None:
             try:
                 with naming(folder):
                     _write(folder, str(repo), run, step, task)
@@ -145,7 +150,7 @@ def push(
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "files")
             _write(folder, f"{PREFIX}{repo}", run, step, task)
-            return upload(folder, repo, private)
+            return upload(folder, str(repo), private)
 
 
 def _write(folder: Path, name: str, run: Run, step: int, task: Task) -> None:

@@ -111,6 +111,25 @@ def test_file_of_another_kind_is_an_error(tmp_path):
         show(tmp_path, suffix=".avi")
 
 
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+def test_file_that_cannot_be_written_is_an_error_before_the_first_step(suffix, tmp_path):
+    (tmp_path / f"film{suffix}").mkdir()
+    seen = []
+    with pytest.raises(ConfigError, match=rf"^video: cannot write .*film\{suffix}: Is a directory$"):
+        show(tmp_path, suffix=suffix, seen=seen)
+    assert seen == []
+
+
+@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
+@pytest.mark.parametrize("files", [{}, {"film": b"an earlier film"}], ids=["new", "earlier"])
+def test_play_that_fails_before_a_frame_leaves_the_file_as_it_was(files, suffix, tmp_path):
+    for name, content in files.items():
+        (tmp_path / f"{name}{suffix}").write_bytes(content)
+    with pytest.raises(EnvError):
+        show(tmp_path, suffix=suffix, fault=ValueError("no picture"))
+    assert {path.stem: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
 def test_missing_plugin_of_imageio_names_the_extra(tmp_path, monkeypatch):
     def get_writer(*_, **__):
         raise ValueError("Could not find a backend to open `film.mp4`")

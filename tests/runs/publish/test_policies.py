@@ -24,6 +24,7 @@ from rlzoo.core.env import VectorEnv
 from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import ConfigError, RunError
 from rlzoo.core.task import EnvTask
+from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.publish import card
 from rlzoo.runs.publish.policies import SUFFIXES
 
@@ -270,6 +271,13 @@ def test_current_directory_cannot_be_replaced(run, tmp_path, monkeypatch, capsys
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.parametrize("repo", ["~nobody-of-this-name/x", Path("~nobody-of-this-name")], ids=repr)
+def test_folder_of_an_unknown_user_is_named_before_the_model_is_loaded(repo, run, monkeypatch):
+    monkeypatch.setattr("rlzoo.runs.publish.policies.load_task", None)
+    with pytest.raises(RunError, match=rf"^{repo}: no such home directory: name the folder without ~$"):
+        rlzoo.push(run, repo)
+
+
 def card_of(run, **kwargs):
     rlzoo.push(run, Path("shared"), **kwargs)
     text = Path("shared/README.md").read_text()
@@ -305,6 +313,19 @@ def test_card_of_a_checkpoint_that_was_not_evaluated(run, workplace):
         path.write_text(kept)
     assert "model-index" not in metadata
     assert "This checkpoint was not evaluated." in body
+
+
+class Mine(rlzoo.PPOClip):
+    """An algorithm of a module that cannot be imported."""
+
+    __module__ = "notebook"
+
+
+def test_heading_of_objects_is_their_description(tmp_path):
+    run = rlzoo.Run.create(tmp_path / "run", make_config(Mine(), lambda: gymnasium.make("CartPole-v1")))
+    names = "an instance of Mine of notebook", f"a lambda of {__name__}"
+    assert "\n# {} on {}\n".format(*names) in card.card(run, 5, "x", {}, False)
+    assert "<b>{}</b> on <b>{}</b>".format(*names) in run._repr_html_()
 
 
 def test_card_escapes_text(run, workplace):
