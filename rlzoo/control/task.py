@@ -235,8 +235,8 @@ class ControlTask(EnvTask):
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
         masks = getattr(self.env, "has_masks", False)
-        spaces = self.observation_space, self.env.action_space
-        return ControlPolicy(self.model, *spaces, deterministic, seed, masks=masks, make_actor=self.make_actor)
+        spaces, dtype = (self.observation_space, self.env.action_space), self.env.observation_space.dtype
+        return ControlPolicy(self.model, *spaces, deterministic, seed, masks, self.make_actor, dtype)
 
     def restore_collector(self, state: dict[str, Any], step: int) -> None:
         """Restores the collector. A Gymnasium environment repeats its episodes; if it cannot, new ones start."""
