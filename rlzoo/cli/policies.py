@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from rlzoo.cli.common import Json, Threads, importing, threads_for
 from rlzoo.cli.options import Positional, Repeated, Switch, parse
-from rlzoo.core.system.errors import RunError
 from rlzoo.core.system.screen import show
 
 
@@ -74,23 +73,17 @@ def eval_command(arguments: list[str]) -> None:
         from rlzoo.runs.run import Run
 
     run = Run.open(options.run)
-    for is_second in (False, True):
-        step = run.step_of(options.checkpoint)
-        try:
-            with make_display(sys.stderr):
-                evaluation = evaluate(
-                    run,
-                    options.episodes,
-                    deterministic=options.deterministic,
-                    seed=options.seed,
-                    checkpoint=step,
-                    pass_k=options.pass_k,
-                    env_kwargs=options.env_kwargs,
-                )
-            break
-        except RunError:  # a run that trains may have deleted the checkpoint
-            if is_second or options.checkpoint is not None or step in run.steps():
-                raise
+    step = run.step_of(options.checkpoint)
+    with make_display(sys.stderr):
+        evaluation = evaluate(
+            run,
+            options.episodes,
+            deterministic=options.deterministic,
+            seed=options.seed,
+            checkpoint=step,
+            pass_k=options.pass_k,
+            env_kwargs=options.env_kwargs,
+        )
     summary = evaluation.summary()
     changed = "".join(f", {name}={x!r}" for name, x in options.env_kwargs.items())
     line = describe_evaluation(step, summary) + (f"; in a changed environment{changed}" if changed else "")

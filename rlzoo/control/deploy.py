@@ -46,6 +46,7 @@ class ControlPolicy(DeployedPolicy):
         deterministic: take the most probable action instead of a sample.
         seed: seed of the samples.
         masks: the environment says which actions are legal.
+        dtype: of the observations that the model sees.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ControlPolicy(DeployedPolicy):
         seed: int = 0,
         masks: bool = False,
         make_actor: MakeActor = make_actor,
+        dtype: Any = np.float32,
     ) -> None:
         self.model = copy.deepcopy(model).cpu().eval()
         self.observation_space = observation_space
@@ -65,12 +67,13 @@ class ControlPolicy(DeployedPolicy):
         self._rng = np.random.default_rng(seed)
         self._masks = masks
         self._make_actor = make_actor
+        self._dtype = dtype
         self._rows = 1
         self._starts = np.ones(1, np.bool_)
         self._actor = self._make_actor(self.model, self._noise())
 
     def __call__(self, obs: Any, action_mask: Any = None) -> Any:
-        inputs = self.flatten(obs)
+        inputs = self.flatten(obs).astype(self._dtype, copy=False)
         if len(inputs) != self._rows:
             self._rows = len(inputs)
             self.reset()
@@ -130,7 +133,7 @@ class ControlPolicy(DeployedPolicy):
         space: Any = spaces.flatten_space(self.observation_space)
         centre, half = box_units(space)  # Gymnasium cannot sample from bounds near the largest number
         inside = centre + half * np.random.default_rng(0).uniform(-1, 1, (100, len(half)))
-        obs = torch.from_numpy(inside.clip(space.low, space.high).astype(np.float32))
+        obs = torch.from_numpy(inside.clip(space.low, space.high).astype(self._dtype))
         require(not self._masks, "no export format takes masks of legal actions: use load_policy")
         return export_model(self.model, obs, self.action_space, format, about)
 

@@ -32,19 +32,19 @@ def export_model(
 
     Args:
         model: on the CPU.
-        obs: some observations (N, D), which the policies are compared on.
+        obs: some observations (N, D) as the model sees them, which the policies are compared on.
         format, about: as for `DeployedPolicy.export`, whose errors it raises.
     """
     require(format in FORMATS, f"format must be {' or '.join(FORMATS)}, got {format!r}")
     named = " or ".join(_own_parts(model)) or "this policy"
     require(not is_product(action_space), f"actions of several parts, {action_space}, have no export: use load_policy")
-    module = PolicyModule(model, action_space).eval()
+    module = PolicyModule(model, action_space, obs.dtype).eval()
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         try:
             memory = model.act(obs)[1]
             require(memory is None, f"{named} has a memory, which no export format holds: use load_policy")
-            data, loaded = FORMATS[format](module, obs[:2], about)
-            same = loaded is None or _same(module(obs), loaded(obs))
+            data, loaded = FORMATS[format](module, obs[:2].float(), about)
+            same = loaded is None or _same(module(obs), loaded(obs.float()))
         except ConfigError:
             raise
         except Exception as error:  # of any kind, from tracing any code
@@ -78,10 +78,11 @@ class PolicyModule(nn.Module):
     high: Tensor
     start: Tensor
 
-    def __init__(self, model: ActorCritic, space: gymnasium.Space[Any]) -> None:
+    def __init__(self, model: ActorCritic, space: gymnasium.Space[Any], dtype: torch.dtype) -> None:
         super().__init__()
         self.model = model
         self.space = space
+        self.dtype = dtype
         if isinstance(space, spaces.Box):
             self.register_buffer("low", _rounded(space.low, np.greater_equal, np.inf))
             self.register_buffer("high", _rounded(space.high, np.less_equal, -np.inf))
@@ -90,7 +91,7 @@ class PolicyModule(nn.Module):
             self.register_buffer("start", torch.from_numpy(smallest.astype(np.int64)))
 
     def forward(self, obs: Tensor) -> Tensor:
-        action = self.model.act(obs)[0].mode.reshape(-1, *(self.space.shape or ()))
+        action = self.model.act(obs.to(self.dtype))[0].mode.reshape(-1, *(self.space.shape or ()))
         if isinstance(self.space, spaces.Box):
             return action.clamp(self.low, self.high)
         return action + self.start

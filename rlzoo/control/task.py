@@ -32,7 +32,7 @@ from rlzoo.core.seen import Seen
 from rlzoo.core.system import processes
 from rlzoo.core.system.errors import ConfigError, EnvError, UnsupportedSpace, describe_error, require
 from rlzoo.core.system.fields import Advanced, Range
-from rlzoo.core.system.streams import stream
+from rlzoo.core.system.streams import number, stream
 from rlzoo.core.task import EnvTask, Kind, RolloutSettings, Setup, TaskSettings, check_fisher_fraction
 from rlzoo.core.tensors import leaves as tensors_in
 from rlzoo.core.tensors import map_leaves
@@ -117,7 +117,9 @@ class ControlTask(EnvTask):
         rng = np.random.default_rng(stream(setup.seed, "action"))
         self.noise = ActionNoise(self.env.action_space, settings.num_envs, rng, settings.noise_correlation)
         self._unseen = set(settings.log_info)
-        self._check_model()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(number(stream(setup.seed, "init", 3)))  # lazy layers draw from it
+            self._check_model()
 
     @torch.no_grad()
     def _check_model(self) -> None:
@@ -139,6 +141,8 @@ class ControlTask(EnvTask):
             for name, (x, shape) in shapes.items():
                 if x.shape != shape:
                     raise ValueError(f"{name} of shape {tuple(x.shape)} for 2 rows of a step, needed {shape}")
+                if "float64" in str(x.dtype):  # of PyTorch or NumPy
+                    raise ValueError(f"{name} of float64, needed float32: convert it by model.float()")
             for own in dataclasses.fields(cast(Any, policy)):
                 wrong = [x.shape for x in tensors_in(getattr(policy, own.name)) if x.shape[:2] != (2, 1)]
                 if wrong:
@@ -235,8 +239,8 @@ class ControlTask(EnvTask):
 
     def policy(self, *, deterministic: bool = True, seed: int = 0) -> ControlPolicy:
         masks = getattr(self.env, "has_masks", False)
-        spaces = self.observation_space, self.env.action_space
-        return ControlPolicy(self.model, *spaces, deterministic, seed, masks=masks, make_actor=self.make_actor)
+        spaces, dtype = (self.observation_space, self.env.action_space), self.env.observation_space.dtype
+        return ControlPolicy(self.model, *spaces, deterministic, seed, masks, self.make_actor, dtype)
 
     def restore_collector(self, state: dict[str, Any], step: int) -> None:
         """Restores the collector. A Gymnasium environment repeats its episodes; if it cannot, new ones start."""

@@ -112,7 +112,7 @@ class Collector:
         step = self.env.step
         for t in range(steps):
             action = actor(obs[t], forced[t], starts[t])
-            following, reward[t], terminated[t], truncated[t], forced[t + 1] = step(action)
+            following, reward[t], terminated[t], truncated[t], forced[t + 1] = step(action.copy())
             starts[t + 1], ended = ended, terminated[t] | truncated[t]
             obs.append(following.copy() if type(following) is np.ndarray else map_leaves(_copy, following))
             actions.append(action)
@@ -130,6 +130,8 @@ class Collector:
             raise EnvError("an episode ended in a forced step; the step that ends it must be one of the policy's")
         if (own.truncated & ~forced[1:]).any():
             raise EnvError("the step after a truncation must be forced: it observes the final state (see VectorEnv)")
+        if memories[-1] is not None and (own.terminated & ~forced[1:]).any():
+            raise EnvError("the step after a termination must be forced for a network with memory (see VectorEnv)")
         return own
 
     def _episodes(self, steps: _Steps) -> list[Episode]:

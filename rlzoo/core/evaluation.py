@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,11 @@ class Evaluation:
     deterministic: bool
     seed: int
     further: Mapping[str, Any] = field(default_factory=dict)
-    """Other results by name."""
+    """Other results by name. Numbers of NumPy and PyTorch become Python's."""
+
+    def __post_init__(self) -> None:
+        plain = {name: x.item() if math.prod(getattr(x, "shape", [0])) == 1 else x for name, x in self.further.items()}
+        object.__setattr__(self, "further", plain)
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], deterministic: bool, seed: int) -> Evaluation:
@@ -101,6 +106,7 @@ def play_episodes(env: VectorEnv, actor: Actor, episodes: int, on_step: OnStep =
     played: list[list[Episode]] = [[] for _ in range(copies)]
     total, length = np.zeros(copies), np.zeros(copies, np.int64)
     obs, forced = env.reset()
+    forced = np.asarray(forced, bool)
     steps = _steps(env, actor, obs, forced)
     left = episodes
     for step in itertools.count(1):
@@ -135,6 +141,7 @@ def _steps(env: VectorEnv, actor: Actor, obs: Any, forced: Bools) -> Iterator[tu
             obs = seen[-1]
             yield from zip(*parts, strict=True)
             continue
-        obs, reward, terminated, truncated, forced = env.step(actor(obs, forced, starts))
+        obs, reward, *ends = env.step(actor(obs, forced, starts))
+        terminated, truncated, forced = (np.asarray(x, bool) for x in ends)
         starts, ended = ended, terminated | truncated
         yield reward, terminated, truncated, forced

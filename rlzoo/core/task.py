@@ -131,7 +131,7 @@ class DeployedPolicy(abc.ABC):
 
     @abc.abstractmethod
     def flatten(self, obs: Any) -> Array:
-        """One observation or a batch as the input (N, *obs) float32 of the model and of exported files."""
+        """One observation or a batch as the input (N, *obs) float32 of exported files."""
 
     @abc.abstractmethod
     def export(self, format: str, about: Mapping[str, str]) -> bytes:

@@ -94,13 +94,12 @@ def read_checkpoint(folder: Path, step: int, run: Mapping[str, Any]) -> Checkpoi
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Contiguous tensors on the CPU. Of a layer with two names one is a copy, which safetensors asks for."""
-    apart: dict[str, Tensor] = {}
-    taken: set[int] = set()
-    for name, x in tensors.items():
-        own = x.detach().cpu().contiguous()
-        apart[name] = own.clone() if own.data_ptr() in taken else own
-        taken.add(own.data_ptr())
+    """Contiguous tensors on the CPU. Of two that overlap one is a copy, which safetensors asks for."""
+    apart = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    end = 0
+    for name, x in sorted(apart.items(), key=lambda item: item[1].data_ptr()):
+        apart[name] = x.clone() if x.data_ptr() < end else x
+        end = max(end, x.data_ptr() + x.nbytes)
     return apart
 
 

@@ -731,22 +731,6 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     assert int(process.stdout.splitlines()[-1]) < 500_000
 
 
-@pytest.mark.parametrize("is_named", [False, True], ids=["last", "named"])
-def test_evaluation_of_a_run_that_deletes_the_checkpoint_takes_another(is_named, run, tmp_path, monkeypatch, capsys):
-    copy, read_config = Run(shutil.copytree(run.path, tmp_path / "run")), Run.read_config
-    before, last = copy.steps()[-2:]
-
-    def read_late(run, **objects):
-        shutil.rmtree(run.checkpoints / str(last), ignore_errors=True)
-        return read_config(run, **objects)
-
-    monkeypatch.setattr(Run, "read_config", read_late)
-    option = ["--checkpoint", str(last)] if is_named else []
-    assert main(["eval", str(copy.path), "--episodes", "2", *option]) == (2 if is_named else 0)
-    out, err = capsys.readouterr()
-    assert f"has no checkpoint {last}" in err if is_named else out.startswith(f"step {before}: ")
-
-
 def test_evaluation_in_a_changed_environment_says_so(tmp_path, capsys):
     run = short_runs.quick_run(tmp_path / "run", env="Pendulum-v1", minibatch_size=100)
     lines = []

@@ -8,8 +8,12 @@ from builders import SPACES
 from gymnasium import spaces
 
 from rlzoo.control.cnn import CNN, ConvNet, image_axes, is_image
+from rlzoo.control.networks import make_heads
+from rlzoo.control.task import Control, ControlTask
+from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import ConfigError
 from rlzoo.core.system.progress import Progress
+from rlzoo.core.task import Setup
 from rlzoo.runs.configuration.config import make_config
 from rlzoo.runs.loop import Trainer
 from rlzoo.runs.registry import ALGORITHMS
@@ -146,6 +150,26 @@ def test_gradient_is_that_of_plain_pytorch():
         trainer.iterate()
     for a, b in zip(slow.model.parameters(), fast.model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+class Pixels(torch.nn.Linear):
+    """A network for which the numbers of bytes are others."""
+
+    def forward(self, x):
+        return super().forward(x - 127.5 if x.dtype == torch.uint8 else 127.5 - x)
+
+
+def test_own_network_gets_bytes_where_it_is_used_too():
+    torch.manual_seed(0)
+    heads = make_heads(lambda outputs, gain: torch.nn.Linear(4, outputs), Dot.action_space, 0.0, False)
+    task = ControlTask(Control(num_envs=1, network=CNN()), Setup(Dot), ActorCritic(*heads, Pixels(256, 4)))
+    obs = np.random.default_rng(0).integers(0, 256, (50, 16, 16, 1), np.uint8)
+    expected = task.model.act(torch.from_numpy(obs.reshape(50, -1)))[0].mode.numpy()
+    assert set(expected) == {0, 1}
+    policy = task.policy()
+    np.testing.assert_array_equal(policy(obs), expected)
+    session = pytest.importorskip("onnxruntime").InferenceSession(policy.export("onnx", {}))
+    np.testing.assert_array_equal(session.run(None, {"obs": policy.flatten(obs)})[0], expected)
 
 
 def test_image_with_an_mlp_is_said_once():

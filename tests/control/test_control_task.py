@@ -14,9 +14,10 @@ from rlzoo.control.envs import source as envs
 from rlzoo.control.envs.classic import CartPole
 from rlzoo.control.envs.gymnasium_env import GymnasiumEnv
 from rlzoo.control.fast import accelerate
-from rlzoo.control.networks import GRU, Network
+from rlzoo.control.networks import GRU, Network, make_heads
 from rlzoo.control.spaces import space_text
 from rlzoo.control.task import Control, ControlTask
+from rlzoo.core.models import ActorCritic
 from rlzoo.core.system.errors import ConfigError, EnvError, UnknownEnv
 from rlzoo.core.system.streams import stream
 from rlzoo.core.task import Setup
@@ -171,6 +172,15 @@ def test_frozen_parameters_do_not_move():
         trainer.iterate()
         assert torch.equal(parameters(model.trunk), before[0])
         assert not torch.equal(parameters(model.policy), before[1])
+
+
+def test_lazy_layers_repeat_with_the_seed():
+    def weights(seed):
+        heads = make_heads(lambda outputs, gain: torch.nn.LazyLinear(outputs), spaces.Discrete(2), 0.0, False)
+        return parameters(make_task(seed=seed, model=ActorCritic(*heads)).model)
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
 
 
 def test_a_frozen_policy_is_an_error():

@@ -7,7 +7,7 @@ from builders import Scripted, make_buffer, make_model
 
 from rlzoo.control.acting import ActionNoise, make_actor
 from rlzoo.control.envs import source as envs
-from rlzoo.control.networks import Network
+from rlzoo.control.networks import GRU, Network
 from rlzoo.core.actors import ModelActor
 from rlzoo.core.collector import Collector, evaluate
 from rlzoo.core.env import Episode
@@ -93,6 +93,16 @@ def test_returned_arrays_may_be_overwritten_by_the_environment():
     env = envs.make("CartPole-v1", 3, 0)
     buffer = collect_from(env, model_for(env), 20)
     assert (buffer.obs[:, 1:] != buffer.obs[:, :-1]).any(-1).all()
+
+
+def test_the_action_is_kept_as_the_policy_chose_it():
+    class Shifting(Scripted):
+        def step(self, action):
+            action += 1
+            return super().step(action)
+
+    actions = Collector(Shifting([3, 7]), 5).collect(lambda *_: np.zeros(2, np.int64)).buffer.action
+    assert not actions.any()
 
 
 def test_whole_episodes_take_one_episode_from_each_copy():
@@ -208,6 +218,18 @@ def test_a_truncation_without_a_forced_step_is_an_error():
     assert collect(Collector(SameStep([3]), 5))  # an end that is a terminal state needs no value
     with pytest.raises(EnvError, match="the step after a truncation must be forced: it observes the final state"):
         collect(Collector(SameStep([3, 3]), 5))
+
+
+def test_a_termination_without_a_forced_step_is_an_error_for_a_network_with_memory():
+    class SameStep(Scripted):
+        def step(self, action):
+            *others, forced = super().step(action)
+            return *others, np.zeros_like(forced)
+
+    env = SameStep([3])
+    model = GRU(cell_size=4).build(env.observation_space, env.action_space)
+    with pytest.raises(EnvError, match="the step after a termination must be forced for a network with memory"):
+        Collector(env, 5).collect(make_actor(model, noise_for(env)))
 
 
 def test_a_memory_that_training_would_not_see_is_an_error():

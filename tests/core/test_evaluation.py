@@ -1,7 +1,10 @@
 """Evaluation episodes of a scripted environment, and their summary."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
 from builders import Scripted
 
 from rlzoo.core.env import Episode
@@ -35,6 +38,22 @@ def test_forced_steps_within_an_episode_do_not_end_it():
     assert play_episodes(Interrupted([4]), idle, 2) == [Episode(1.0 + 3 + 4, 3)] * 2
 
 
+class Integers(Scripted):
+    """Its flags are 0 and 1."""
+
+    def step(self, action):
+        obs, reward, *ends = super().step(action)
+        return obs, reward, *(x.astype(int) for x in ends)
+
+    def reset(self):
+        obs, forced = super().reset()
+        return obs, forced.astype(int)
+
+
+def test_flags_may_be_integers():
+    assert play_episodes(Integers([4, 2]), idle, 4) == play_episodes(Scripted([4, 2]), idle, 4)
+
+
 def test_endless_episode_is_cut_and_its_copy_plays_no_more(monkeypatch):
     monkeypatch.setattr("rlzoo.core.evaluation.ENDLESS", 10)
     played = play_episodes(Scripted([10**9, 4, 10]), idle, 6)
@@ -66,6 +85,13 @@ def test_summary_by_hand():
         "seed": 7,
         "more": 1,
     }
+
+
+@pytest.mark.parametrize("x", [np.float32(1.5), np.array(1.5), np.median([1, 2]), torch.tensor([1.5])], ids=repr)
+def test_numbers_of_other_libraries_are_pythons(x):
+    further = Evaluation(np.ones(2), np.ones(2), True, 7, {"x": x, "samples": [{"y": 1}]}).summary()
+    assert type(further["x"]) is float
+    assert json.dumps(further)
 
 
 def test_played_episodes_have_a_line_each():

@@ -65,6 +65,19 @@ def test_a_module_of_the_directory_before_is_not_taken_for_that_of_this_one(tmp_
     assert load_function("reward", "own_scores.py:score")([], []) == [2]
 
 
+def test_files_of_two_folders_have_a_helper_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, rate in (("one", 1), ("two", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "its_helper.py").write_text(f"class Rate: x = {rate}\n")
+        for name in ("peer", "other"):
+            (tmp_path / folder / f"{name}.py").write_text("from its_helper import Rate\n")
+    peers, others = ([import_source(f"{folder}/{x}.py").Rate for folder in ("one", "two")] for x in ("peer", "other"))
+    assert [peer.x for peer in peers] == [1, 2]
+    assert others == peers
+    assert sys.modules["its_helper"].Rate is peers[0]
+
+
 @pytest.fixture
 def parts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -518,6 +518,10 @@ def gaussian(x):
     return DiagGaussian(x, torch.zeros_like(x))
 
 
+def double(x):
+    return Categorical(x.double())
+
+
 @dataclasses.dataclass(frozen=True)
 class Scaled(DiagGaussian):
     scale: torch.Tensor
@@ -539,6 +543,7 @@ def scaled(x):
         ("CartPole-v1", torch.nn.Linear(4, 2), LinearValue(4, 1), "TypeError: Linear.forward"),
         ("Pendulum-v1", Linear(3, 2), LinearValue(3, 1), r"action of shape \(2,\) .*, needed \(2, 1\)"),
         ("Pendulum-v1", Linear(3, 1, scaled), LinearValue(3, 1), r"scale of shape \(1,\) .*, needed \(2, 1, \.\.\.\)"),
+        ("CartPole-v1", Linear(4, 2, double), LinearValue(4, 1), "log-probability of float64, .*: convert it by"),
         ("Pendulum-v1", Linear(3, 2, gaussian), LinearValue(3, 1), r"action of shape \(2, 2\) .*, needed \(2, 1\)"),
     ],
 )
@@ -556,6 +561,18 @@ def test_model_that_is_no_actor_critic(tmp_path):
     run = short_runs.quick_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"^the model must be an ActorCritic, got Linear$"):
         rlzoo.evaluate(run, model=torch.nn.Linear(4, 2))
+
+
+def test_model_with_buffers_that_overlap(tmp_path):
+    def overlapping():
+        model, bounds = own_model(), torch.arange(4.0)
+        for name, buffer in (("high", bounds[2:]), ("bounds", bounds), ("low", bounds[:2])):
+            model.register_buffer(name, buffer)
+        return model
+
+    run = short_runs.quick_run(tmp_path, model=overlapping())
+    loaded = rlzoo.load_model(run, model=overlapping())
+    assert [loaded.low.tolist(), loaded.high.tolist(), loaded.bounds.tolist()] == [[0, 1], [2, 3], [0, 1, 2, 3]]
 
 
 def test_model_with_a_layer_under_two_names(tmp_path):

@@ -74,7 +74,8 @@ def first_line(error: BaseException) -> str:
 
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+"""Folders of code that is not the user's."""
 
 
 def place(error: BaseException, function: Any = None) -> str:
@@ -86,7 +87,7 @@ def place(error: BaseException, function: Any = None) -> str:
     code = getattr(function, "__code__", None)
     if code is not None:
         places.insert(0, (code.co_filename, code.co_firstlineno))
-    own = [(file, line) for file, line in places if not file.startswith(_LIBRARIES)]
+    own = [(file, line) for file, line in places if not file.startswith(LIBRARIES)]
     return " ({}:{})".format(*(own or places)[-1]) if places else ""
 
 

@@ -152,7 +152,7 @@ def schedule_fault(x: Any, bounds: ScheduleRange) -> str | None:
         return None if module and name else wanted
     if callable(x):
         try:
-            values = [x(k / 1024) for k in range(1024)]
+            values = [y.item() if getattr(y, "shape", None) == () else y for y in (x(k / 1024) for k in range(1024))]
         except (Exception, SystemExit) as error:
             return f"a function of the progress, which goes from 0 to 1 ({type(error).__name__}: {error})"
         return None if all(value in closed for value in values) else f"{bounds} throughout"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlzoo.core.system.errors import ConfigError, describe_error, no_such, place, require
+from rlzoo.core.system.errors import LIBRARIES, ConfigError, describe_error, no_such, place, require
 from rlzoo.core.system.files import check_regular
 
 
@@ -103,13 +103,29 @@ def _import_file(name: str, path: Path, changed: int) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    own = _own.setdefault(path.parent, {})
+    others = {x.stem: sys.modules.pop(x.stem) for x in path.parent.glob("*.py") if _is_elsewhere(x)}
+    sys.modules.update(own)
     with _importable(path.parent):
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:
             del sys.modules[name]
             raise ConfigError(f"{describe_error(error)}{place(error)}") from error
+        finally:
+            own |= {x: sys.modules[x] for x in others if x in sys.modules}
+            sys.modules.update(others)
     return module
+
+
+_own: dict[Path, dict[str, ModuleType]] = {}
+"""Modules that the files of a folder import, where `sys.modules` has those of other folders by these names."""
+
+
+def _is_elsewhere(path: Path) -> bool:
+    """Whether the module of this file's name is that of another file, and of no library."""
+    file = getattr(sys.modules.get(path.stem), "__file__", None)
+    return file is not None and not file.startswith(LIBRARIES) and Path(file).resolve() != path.resolve()
 
 
 @contextmanager

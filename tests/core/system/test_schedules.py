@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,7 @@ class Settings:
         {"rate": "linear:1e-3:1", "bonus": "linear:0:0.1"},
         {"rate": half_cosine, "bonus": f"{__name__}:half_cosine"},
         {"rate": lambda progress: progress},
+        {"rate": lambda progress: np.array(progress), "bonus": lambda progress: torch.tensor(progress)},
     ],
 )
 def test_fields_hold_schedules_in_their_range(settings):
