@@ -438,6 +438,8 @@ class _Writer:
         reads = [self._view(x), *([self._view(args["tensor"])] if name == "dot" else [])]
         views = [*reads, _view(self._memory(out), 0, x.shape, steps)]
         along = [d in dims for d, size in enumerate(x.shape) if size != 1]
+        if name == "argmax" and sum(along) > 1:  # the loops may go in any order
+            return False
         kept, summed = (_nest(views, [a is which for a in along]) for which in (False, True))
         a_x, *a_y, a_out = (self._at(view, k, {"k": kept, "r": summed}) for k, view in enumerate(views))
         running = {"T": _TYPES[x.dtype], "S": "double" if floating else "int64_t"}.get(running, running)
@@ -662,15 +664,21 @@ class _Writer:
         views = [*step.loads, *targets]
         nest = {"k": _nest(views)}
         at = {view: self._at(view, k, nest) for k, view in enumerate(views)}
-        lines = []
+        indices = {view.index for view in step.loads if view.index}
+        chosen: list[str] = []  # positions
+        lines: list[str] = []
         for view, variable in step.loads.items():
             where = at[view]
             if view.index is not None:
-                where = f"{where[:-1]} + {view.scale} * checked({step.loads[view.index]}, {view.size}, loop.bad)]"
-            lines.append(f"const {_TYPES[self.memories[view.memory].dtype]} {variable} = {where};")
+                position = f"{view.scale} * checked({step.loads[view.index]}, {view.size}, loop.bad)"
+                chosen.append(f"const int64_t p{variable} = {position};")
+                where = f"{where[:-1]} + p{variable}]"
+            load = f"const {_TYPES[self.memories[view.memory].dtype]} {variable} = {where};"
+            (chosen if view in indices else lines).append(load)
         lines += [*step.lines, *(f"{at[view]} = {step.values[view]};" for view in targets)]
-        simd = "" if any(view.index for view in step.loads) else _SIMD
-        return _for(nest, "{\n" + "\n".join(lines) + "\n}", simd)
+        if nest["k"] and not any(nest["k"][-1][1][views.index(view)] for view in indices):
+            return _for(nest, "{\n" + "\n".join(lines) + "\n}", _SIMD, "\n".join(chosen))
+        return _for(nest, "{\n" + "\n".join([*chosen, *lines]) + "\n}")
 
     def _copy(self, source: _View, target: _View, factor: float = 1) -> str:
         nest = {"k": _nest([source, target])}
@@ -689,24 +697,27 @@ Nest = list[tuple[int, tuple[int, ...]]]
 
 
 def _nest(views: Sequence[_View], which: Sequence[bool] | None = None) -> Nest:
-    """As few loops as possible over the elements of views of one shape, along `which` dimensions (all by default)."""
+    """As few loops as possible over the elements of views of one shape, along `which` dimensions (all by default).
+
+    The innermost has the smallest steps, so that vectors of the processor can be loaded.
+    """
     nest: Nest = []
-    for d, size in reversed(list(enumerate(views[0].shape))):
-        if which is None or which[d]:
-            steps = tuple(view.strides[d] for view in views)
-            if nest and steps == tuple(nest[-1][0] * step for step in nest[-1][1]):
-                nest[-1] = nest[-1][0] * size, nest[-1][1]
-            else:
-                nest.append((size, steps))
+    dims = [d for d in range(len(views[0].shape)) if which is None or which[d]]
+    for d in sorted(dims, key=lambda d: (sum(view.strides[d] for view in views), -d)):
+        steps, size = tuple(view.strides[d] for view in views), views[0].shape[d]
+        if nest and steps == tuple(nest[-1][0] * step for step in nest[-1][1]):
+            nest[-1] = nest[-1][0] * size, nest[-1][1]
+        else:
+            nest.append((size, steps))
     return nest[::-1]
 
 
-def _for(nests: dict[str, Nest], body: str, simd: str = "") -> str:
-    """Loops around `body`, the innermost of which has the pragma `simd`."""
+def _for(nests: dict[str, Nest], body: str, simd: str = "", before: str = "") -> str:
+    """Loops around `body`, the innermost of which has the pragma `simd`, and code before it."""
     loops = [(f"{name}{d}", size) for name, nest in nests.items() for d, (size, _) in enumerate(nest)]
     for k, size in reversed(loops):
-        body = f"{{ {simd}for (int64_t {k} = 0; {k} < {size}; ++{k}) {body} }}"
-        simd = ""
+        body = f"{{ {before}{simd}for (int64_t {k} = 0; {k} < {size}; ++{k}) {body} }}"
+        simd = before = ""
     return body
 
 

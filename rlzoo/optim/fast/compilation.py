@@ -22,10 +22,7 @@ TensorFunction = Callable[..., tuple[Tensor, ...]]
 Signature = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 _log = logging.getLogger("rlzoo")
-# Partial redundancy elimination spoils the loops: with it they take a third longer.
-_OPTIONS = (
-    "-O2", "-fno-tree-pre", "-fopenmp-simd", "-fno-strict-aliasing", "-fno-trapping-math", "-ffp-contract=fast",
-)  # fmt: skip
+_OPTIONS = "-O2", "-fopenmp-simd", "-fno-strict-aliasing", "-fno-trapping-math", "-ffp-contract=fast"
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 _FAILED, _OUTSIDE = 1, 2
 
