@@ -100,7 +100,7 @@ class _Work(threading.Thread):
             self._process.terminate()
         _, errors = self._process.communicate(self._code)
         if self._process.returncode:
-            faults = [line for line in errors.splitlines() if "error" in line]
+            faults = [line for line in errors.splitlines() if "error" in line or "failed" in line]
             raise RuntimeError(f"{command[0]}: {faults[0] if faults else self._process.returncode}")
         seal(folder)
         for path in folder.iterdir():

@@ -153,11 +153,18 @@ def compiler(tmp_path, monkeypatch):
     return put
 
 
-def test_a_failed_compilation_is_reported_by_the_line_of_its_error(cache, compiler, caplog):
-    compiler("cat >/dev/null; echo 'In file:\nx.cpp:1:2: error: no such thing\n  1 | x' >&2; exit 1")
+ERRORS = {
+    "code": ("In file:\\nx.cpp:1:2: error: no such thing\\n  1 | x", "x.cpp:1:2: error: no such thing"),
+    "full disk": ("ld: final link failed: No space\\ncollect2: error: ld returned 1", "ld: final link failed: No space"),
+}
+
+
+@pytest.mark.parametrize(("output", "line"), ERRORS.values(), ids=ERRORS)
+def test_a_failed_compilation_is_reported_by_the_line_of_its_error(output, line, cache, compiler, caplog):
+    compiler(f"cat >/dev/null; echo '{output}' >&2; exit 1")
     assert doubled() is None
     (record,) = caplog.records
-    assert record.getMessage().endswith("own-compiler: x.cpp:1:2: error: no such thing")
+    assert record.getMessage().endswith(f"own-compiler: {line}")
     assert not any(path.is_dir() for path in cache.iterdir())
 
 
