@@ -155,7 +155,7 @@ def compiler(tmp_path, monkeypatch):
 
 ERRORS = {
     "code": ("In file:\\nx.cpp:1:2: error: no such thing\\n  1 | x", "x.cpp:1:2: error: no such thing"),
-    "full disk": ("ld: final link failed: No space\\ncollect2: error: ld returned 1", "ld: final link failed: No space"),
+    "full disk": ("ld: link failed: No space\\ncollect2: error: ld returned 1", "ld: link failed: No space"),
 }
 
 
