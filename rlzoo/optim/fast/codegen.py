@@ -15,102 +15,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
+
+from rlzoo.optim.fast.formulas import ELEMENTWISE, SUMS
+from rlzoo.optim.fast.recording import Operation, copy_of, record
 
 _TYPES = {
     torch.float32: "float", torch.float64: "double", torch.bool: "bool", torch.int64: "int64_t",
     torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t", torch.uint8: "uint8_t",
 }  # fmt: skip
-
-
-def _clamp(self: str, min: str | None = None, max: str | None = None) -> str:
-    x = self if min is None else f"upper({self}, {min})"
-    return x if max is None else f"lower({x}, {max})"
-
-
-def _power(self: str, exponent: str) -> str:
-    return {"T(2)": f"{self} * {self}", "T(0.5)": f"std::sqrt({self})"}.get(exponent, f"std::pow({self}, {exponent})")
-
-
-_ELEMENTWISE: dict[str, str | Callable[..., str]] = {
-    "abs": "{self} < 0 ? -{self} : {self}", "add": "{self} + {alpha} * {other}", "clamp": _clamp, "clamp_max": _clamp,
-    "clamp_min": _clamp, "clone": "{self}", "copy": "{src}", "cos": "std::cos({self})", "div": "{self} / {other}",
-    "erf": "std::erf({self})", "exp": "exp_of({self})", "expm1": "std::expm1({self})", "fill": "{value}",
-    "full": "{fill_value}", "full_like": "{fill_value}", "lift_fresh_copy": "{self}", "log": "std::log({self})",
-    "log1p": "std::log1p({self})", "masked_fill": "{mask} ? {value} : {self}", "maximum": "upper({self}, {other})",
-    "minimum": "lower({self}, {other})", "mul": "{self} * {other}", "neg": "-{self}", "new_full": "{fill_value}",
-    "new_ones": "1", "new_zeros": "0", "ones": "1", "ones_like": "1", "pow": _power, "reciprocal": "1 / {self}",
-    "relu": "{self} < 0 ? T(0) : {self}", "rsqrt": "1 / std::sqrt({self})", "rsub": "{other} - {alpha} * {self}",
-    "scalar_tensor": "{s}", "sigmoid": "1 / (1 + exp_of(-{self}))", "sin": "std::sin({self})",
-    "sqrt": "std::sqrt({self})", "sub": "{self} - {alpha} * {other}", "tanh": "tanh_of({self})", "_to_copy": "{self}",
-    "where": "{condition} ? {self} : {other}", "zero": "0", "zeros": "0", "zeros_like": "0",
-    "leaky_relu": "{self} > 0 ? {self} : {self} * {negative_slope}",
-    "leaky_relu_backward": "{self} > 0 ? {grad_output} : {grad_output} * {negative_slope}",
-    "lerp": "{self} + {weight} * ({end} - {self})", "mse_loss": "({self} - {target}) * ({self} - {target})",
-    "mse_loss_backward": "{grad_output} * 2 * ({self} - {target})",
-    "sigmoid_backward": "{grad_output} * (1 - {output}) * {output}", "sgn": "({self} > 0) - ({self} < 0)",
-    "silu": "{self} / (1 + exp_of(-{self}))",
-    "silu_backward": "{grad_output} / (1 + exp_of(-{self})) * (1 + {self} / (1 + exp_of({self})))",
-    "softplus": "{self} * {beta} > {threshold} ? {self} : std::log1p(exp_of({self} * {beta})) / {beta}",
-    "softplus_backward": "{grad_output} / (1 + exp_of(-{self} * {beta}))",
-    "tanh_backward": "{grad_output} * (1 - {output} * {output})",
-    "threshold_backward": "{self} <= {threshold} ? T(0) : {grad_output}",
-    "eq": "{self} == {other}", "ne": "{self} != {other}", "lt": "{self} < {other}", "le": "{self} <= {other}",
-    "gt": "{self} > {other}", "ge": "{self} >= {other}", "logical_and": "{self} & {other}",
-    "logical_or": "{self} | {other}", "logical_xor": "{self} ^ {other}", "logical_not": "!{self}",
-}  # fmt: skip
-"""By name of an operation, the value of an element; T is the type that it is computed in."""
-
-_SUMS = {
-    "sum": ("S", "0", "{a} += {x}", "{a}"),
-    "mean": ("S", "0", "{a} += {x}", "{a} / {n}"),
-    "dot": ("S", "0", "{a} += S({x}) * {y}", "{a}"),
-    "linalg_vector_norm": ("S", "0", "{a} += S({x}) * {x}", "std::sqrt({a})"),
-    "amax": ("T", "-INFINITY", "{a} = upper({a}, {x})", "{a}"),
-    "amin": ("T", "INFINITY", "{a} = lower({a}, {x})", "{a}"),
-    "argmax": ("T", "-INFINITY", "if (!({x} <= {a})) {a} = {x}, best = position; ++position", "best"),
-    "any": ("bool", "0", "{a} |= {x} != 0", "{a}"),
-    "all": ("bool", "1", "{a} &= {x} != 0", "{a}"),
-}
-"""Type and first value of what runs over elements x (and y), what each does to it, and what becomes of it at the end.
-
-T is the type of the elements, and S the one in which they are summed.
-"""
-
-
-def _log_softmax(x: Tensor, dim: int, _: bool) -> Tensor:
-    shifted = x - x.amax(dim, keepdim=True)
-    return shifted - shifted.exp().sum(dim, keepdim=True).log()
-
-
-def _softmax(x: Tensor, dim: int, _: bool) -> Tensor:
-    powers = (x - x.amax(dim, keepdim=True)).exp()
-    return powers / powers.sum(dim, keepdim=True)
-
-
-def _softmax_backward(grad: Tensor, out: Tensor, dim: int, _: torch.dtype) -> Tensor:
-    return out * (grad - (grad * out).sum(dim, keepdim=True))
-
-
-def _log_softmax_backward(grad: Tensor, out: Tensor, dim: int, _: torch.dtype) -> Tensor:
-    return grad - out.exp() * grad.sum(dim, keepdim=True)
-
-
-_SIMPLER: dict[Any, Callable[..., Tensor]] = {
-    torch.ops.aten._log_softmax.default: _log_softmax,
-    torch.ops.aten._log_softmax_backward_data.default: _log_softmax_backward,
-    torch.ops.aten._softmax.default: _softmax,
-    torch.ops.aten._softmax_backward_data.default: _softmax_backward,
-}
-"""Operations that are recorded as simpler ones."""
-
 _FLOATING = (torch.float32, torch.float64)
 _STEPS_OF_A_PART = 24
 """Loops and statements of one function: a compiler takes much longer for long functions."""
 _SIMD = '_Pragma("omp simd") '
-
-_INDEX = torch.ops.aten.index.Tensor
 
 Step = tuple[int, int]
 """Phase, which is 0 before the loop and 1 in it, and position in the phase."""
@@ -175,64 +92,6 @@ class Program:
     calls: tuple[TorchCall, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class _Operation:
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-
-    @property
-    def name(self) -> str:
-        return str(self.function._schema.name.partition("::")[2])
-
-    @property
-    def named_args(self) -> dict[str, Any]:
-        parameters = self.function._schema.arguments
-        default = {x.name: x.default_value for x in parameters if x.has_default_value()}
-        return {**default, **dict(zip((x.name for x in parameters), self.args, strict=False)), **self.kwargs}
-
-    @property
-    def writes(self) -> bool:
-        """Whether it does more than to return a result, such as to change one of its arguments."""
-        return bool(self.function._schema.is_mutable) or not self.function._schema.returns
-
-    @property
-    def is_random(self) -> bool:
-        return torch.Tag.nondeterministic_seeded in self.function.tags
-
-    def tensors(self) -> list[Tensor]:
-        """Of its arguments."""
-        return [x for x in tree_leaves((self.args, self.kwargs)) if isinstance(x, Tensor)]
-
-    def results(self) -> list[tuple[int, Tensor]]:
-        return [(k, x) for k, x in enumerate(tree_leaves(self.result)) if isinstance(x, Tensor) and x.numel()]
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that are done while it is active."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[_Operation] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # PyTorch would import its compiler to keep it out of here
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in _SIMPLER:
-            with self:
-                return _SIMPLER[function](*args, **(kwargs or {}))
-        by_mask = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(args[1:]))
-        of_unknown_shape = torch.Tag.dynamic_output_shape in function.tags and (function is not _INDEX or by_mask)
-        if function is torch.ops.aten._local_scalar_dense.default or of_unknown_shape:
-            raise RuntimeError(f"{function} makes what follows depend on the values of a tensor")
-        result = function(*args, **(kwargs or {}))
-        self.operations.append(_Operation(function, args, kwargs or {}, result))
-        return result
-
-
 def write_loop(step: Callable[..., tuple[Tensor, ...]], carried: int, example: Sequence[Tensor]) -> Program:
     """The program of `for i in range(count): carry = step(i, *carry, *inputs)`.
 
@@ -241,22 +100,10 @@ def write_loop(step: Callable[..., tuple[Tensor, ...]], carried: int, example: S
         carried: number of tensors of the carry.
         example: i, carry and inputs.
     """
-    # If a tensor were given twice, the two could not be told from each other.
-    own = [copy_of(x) for x in example]
-    with torch.random.fork_rng(devices=[]), _Recorder() as recorder:
-        results = step(*own)
-        inputs = {x.untyped_storage().data_ptr() for x in own}
-        results = tuple(x.clone() if x.untyped_storage().data_ptr() in inputs else x for x in results)
+    own = [copy_of(x) for x in example]  # if a tensor were given twice, the two could not be told from each other
+    operations, results = record(step, own)
     with torch.no_grad():
-        return _Writer(recorder.operations, own, carried, results).program()
-
-
-def copy_of(x: Tensor) -> Tensor:
-    """A copy with the same strides, at the start of a memory of its own."""
-    if not x.numel():
-        return x.new_zeros(1).as_strided(x.shape, x.stride())
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.detach().as_strided((extent,), (1,)).clone().as_strided(x.shape, x.stride())
+        return _Writer(operations, own, carried, results).program()
 
 
 class _Writer:
@@ -267,7 +114,7 @@ class _Writer:
     """
 
     def __init__(
-        self, operations: Sequence[_Operation], inputs: Sequence[Tensor], carried: int, results: Sequence[Tensor]
+        self, operations: Sequence[Operation], inputs: Sequence[Tensor], carried: int, results: Sequence[Tensor]
     ) -> None:
         self.inputs, self.carried, self.results = inputs, carried, results
         self.number: dict[int, int] = {}
@@ -277,7 +124,7 @@ class _Writer:
         for x in inputs:
             self._memory(x)
         self.constants: set[int] = set()
-        self.operations: list[_Operation] = []
+        self.operations: list[Operation] = []
         """Those that compute more than a view of what is there."""
         for operation in operations:
             self.constants.update(self._memory(x) for x in operation.tensors() if not self._is_known(x))
@@ -295,7 +142,7 @@ class _Writer:
         """When it is written last."""
         self.read: set[int] = set()
         """Which are read."""
-        self.calls: list[tuple[_Operation, list[tuple[int, Tensor]]]] = []
+        self.calls: list[tuple[Operation, list[tuple[int, Tensor]]]] = []
         self.scratch = 0
 
     def program(self) -> Program:
@@ -345,7 +192,7 @@ class _Writer:
                 used.append(operation)
         self.operations = used[::-1]
 
-    def _fixed(self) -> set[_Operation]:
+    def _fixed(self) -> set[Operation]:
         """What gives the same in each iteration. Nothing, if anything writes in place or draws random numbers."""
         if any(operation.writes or operation.is_random for operation in self.operations):
             return set()
@@ -364,7 +211,7 @@ class _Writer:
 
     # Operations, each of which gets a place.
 
-    def _add(self, operation: _Operation) -> None:
+    def _add(self, operation: Operation) -> None:
         if operation.name.startswith(("empty", "new_empty")):
             return
         for way in (_Writer._elementwise, _Writer._sum, self._SPECIAL.get(operation.name)):
@@ -372,13 +219,13 @@ class _Writer:
                 return
         self._call(operation)
 
-    def _elementwise(self, operation: _Operation) -> bool:
+    def _elementwise(self, operation: Operation) -> bool:
         out, args = operation.result, operation.named_args
         if not isinstance(out, Tensor) or args.get("rounding_mode") is not None or args.get("reduction"):
             return False
         kind = operation.name.removesuffix("_") if operation.writes else operation.name
         kind = kind.replace("bitwise", "logical") if out.dtype == torch.bool else kind
-        text, type_ = _ELEMENTWISE.get(kind), out.dtype
+        text, type_ = ELEMENTWISE.get(kind), out.dtype
         if kind in ("eq", "ne", "lt", "le", "gt", "ge"):
             type_ = torch.result_type(args["self"], args["other"])
         elif kind.startswith("logical"):
@@ -420,13 +267,13 @@ class _Writer:
         view = _view(self._memory(source), source.storage_offset(), out.shape, strides)
         return replace(view, index=self._view(index, out.shape), scale=source.stride(dim), size=source.shape[dim])
 
-    def _sum(self, operation: _Operation) -> bool:
+    def _sum(self, operation: Operation) -> bool:
         """A sum, or anything else that runs over the elements along some dimensions."""
         out, args = operation.result, operation.named_args
         name = {"max": "amax", "min": "amin"}.get(operation.name, operation.name)
-        if name not in _SUMS or not isinstance(out, Tensor) or args.get("ord", 2) != 2 or "other" in args:
+        if name not in SUMS or not isinstance(out, Tensor) or args.get("ord", 2) != 2 or "other" in args:
             return False
-        x, (running, start, update, end) = args["self"], _SUMS[name]
+        x, (running, start, update, end) = args["self"], SUMS[name]
         floating = x.dtype in _FLOATING
         if not x.numel() or not (floating or name in ("sum", "any", "all")):
             return False
@@ -458,7 +305,7 @@ class _Writer:
             code = [_for({"k": kept}, f"{{ {first} {inner} {a_out} = {own}({end.format(**words)}); }}")]
         return self._statements(operation, code, reads, [out])
 
-    def _product(self, operation: _Operation) -> bool:
+    def _product(self, operation: Operation) -> bool:
         """`mm`, `addmm` or `bmm`."""
         out, args, name = operation.result, operation.named_args, operation.name
         a, b = args["mat1" if name == "addmm" else "self"], args["mat2"]
@@ -479,7 +326,7 @@ class _Writer:
         given = f"{at[0]}, '{a_is}', {lda}, {at[1]}, '{b_is}', {ldb}, {type_}({beta}), {at[2]}"
         return self._statements(operation, [*code, f"{each}product<{type_}>({gemm}, {sizes}, {given});"], reads, [out])
 
-    def _joined(self, operation: _Operation) -> bool:
+    def _joined(self, operation: Operation) -> bool:
         """`cat` or `stack`."""
         out, args, at, code, reads = operation.result, operation.named_args, 0, [], []
         stack, dim = operation.name == "stack", args["dim"]
@@ -493,7 +340,7 @@ class _Writer:
                 at += 0 if stack else x.shape[dim]
         return self._statements(operation, code, reads, [out])
 
-    def _padded(self, operation: _Operation) -> bool:
+    def _padded(self, operation: Operation) -> bool:
         """The gradient of a slice or of a row: zero elsewhere."""
         out, args = operation.result, operation.named_args
         grad, dim = self._view(args["grad_output"]), args["dim"]
@@ -504,7 +351,7 @@ class _Writer:
         zero = f"std::memset(b{self._memory(out)}, 0, {out.untyped_storage().nbytes()});"
         return self._statements(operation, [zero, self._copy(grad, self._view(part))], [grad], [out])
 
-    def _scattered(self, operation: _Operation) -> bool:
+    def _scattered(self, operation: Operation) -> bool:
         """`scatter_add`."""
         out, args = operation.result, operation.named_args
         index, dim = args["index"], args["dim"]
@@ -520,12 +367,12 @@ class _Writer:
         add = _for(nest, f"{a_out[:-1]} + {chosen}] += {a_source};")
         return self._statements(operation, [self._copy(reads[2], self._view(out)), add], reads, [out])
 
-    _SPECIAL: ClassVar[dict[str, Callable[[_Writer, _Operation], bool]]] = {
+    _SPECIAL: ClassVar[dict[str, Callable[[_Writer, Operation], bool]]] = {
         "mm": _product, "addmm": _product, "bmm": _product, "cat": _joined, "stack": _joined,
         "slice_backward": _padded, "select_backward": _padded, "scatter_add": _scattered,
     }  # fmt: skip
 
-    def _call(self, operation: _Operation) -> None:
+    def _call(self, operation: Operation) -> None:
         """Any other operation."""
         results = [] if operation.writes else operation.results()
         reads = [self._view(x) for x in operation.tensors()]
@@ -536,7 +383,7 @@ class _Writer:
 
     # Places: when something is computed.
 
-    def _loop_for(self, operation: _Operation, target: _View, operands: Sequence[_View]) -> tuple[Step, _Loop]:
+    def _loop_for(self, operation: Operation, target: _View, operands: Sequence[_View]) -> tuple[Step, _Loop]:
         """The first loop over the shape of `target` where its operands are known, or a new one."""
         phase, first = int(operation not in self.fixed), 0
         steps = self.phases[phase]
@@ -565,7 +412,7 @@ class _Writer:
         return loop.loads[view]
 
     def _statements(
-        self, operation: _Operation, code: Sequence[str], reads: Sequence[_View], writes: Sequence[Tensor]
+        self, operation: Operation, code: Sequence[str], reads: Sequence[_View], writes: Sequence[Tensor]
     ) -> bool:
         phase = int(operation not in self.fixed)
         step = phase, len(self.phases[phase])
@@ -638,7 +485,7 @@ class _Writer:
         )
 
     def _torch_call(
-        self, operation: _Operation, results: Sequence[tuple[int, Tensor]], bases: dict[int, tuple[int, int]]
+        self, operation: Operation, results: Sequence[tuple[int, Tensor]], bases: dict[int, tuple[int, int]]
     ) -> TorchCall:
         def place(x: Tensor) -> Any:
             memory = self._memory(x)
