@@ -40,7 +40,7 @@ class Compilation:
     """
 
     def __init__(self, step: TensorFunction, carry: Tensors, inputs: Tensors) -> None:
-        self._example = (*carry, *inputs)
+        self._example: Tensors = (*carry, *inputs)
         self._build: Build | None = None
         self._loop: TensorFunction | None = None
         try:
@@ -68,7 +68,7 @@ class Compilation:
                 self._loop = _with_check(_loop(library, self._program, self._carried), self._example)
             except Exception as error:
                 _warn_failure(error)
-            self._build = None
+            self._build, self._example = None, ()
         return self._loop
 
 

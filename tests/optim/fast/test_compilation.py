@@ -366,6 +366,31 @@ def test_gradients_equal_those_of_pytorch(name, dtype):
     )  # fmt: skip
 
 
+def elements(i, x, y):
+    up, flag = x.abs() + 0.5, y > 0
+    unary = x.cos(), x.sin(), x.erf(), x.expm1(), up.log(), up.log1p(), up.sqrt(), up.rsqrt(), up.reciprocal(), -x
+    bounds = x.clamp_min(0.1), x.clamp_max(0.1), x.clamp(-0.1, 0.1), x.clamp(y.clamp_max(0), y.clamp_min(0))
+    pairs = x.lerp(y, 0.3), x.lerp(y, up), F.mse_loss(x, y, reduction="none"), 3 - x, torch.rsub(x, y, alpha=2), x**3
+    logic = flag.logical_xor(x > 0), x.logical_or(y), flag.logical_and(x > 0), x.logical_not(), flag | (x <= y), ~flag
+    fills = x.new_full((3, 4), 2.0), torch.ones_like(x), x.new_zeros(3, 4), torch.full_like(x, 0.5), x.new_ones(3, 4)
+    return torch.stack([*unary, *bounds, *pairs, *(z.float() for z in logic), *fills]).sum(0) + i, y
+
+
+def sums(i, x, y):
+    flag = x > 0
+    rows = x.amin(1), x.amax(1), x.mean(1), x.argmax(1), flag.any(1), flag.all(1), flag.sum(1), x.norm()
+    columns = x.sum(0), x.amax(0), x.mean(0), x.argmax(0)
+    whole = x.max() + x.min() + x.flatten().argmax() + torch.dot(x[0], y[1]) + flag.all() + flag.any() + x.sum()
+    return x + sum(z[..., None] for z in rows) + sum(columns) + whole, y
+
+
+@pytest.mark.parametrize("step", [elements, sums])
+def test_operations_with_a_formula_equal_pytorch_and_need_no_call_of_it(step):
+    carry = normal(3, 4), normal(3, 4)
+    assert_equals_eager(step, carry)
+    assert write_loop(step, 2, (torch.tensor(0), *carry)).calls == ()
+
+
 def in_place(x):
     x = x.clone()
     x[0].add_(1)
