@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 
 from rlzoo.algorithms import State
+from rlzoo.core.fast.library import compilers
 from rlzoo.core.system import processes
 from rlzoo.core.task import Task
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.fast.adam import FastAdam
-from rlzoo.optim.fast.library import compilers
 from rlzoo.optim.fast.natural_gradient import NativeConjugateGradient
 from rlzoo.runs.configuration.config import Config
 from rlzoo.runs.registry import ALGORITHMS, algorithm_class, task_class

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlzoo.control.networks import MLP
-from rlzoo.optim.fast.library import build_library
+from rlzoo.core.fast.library import build_library
 
 Affine = list[tuple[Any, Any]]
 """(weight (O, I), bias (O,)) of each layer, or their derivatives."""

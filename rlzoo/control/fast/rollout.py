@@ -13,8 +13,8 @@ import numpy as np
 
 from rlzoo.control.envs.classic import Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum
 from rlzoo.core.env import Array
+from rlzoo.core.fast.library import build_library
 from rlzoo.core.models import Normalizer
-from rlzoo.optim.fast.library import build_library
 
 _ENVIRONMENTS = {Acrobot, CartPole, MountainCar, MountainCarContinuous, Pendulum}
 _WIDTH = 16

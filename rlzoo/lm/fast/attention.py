@@ -14,6 +14,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from rlzoo.lm.fast import kernels
+from rlzoo.lm.fast.kernels import takes
 from rlzoo.lm.fast.unpadded import Unpadded
 
 NAMES = {"sdpa": "sdpa_or_products", "eager": "products"}
@@ -89,18 +91,24 @@ def attention(
     others = [name for name, x in more.items() if name not in _PLAIN and x is not None]
     if others and (unpadded is not None or not fused):
         raise ValueError(f"attention with {', '.join(others)} is none by plain products")
+    one, on_cpu = query.shape[2] == 1, query.device.type == "cpu"
+    scaling, causal = more.get("scaling"), more.get("is_causal")
+    scaling = query.shape[3] ** -0.5 if scaling is None else float(scaling)
+    if takes(value) and not others:
+        heads = query.to(value.dtype), key.to(value.dtype), value
+        if unpadded is not None:
+            return kernels.attention(*heads, unpadded.segments, scaling, None), None
+        if one and not torch.is_grad_enabled() and (attention_mask is None or attention_mask.dtype == torch.bool):
+            return kernels.attention_step(*heads, attention_mask, scaling), None
     if unpadded is not None:
         of_rows = partial(attention, module, fused=fused, **more)
         return unpadded.attend(query, key, value, lambda *x: of_rows(*x)[0]), None
-    one, on_cpu = query.shape[2] == 1, query.device.type == "cpu"
     faster = key.shape[2] <= _LONGEST.get(value.dtype, 0) and not one if on_cpu else one
     plain = faster and not others and not more.get("dropout")
     if fused and not plain:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
-    causal, scaling = more.get("is_causal"), more.get("scaling")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
-    return _products(query, key, value, attention_mask, causal), None
+    return _products(query * scaling, key, value, attention_mask, causal), None
 
 
 def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:

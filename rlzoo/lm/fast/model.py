@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlzoo.core.distributions import Categorical
 from rlzoo.lm.fast.attention import new_cache, use_fastest_attention, uses_fastest_attention
+from rlzoo.lm.fast.layers import RotaryAttention, native_layers, use_classes
 from rlzoo.lm.fast.packed import Packed
 from rlzoo.lm.fast.recorded import Recorded
 from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
@@ -26,7 +28,7 @@ from rlzoo.lm.model.tokens import Tokens
 
 _RECORDING = frozenset({"cuda"})
 """Kinds of devices whose passes can be recorded."""
-_WORTH = {"cpu": 0.9, "other": 0.55}
+_WORTH = {"cpu": 1.0, "other": 0.55}
 """Share of the tokens, padding included, up to which a pass over an `Unpadded` is faster, by kind of device.
 
 On an H200 a token of an `Unpadded` took 1.7 times as long as one of padded rows.
@@ -84,6 +86,15 @@ class FastTrunk(Trunk):
         casts = {} if self.casts is None else self.casts.weights()
         return torch.func.functional_call(self.base, casts, kwargs=inputs) if casts else super().call(**inputs)
 
+    @contextlib.contextmanager
+    def without_casts(self) -> Iterator[None]:
+        """Context in which linear layers have packed weights instead."""
+        casts, self.casts = self.casts, None
+        try:
+            yield
+        finally:
+            self.casts = casts
+
     def new_cache(self) -> Cache:
         return new_cache(self.base)
 
@@ -126,7 +137,7 @@ class FastLanguageModel(LanguageModel):
             packed = Packed(self.trunk, self.policy, rows=len(tokens.token), precision=self.trunk.precision)
         else:
             rest, packed = memory
-        with packed:
+        with packed, self.trunk.without_casts():
             policy, rest = super().act(tokens, rest)
         return policy, PackedMemory(rest, packed)
 
@@ -191,17 +202,31 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     use_fastest_attention(base)
     trunk.__class__ = FastTrunk
     fast = cast(FastTrunk, trunk)
-    same = False
+    native = native_layers(base)
+    use_classes(native)
+    same, fast.unpads = _computes(fast, expected)
+    if not fast.unpads and native:  # the rotation of queries and keys may be another one
+        use_classes({m: None if kind is RotaryAttention else kind for m, kind in native.items()})
+        same, fast.unpads = _computes(fast, expected)
+    if not same and native:
+        use_classes(dict.fromkeys(native))
+        same, fast.unpads = _computes(fast, expected)
     with contextlib.suppress(TypeError, ValueError, AttributeError, RuntimeError):
-        same = equal_but_for_rounding(_example_states(trunk), expected)
-        windows = any(getattr(base.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
-        fast.unpads = (  # a mask may hold a window that is longer than the rows of the check
-            same and not windows and equal_but_for_rounding(_example_states(trunk, unpadded=True), expected)
-        )
         fast.records = fast.unpads and device.type in _RECORDING and _reads_by_records(fast)
     if not same or (chosen == "eager" and not fast.unpads):
         base.config._attn_implementation = chosen
     return fast
+
+
+def _computes(fast: FastTrunk, expected: Tensor) -> tuple[bool, bool]:
+    """Whether the transformer gives the expected `_example_states`, for padded rows and for an `Unpadded`."""
+    same = unpads = False
+    windows = any(getattr(fast.base.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    with contextlib.suppress(TypeError, ValueError, AttributeError, RuntimeError):
+        same = equal_but_for_rounding(_example_states(fast), expected)
+        # A mask may hold a window that is longer than the rows of the check.
+        unpads = same and not windows and equal_but_for_rounding(_example_states(fast, unpadded=True), expected)
+    return same, unpads
 
 
 def _nothing(*_: object) -> None: ...

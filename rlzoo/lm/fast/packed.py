@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-_WORTH = 2**18
+_WORTH = 2**16
 """Number of weights above which the layout is faster."""
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from rlzoo.core.env import Array, Bools
+from rlzoo.lm.fast.kernels import Segments
 
 Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 """Queries (R, h, L, d), keys and values (R, g, C, d), and a mask (R, 1, L, C), to (R, L, h, d). None is causal."""
@@ -53,6 +54,8 @@ class Unpadded:
     """(A,): the tokens whose hidden states belong to them."""
     shape: tuple[int, int]
     """(R, T)."""
+    segments: Segments
+    """Where the rows are among the tokens, for native code."""
 
     @classmethod
     def of(cls, token: Array, attention: Bools, acts: Bools, device: torch.device) -> Unpadded:
@@ -85,7 +88,8 @@ class Unpadded:
             parts.append(Part(to(tail), to(key), to(mask), to(np.flatnonzero(is_tail))))
         position = (used.cumsum(1) - 1).clip(0)
         step, source = to(np.flatnonzero(acts)), to(place[acts])
-        return cls(to(of_tokens(token)), to(of_tokens(position)), tuple(parts), step, source, token.shape)
+        segments = _segments(heads.sum(1), tails.sum(1), which)
+        return cls(to(of_tokens(token)), to(of_tokens(position)), tuple(parts), step, source, token.shape, segments)
 
     def attend(
         self, query: Float[Tensor, "1 h S d"], key: Float[Tensor, "1 g S d"], value: Float[Tensor, "1 g S d"],
@@ -109,6 +113,18 @@ def unique_rows(token: Array, attention: Bools) -> tuple[Array, Array]:
     """(U,) the first of each kind of rows (N, T), and (N,) which of these each row equals. Padding is of one kind."""
     _, first, which = np.unique(np.where(attention, token, -1), axis=0, return_index=True, return_inverse=True)
     return first, which.reshape(-1)
+
+
+def _segments(heads: Array, tails: Array, which: Array) -> Segments:
+    """Segments of prompts (U,) and of what follows them in each row (R,), given their lengths and each row's prompt."""
+    start = heads.cumsum() - heads
+    after = heads.sum() + tails.cumsum() - tails
+    prompts = np.stack([start, heads, 0 * heads, 0 * heads], 1)
+    rows = np.stack([after, tails, start[which], heads[which]], 1)[tails > 0]
+    tree = np.concatenate([np.arange(len(heads)), which[tails > 0]])
+    order = tree.argsort(kind="stable")
+    trees = tree[order].searchsorted(np.arange(len(heads) + 1))
+    return Segments(torch.from_numpy(np.concatenate([prompts, rows])[order]), torch.from_numpy(trees))
 
 
 def _places(used: Bools, start: int) -> tuple[Array, Bools]:

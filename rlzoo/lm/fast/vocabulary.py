@@ -17,7 +17,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rlzoo.core.distributions import Categorical, Distribution, Evaluated, categorical_fisher
-from rlzoo.lm.fast.weights import refuse_second_derivatives, summed_gradient
+from rlzoo.lm.fast.kernels import (
+    Slopes,
+    Sums,
+    add_to,
+    refuse_second_derivatives,
+    softmax_gradient,
+    softmax_sums,
+    takes,
+)
+from rlzoo.lm.fast.weights import summed_gradient
 from rlzoo.lm.model.precision import autocast, kind_of
 from rlzoo.lm.model.tokens import Head, TokenDistribution, apply_temperature, at_least_single
 
@@ -77,7 +86,9 @@ class Steps:
         return self._kept
 
     def finish(self, product: Float[Tensor, "S C"], block: slice) -> Float[Tensor, "S C"]:
-        """The logits that belong to a product, in single precision at least."""
+        """The logits that belong to a product, in single precision at least unless native code takes the product."""
+        if self.head.bias is None and self.allowed is None and takes(product):
+            return product
         logits = at_least_single(product)
         if self.head.bias is not None:
             logits = logits + self.head.bias[block] / self.head.temperature
@@ -104,26 +115,25 @@ class Evaluate(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """`hidden`, `weight` and `bias` are those of `steps`, named for autograd. `keep` keeps what backward needs."""
         ctx.set_materialize_grads(False)
-        totals, logit_means, old_totals, differences, kept = [], [], [], [], []
+        blocks: list[Sums] = []
+        kept = []
         taken = action.new_zeros(action.shape, dtype=torch.promote_types(steps.precision, torch.float32))
         old_products = itertools.repeat(None) if old is None else old.products()
         for block, product, old_product in zip(steps.blocks(), steps.products(), old_products, strict=False):
-            logits = steps.finish(product, block)
-            totals.append(logits.logsumexp(-1))
             inside, index = _inside(action, block)
-            taken = torch.where(inside, logits.gather(-1, index).squeeze(-1), taken)
-            if entropy:
-                logit_means.append(((logits - totals[-1].unsqueeze(-1)).exp_() * logits).sum(-1))
-            if old is not None and old_product is not None:
-                theirs = old.finish(old_product, block)
-                old_totals.append(theirs.logsumexp(-1))
-                differences.append(((theirs - old_totals[-1].unsqueeze(-1)).exp_() * (theirs - logits)).sum(-1))
+            logits, theirs = _both(steps, old, product, old_product, block)
+            blocks.append((softmax_sums if takes(logits) else _sums)(logits, theirs, index, entropy))
+            taken = torch.where(inside, blocks[-1].chosen, taken)
             if keep:
                 kept.append((block, product, old_product))
-        log_z = torch.stack(totals).logsumexp(0)
-        h = log_z - _mean(logit_means, totals) if entropy else None
-        old_log_z = None if old is None else torch.stack(old_totals).logsumexp(0)
-        kl = None if old_log_z is None else _mean(differences, old_totals) - old_log_z + log_z
+        _, total, mean, old_total, difference = map(_stacked, zip(*blocks, strict=True))
+        assert total is not None
+        log_z = total.logsumexp(0)
+        h = None if mean is None else log_z - _mean(mean, total)
+        old_log_z = None if old_total is None else old_total.logsumexp(0)
+        kl = None
+        if old_total is not None and difference is not None and old_log_z is not None:
+            kl = _mean(difference, old_total) - old_log_z + log_z
         ctx.steps, ctx.action, ctx.old, ctx.kept = steps, action, old, kept
         ctx.log_z, ctx.entropy, ctx.old_log_z = log_z, h, old_log_z
         return taken - log_z, kl, h
@@ -139,24 +149,19 @@ class Evaluate(torch.autograd.Function):
         d_bias = torch.empty_like(head.bias) if wants_bias else None
         zero = torch.zeros_like(ctx.log_z)
         grad, of_kl = (zero if g is None else g for g in (grad, of_kl))
+        slopes = Slopes(grad, of_kl, of_entropy, ctx.log_z, ctx.old_log_z, ctx.entropy)
         for block, product, old_product in ctx.kept:
-            logp = steps.finish(product, block) - ctx.log_z.unsqueeze(-1)
-            scale = (of_kl - grad).unsqueeze(-1)
-            if of_entropy is not None:
-                scale = scale - of_entropy.unsqueeze(-1) * (logp + ctx.entropy.unsqueeze(-1))
-            d_logits = logp.exp_().mul_(scale)
             inside, index = _inside(ctx.action, block)
-            d_logits.scatter_add_(-1, index, (grad * inside).unsqueeze(-1))
-            if old_product is not None:
-                theirs = ctx.old.finish(old_product, block) - ctx.old_log_z.unsqueeze(-1)
-                d_logits -= theirs.exp_().mul_(of_kl.unsqueeze(-1))
+            logits, theirs = _both(steps, ctx.old, product, old_product, block)
+            gradient = softmax_gradient if takes(logits) else _gradient
+            d_logits = gradient(logits, theirs, index, grad * inside, slopes)
             if d_bias is not None:
                 d_bias[block] = d_logits.sum(0) / head.temperature
             d_product = d_logits.to(precision)
             if d_hidden is not None:
                 d_hidden += d_product @ head.weight[block].to(precision)
             if total is not None:
-                total[block] += d_product.t() @ inputs
+                add_to(total[block], d_product.t() @ inputs)
             if d_weight is not None:
                 d_weight[block] = d_product.t() @ inputs
         if d_hidden is not None and head.temperature != 1:
@@ -164,9 +169,61 @@ class Evaluate(torch.autograd.Function):
         return d_hidden, d_weight, d_bias, None, None, None, None, None
 
 
-def _mean(means: list[Float[Tensor, "S"]], totals: list[Float[Tensor, "S"]]) -> Float[Tensor, "S"]:
+def _both(
+    steps: Steps, old: Steps | None, product: Tensor, old_product: Tensor | None, block: slice
+) -> tuple[Float[Tensor, "S C"], Float[Tensor, "S C"] | None]:
+    """The logits of a block, and those of an older policy, in one precision."""
+    logits = steps.finish(product, block)
+    if old is None or old_product is None:
+        return logits, None
+    theirs = old.finish(old_product, block)
+    dtype = torch.promote_types(logits.dtype, theirs.dtype)
+    return logits.to(dtype), theirs.to(dtype)
+
+
+def _sums(
+    logits: Float[Tensor, "S C"], old: Float[Tensor, "S C"] | None, action: Int[Tensor, "S 1"], entropy: bool
+) -> Sums:
+    """The `Sums` of logits."""
+    total = logits.logsumexp(-1, keepdim=True)
+    mean = ((logits - total).exp_() * logits).sum(-1) if entropy else None
+    old_total = difference = None
+    if old is not None:
+        old_total = old.logsumexp(-1)
+        difference = ((old - old_total.unsqueeze(-1)).exp_() * (old - logits)).sum(-1)
+    return Sums(logits.gather(-1, action).squeeze(-1), total.squeeze(-1), mean, old_total, difference)
+
+
+def _gradient(
+    logits: Float[Tensor, "S C"],
+    old: Float[Tensor, "S C"] | None,
+    action: Int[Tensor, "S 1"],
+    of_action: Float[Tensor, "S"],
+    slopes: Slopes,
+) -> Float[Tensor, "S C"]:
+    """The gradient for the logits. `of_action` is that for the logit of the action alone."""
+    of_log_prob, of_kl, of_entropy, log_z, old_log_z, entropy = (None if x is None else x.unsqueeze(-1) for x in slopes)
+    assert of_log_prob is not None
+    assert of_kl is not None
+    assert log_z is not None
+    logp, scale = logits - log_z, of_kl - of_log_prob
+    if of_entropy is not None and entropy is not None:
+        scale = scale - of_entropy * (logp + entropy)
+    d_logits = logp.exp_().mul_(scale)
+    d_logits.scatter_add_(-1, action, of_action.unsqueeze(-1))
+    if old is not None and old_log_z is not None:
+        d_logits -= (old - old_log_z).exp_().mul_(of_kl)
+    return d_logits
+
+
+def _stacked(values: Sequence[Tensor | None]) -> Float[Tensor, "B S"] | None:
+    """The values of all blocks; None if there are none."""
+    return None if values[0] is None else torch.stack([x for x in values if x is not None])
+
+
+def _mean(means: Float[Tensor, "B S"], totals: Float[Tensor, "B S"]) -> Float[Tensor, "S"]:
     """The mean over the vocabulary, from the means in its blocks and the logarithms of the blocks' weights."""
-    return (torch.stack(totals).softmax(0) * torch.stack(means)).sum(0)
+    return (totals.softmax(0) * means).sum(0)
 
 
 def _inside(action: Int[Tensor, "S"], block: slice) -> tuple[Bool[Tensor, "S"], Int[Tensor, "S 1"]]:

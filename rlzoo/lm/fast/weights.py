@@ -15,11 +15,7 @@ from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-
-def refuse_second_derivatives() -> None:
-    """Raises `RuntimeError` in a backward pass with `create_graph`, which PyTorch's `once_differentiable` lets pass."""
-    if torch.is_grad_enabled():
-        raise RuntimeError("this model can be differentiated once: for Fisher products use fisher_vector_product")
+from rlzoo.lm.fast.kernels import add_to, gelu, refuse_second_derivatives, takes
 
 
 def summed_gradient(weight: Tensor) -> Tensor | None:
@@ -61,7 +57,7 @@ class _Cast(torch.autograd.Function):
         total = summed_gradient(ctx.weight)
         if total is None:
             return grad.to(ctx.weight.dtype), None
-        total += grad
+        add_to(total, grad)
         return None, None
 
 
@@ -97,11 +93,21 @@ class _Embedded(torch.autograd.Function):
         return None, None
 
 
+class FastGELU(nn.GELU):
+    """GELU in its approximation by tanh."""
+
+    def __init__(self) -> None:
+        super().__init__("tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gelu(x) if takes(x) else super().forward(x)
+
+
 def use_faster_layers(model: nn.Module) -> None:
     """Replaces layers by ones with the same result: GPT-2's GELU of eight operations, and plain embeddings."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is NewGELUActivation:
-                setattr(module, name, nn.GELU("tanh"))
+                setattr(module, name, FastGELU())
             if type(child) is nn.Embedding and child.max_norm is None and not child.scale_grad_by_freq:
                 child.__class__ = Embedding

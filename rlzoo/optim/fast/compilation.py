@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from rlzoo.core.fast.library import Build, say, short
 from rlzoo.core.system.progress import operation
 from rlzoo.optim.fast.codegen import Place, Program, write_loop
-from rlzoo.optim.fast.library import Build, say, short
 from rlzoo.optim.fast.recording import copy_of
 
 Tensors = Sequence[Tensor]

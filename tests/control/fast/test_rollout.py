@@ -13,7 +13,7 @@ from rlzoo.control.fast.acting import make_numpy_actor
 from rlzoo.control.fast.rollout import _library, has_rollouts
 from rlzoo.core.actors import rollout
 from rlzoo.core.collector import Collector
-from rlzoo.optim.fast.library import build_library
+from rlzoo.core.fast.library import build_library
 
 ENVIRONMENTS = {
     "CartPole-v1": {},
@@ -131,7 +131,7 @@ def new_library(monkeypatch, tmp_path):
 
 
 def test_without_a_compiler_actors_act_step_by_step(new_library, monkeypatch, caplog):
-    monkeypatch.setattr("rlzoo.optim.fast.library.compilers", list)
+    monkeypatch.setattr("rlzoo.core.fast.library.compilers", list)
     task = make_task("CartPole-v1")
     assert rollout(task.env, make_numpy_actor(task.model, task.noise), task.collector._obs, 4) is None
     assert not caplog.text
@@ -141,7 +141,7 @@ def test_the_library_is_built_once_and_again_if_it_is_damaged(new_library, monke
     env = make_task("CartPole-v1").env
     assert has_rollouts(env)
     with monkeypatch.context() as without:
-        without.setattr("rlzoo.optim.fast.library.compilers", list)
+        without.setattr("rlzoo.core.fast.library.compilers", list)
         _library.cache_clear()
         assert has_rollouts(env)
     (library,) = new_library.rglob("library.so")

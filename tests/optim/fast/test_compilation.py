@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rlzoo.optim.fast import compilation, library
+from rlzoo.core.fast import library
+from rlzoo.optim.fast import compilation
 from rlzoo.optim.fast.codegen import write_loop
 from rlzoo.optim.fast.compilation import Compilation
 

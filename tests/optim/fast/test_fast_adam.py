@@ -10,11 +10,11 @@ from builders import NETWORKS, SPACES, Imitation, PythonLoop, accelerated, make_
 
 from rlzoo.algorithms import PPOClip
 from rlzoo.core.estimators import GAE
+from rlzoo.core.fast import library
 from rlzoo.core.system.errors import NonFiniteError
 from rlzoo.optim.adam import Adam, fit_value
 from rlzoo.optim.epochs import Epochs
 from rlzoo.optim.fast import adam as fast
-from rlzoo.optim.fast import library
 from rlzoo.optim.fast.adam import FastAdam
 
 ALL_NETWORKS = pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rlzoo.core.fast import library
+from rlzoo.core.fast.library import Build
 from rlzoo.core.system.errors import ConfigError
-from rlzoo.optim.fast import library
-from rlzoo.optim.fast.library import Build
 
 CODE = 'extern "C" int answer() { return 42; }'
 

@@ -116,7 +116,7 @@ def build_library(source: Path, fused: bool = False) -> ctypes.CDLL | None:
     try:
         contract = f"-ffp-contract={'fast' if fused else 'off'}"
         code = f'#line 1 "{source.name}"\n{source.read_text()}'
-        return Build(code, source.parent, ["-O3", contract]).library()
+        return Build(code, Path(__file__).parent, ["-O3", contract]).library()
     except Exception as error:
         _log.debug("cannot build %s", source, exc_info=True)
         if compilers():  # else it is nothing that could be mended

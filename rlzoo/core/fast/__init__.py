@@ -1,0 +1,1 @@
+"""What the packages `fast` share: native code, its cache, and C++ headers."""

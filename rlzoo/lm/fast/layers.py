@@ -1,0 +1,123 @@
+"""Layers of a transformer whose work between matrix products is native code.
+
+A layer becomes one by its class alone: its parameters, buffers and names stay.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rlzoo.lm.fast.kernels import attention, rms_norm, swiglu, takes
+from rlzoo.lm.fast.unpadded import Unpadded
+
+
+class Native(nn.Module):
+    """A layer whose own class stands after another one here, which has its own `forward`."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles, of which the second know a class by its name."""
+        kind, own = type(self).__bases__
+        return _empty, (kind, own), self.__dict__
+
+
+class Norm(Native):
+    """x / √(mean of x² + ε) · weight, in the precision of the matrix products that follow."""
+
+    weight: Any
+    variance_epsilon: Any
+
+    def forward(self, x: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch H"]:
+        if x.dtype is not torch.float32 or not takes(x, self.weight):
+            return super().forward(x)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        return rms_norm(x, self.weight, self.variance_epsilon, dtype)
+
+
+class GatedMLP(Native):
+    """W_down(silu(W_gate·x) ⊙ (W_up·x))."""
+
+    gate_proj: Any
+    up_proj: Any
+    down_proj: Any
+    act_fn: Any
+
+    def forward(self, x: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch H"]:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(swiglu(gate, up) if takes(gate, up) else self.act_fn(gate) * up)
+
+
+class RotaryAttention(Native):
+    """Attention that rotates queries and keys as it reads them, for an `Unpadded`."""
+
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
+    head_dim: Any
+    scaling: Any
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "1 S H"],
+        position_embeddings: Any = None,
+        *args: Any,
+        unpadded: Unpadded | None = None,
+        **more: Any,
+    ) -> Any:
+        whole = position_embeddings is not None and position_embeddings[0].shape[-1] == self.head_dim
+        if unpadded is None or not whole or not takes(hidden_states):
+            return super().forward(hidden_states, position_embeddings, *args, unpadded=unpadded, **more)
+        shape = *hidden_states.shape[:2], -1, self.head_dim
+        projected = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
+        heads = (x.view(shape).transpose(1, 2) for x in projected)
+        out = attention(*heads, unpadded.segments, self.scaling, position_embeddings)
+        return self.o_proj(out.flatten(2)), None
+
+
+def native_layers(model: nn.Module) -> dict[nn.Module, type]:
+    """The layers of a model that seem to be those of Llama, and the class here for each."""
+    kinds: dict[nn.Module, type] = {}
+    for layer in model.modules():
+        if _children(layer) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
+            continue
+        parts: Any = layer
+        if _children(parts.mlp) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not _is_silu(parts.mlp.act_fn):
+            continue
+        kinds[parts.mlp] = GatedMLP
+        norms = parts.input_layernorm, parts.post_attention_layernorm
+        kinds |= {norm: Norm for norm in norms if hasattr(norm, "variance_epsilon")}
+        if _children(parts.self_attn) == {"q_proj", "k_proj", "v_proj", "o_proj"}:
+            kinds[parts.self_attn] = RotaryAttention
+    return kinds
+
+
+def use_classes(kinds: Mapping[nn.Module, type | None]) -> None:
+    """Puts a class of this module in front of the own class of each layer; None leaves its own class alone."""
+    for layer, kind in kinds.items():
+        own = type(layer).__bases__[1] if isinstance(layer, Native) else type(layer)
+        layer.__class__ = own if kind is None else _combined(kind, own)
+
+
+def _children(module: nn.Module) -> set[str]:
+    return {name for name, _ in module.named_children()}
+
+
+def _is_silu(function: Any) -> bool:
+    x = torch.linspace(-3, 3, 7)
+    return torch.equal(function(x), nn.functional.silu(x))
+
+
+@functools.cache
+def _combined(kind: type, own: type) -> type:
+    return type(own.__name__, (kind, own), {})
+
+
+def _empty(kind: type, own: type) -> nn.Module:
+    combined: Any = _combined(kind, own)
+    return combined.__new__(combined)
