@@ -73,15 +73,28 @@ Bits first(int64_t n) {
     return lane < int32_t(std::min<int64_t>(n, WIDTH));
 }
 
+// The largest of n numbers.
+template <class T>
+float largest_of(const T* x, int64_t n) {
+    Vector most = Vector{} - INFINITY;
+    for (int64_t j = 0; j < n; j += WIDTH) {
+        const Vector y = first(n - j) ? take(x + j, n - j) : Vector{} - INFINITY;
+        most = most > y ? most : y;
+    }
+    return largest(most);
+}
+
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 Parallel parallel = nullptr;  // GOMP_parallel of the OpenMP that PyTorch uses
 
-// work(0), ..., work(count - 1), in the threads of PyTorch. The results must not depend on the order.
-template <class Work>
+// work(0, memory), ..., work(count - 1, memory) in the threads of PyTorch, each with its own memory. Results must
+// not depend on the order.
+template <class Memory, class Work>
 void each(int64_t count, const Work& work) {
     std::atomic<int64_t> next{0};
     auto some = [&] {
-        for (int64_t i = next++; i < count; i = next++) work(i);
+        Memory memory;
+        for (int64_t i = next++; i < count; i = next++) work(i, memory);
     };
     if (count == 1 || !parallel) return some();
     parallel([](void* f) { (*static_cast<decltype(some)*>(f))(); }, &some, 0, 0);
@@ -90,9 +103,14 @@ void each(int64_t count, const Work& work) {
 constexpr int64_t CHUNK = 1 << 13;  // numbers of a task, of operations on single numbers
 constexpr int64_t ROWS_OF_TASK = 32;
 
+struct Nothing {};
+
+// work(start, end) for the parts of `count`.
 template <class Work>
 void each_chunk(int64_t count, int64_t size, const Work& work) {
-    each((count + size - 1) / size, [&](int64_t i) { work(i * size, std::min(count, (i + 1) * size)); });
+    each<Nothing>((count + size - 1) / size, [&](int64_t i, Nothing&) {
+        work(i * size, std::min(count, (i + 1) * size));
+    });
 }
 
 // Adds to a sum in float32.
@@ -266,7 +284,7 @@ struct Seen {
     void read_all(Heads<const T> x, int64_t group, const Segment& s, const Shape& shape, bool rotated, bool turned) {
         const int64_t n = whole(shape.size), seen = s.count + s.length;
         rows.resize(seen * n);
-        float* own = &rows[s.count * n];
+        float* const own = rows.data() + s.count * n;
         read(x, group, s.before, s.count, shape.size, rows.data());
         read(x, group, s.start, s.length, shape.size, own);
         if (rotated) rotate(shape, s.before, s.count, rows.data()), rotate(shape, s.start, s.length, own);
@@ -276,10 +294,12 @@ struct Seen {
     }
 };
 
-// Queries of a segment, and their scores, which become probabilities.
+// Queries of a segment, and their scores, which become probabilities: rows of whole vectors.
 struct Block {
     int64_t start, count, seen, row;  // the first token, their number, what the last of them sees, the length of a row
     std::vector<float> queries, probs;
+
+    float* of(int64_t query) { return probs.data() + query * row; }
 
     template <class T>
     void scores(Heads<const T> q, int64_t head, const Segment& s, int64_t from, const Shape& shape, const Seen& keys) {
@@ -299,7 +319,7 @@ struct Block {
     // exp(score - log_z) of query i, 0 for what it does not see. Returns their sum.
     float exponentiate(int64_t i, float log_z) {
         Vector total{};
-        float* const p = &probs[i * row];
+        float* const p = of(i);
         for (int64_t j = 0; j < whole(seen); j += WIDTH) {
             const Bits is_seen = first(std::max<int64_t>(seen_by(i) - j, 0));
             const Vector e = is_seen ? exp_of(load(p + j) - log_z) : Vector{};
@@ -309,14 +329,13 @@ struct Block {
         return sum(total);
     }
 
-    float largest_score(int64_t i) const {
-        Vector most = Vector{} - INFINITY;
-        for (int64_t j = 0; j < seen_by(i); j += WIDTH) {
-            const Vector x = load(&probs[i * row + j]);
-            const Vector y = first(seen_by(i) - j) ? x : Vector{} - INFINITY;
-            most = most > y ? most : y;
-        }
-        return largest(most);
+    // From the probabilities of query i, and the gradient for them, to the gradient for its scores.
+    void to_gradient(int64_t i, const float* d_probs) {
+        float* const p = of(i);
+        Vector products{};
+        for (int64_t j = 0; j < whole(seen); j += WIDTH) products += load(p + j) * load(d_probs + j);
+        const float mean = sum(products);
+        for (int64_t j = 0; j < whole(seen); j += WIDTH) store(p + j, load(p + j) * (load(d_probs + j) - mean));
     }
 };
 
@@ -327,10 +346,13 @@ void attention(
     Heads<const T> v, Heads<T> out, float* log_z
 ) {
     const int64_t n = whole(shape.size), shared = shape.heads / shape.groups;
-    each(count * shape.groups, [&](int64_t task) {
-        thread_local Seen keys, values;
-        thread_local Block block;
-        thread_local std::vector<float> result;
+    struct Memory {
+        Seen keys, values;
+        Block block;
+        std::vector<float> result;
+    };
+    each<Memory>(count * shape.groups, [&](int64_t task, Memory& memory) {
+        auto& [keys, values, block, result] = memory;
         const Segment& s = segments[task / shape.groups];
         const int64_t group = task % shape.groups;
         keys.read_all(k, group, s, shape, true, true);
@@ -339,18 +361,19 @@ void attention(
             for (int64_t from = 0; from < s.length; from += QUERIES) {
                 block.scores(q, head, s, from, shape, keys);
                 for (int64_t i = 0; i < block.count; i++) {
-                    const float most = block.largest_score(i), total = block.exponentiate(i, most);
-                    for (int64_t j = 0; j < block.seen; j++) block.probs[i * block.row + j] /= total;
+                    const float most = largest_of(block.of(i), block.seen_by(i)), total = block.exponentiate(i, most);
+                    for (int64_t j = 0; j < block.seen; j++) block.of(i)[j] /= total;
                     log_z[head * tokens + block.start + i] = most + std::log(total);
                 }
                 result.resize(block.count * n);
-                multiply({block.probs.data(), block.row}, {values.rows.data(), n}, block.count, block.seen, n, {result.data(), n});
+                const Matrix probs = {block.probs.data(), block.row};
+                multiply(probs, {values.rows.data(), n}, block.count, block.seen, n, {result.data(), n});
                 write(out, head, block.start, block.count, shape.size, result.data());
             }
     });
 }
 
-// Attention of one more token of each row to `seen` tokens, the last of them itself, where `mask` (rows, seen) is not 0.
+// Attention of one more token of each row to `seen` tokens, the last of which is itself, where `mask` is not 0.
 // Row r of queries, keys and values begins at token r, and row r's token t at t * `key` or t * `value` after that.
 template <class T>
 void attention_step(
@@ -358,46 +381,48 @@ void attention_step(
     int64_t key, int64_t value, const uint8_t* mask, Heads<T> out
 ) {
     const int64_t n = whole(shape.size), shared = shape.heads / shape.groups;
-    each(rows * shape.groups, [&](int64_t task) {
-        thread_local std::vector<float> queries, probs, result;
-        const int64_t row = task / shape.groups, group = task % shape.groups, head = group * shared, m = whole(seen);
+    struct Memory {
+        std::vector<float> queries, probs, result;
+    };
+    each<Memory>(rows, [&](int64_t row, Memory& memory) {
+        memory.queries.resize(shared * n), memory.probs.resize(shared * whole(seen)), memory.result.resize(shared * n);
+        float *const queries = memory.queries.data(), *const result = memory.result.data();
         const uint8_t* const see = mask ? mask + row * seen : nullptr;
-        queries.resize(shared * n), probs.assign(shared * m, -INFINITY), result.assign(shared * n, 0);
-        for (int64_t h = 0; h < shared; h++) read(q, head + h, row, 1, shape.size, &queries[h * n]);
-        for (float& x : queries) x *= shape.scale;
-        for (int64_t t = 0; t < seen; t++) {
-            if (see && !see[t]) continue;
-            const T* x = k.data + row * k.token + group * k.head + t * key;
+        for (int64_t group = 0; group < shape.groups; group++) {
+            const int64_t head = group * shared, m = whole(seen);
+            for (int64_t h = 0; h < shared; h++) read(q, head + h, row, 1, shape.size, queries + h * n);
+            const T *keys = k.data + row * k.token + group * k.head, *values = v.data + row * v.token + group * v.head;
             for (int64_t h = 0; h < shared; h++) {
-                Vector dots{};
-                for (int64_t e = 0; e < n; e += WIDTH) dots += load(&queries[h * n + e]) * take(x + e, shape.size - e);
-                probs[h * m + t] = sum(dots);
-            }
-        }
-        for (int64_t h = 0; h < shared; h++) {
-            float* const p = &probs[h * m];
-            const float most = *std::max_element(p, p + seen);
-            Vector total{};
-            for (int64_t t = 0; t < m; t += WIDTH) {
-                const Vector e = exp_of(load(p + t) - most);
-                store(p + t, e);
-                total += e;
-            }
-            const float z = sum(total);
-            for (int64_t t = 0; t < seen; t++) p[t] /= z;
-        }
-        for (int64_t t = 0; t < seen; t++) {
-            if (see && !see[t]) continue;
-            const T* x = v.data + row * v.token + group * v.head + t * value;
-            for (int64_t e = 0; e < n; e += WIDTH) {
-                const Vector some = take(x + e, shape.size - e);
-                for (int64_t h = 0; h < shared; h++) {
-                    float* const y = &result[h * n + e];
-                    store(y, load(y) + probs[h * m + t] * some);
+                float* const p = &memory.probs[h * m];
+                std::fill(p, p + m, -INFINITY);
+                for (int64_t t = 0; t < seen; t++) {
+                    if (see && !see[t]) continue;
+                    Vector dots{};
+                    for (int64_t e = 0; e < n; e += WIDTH)
+                        dots += load(queries + h * n + e) * take(keys + t * key + e, shape.size - e);
+                    p[t] = shape.scale * sum(dots);
                 }
+                const float most = largest_of(p, seen);
+                Vector total{};
+                for (int64_t t = 0; t < m; t += WIDTH) {
+                    const Vector e = exp_of(load(p + t) - most);
+                    store(p + t, e);
+                    total += e;
+                }
+                const float z = 1 / sum(total);
+                for (int64_t t = 0; t < m; t += WIDTH) store(p + t, z * load(p + t));
             }
+            std::fill(result, result + shared * n, 0.0f);
+            for (int64_t e = 0; e < n; e += WIDTH)
+                for (int64_t h = 0; h < shared; h++) {
+                    const float* const p = &memory.probs[h * m];
+                    Vector sums{};
+                    for (int64_t t = 0; t < seen; t++)
+                        if (!see || see[t]) sums += p[t] * take(values + t * value + e, shape.size - e);
+                    store(result + h * n + e, sums);
+                }
+            for (int64_t h = 0; h < shared; h++) write(out, head + h, row, 1, shape.size, result + h * n);
         }
-        for (int64_t h = 0; h < shared; h++) write(out, head + h, row, 1, shape.size, &result[h * n]);
     });
 }
 
@@ -409,38 +434,35 @@ void attention_backward(
     Heads<const T> k, Heads<const T> v, const float* log_z, Heads<const T> d_out, Heads<T> dq, Heads<T> dk, Heads<T> dv
 ) {
     const int64_t n = whole(shape.size), shared = shape.heads / shape.groups;
-    each(count * shape.groups, [&](int64_t task) {
-        thread_local Seen keys, values;
-        thread_local Block block;
-        thread_local std::vector<float> d, d_probs, d_queries, d_keys, d_values, root_keys, root_values;
+    struct Memory {
+        Seen keys, values;
+        Block block;
+        std::vector<float> d, d_probs, d_queries, d_keys, d_values, root_keys, root_values;
+    };
+    each<Memory>(count * shape.groups, [&](int64_t task, Memory& memory) {
+        auto& [keys, values, block, d, d_probs, d_queries, d_keys, d_values, root_keys, root_values] = memory;
         const int64_t group = task % shape.groups, tree = task / shape.groups;
         const Segment& root = segments[trees[tree]];
         root_keys.assign(root.length * n, 0), root_values.assign(root.length * n, 0);
         for (int64_t i = trees[tree]; i < trees[tree + 1]; i++) {
             const Segment& s = segments[i];
-            const int64_t seen = s.count + s.length;
             keys.read_all(k, group, s, shape, true, true);
             values.read_all(v, group, s, shape, false, true);
-            d_keys.assign(seen * n, 0), d_values.assign(seen * n, 0);
+            d_keys.assign((s.count + s.length) * n, 0), d_values.assign((s.count + s.length) * n, 0);
             for (int64_t head = group * shared; head < (group + 1) * shared; head++)
                 for (int64_t from = 0; from < s.length; from += QUERIES) {
                     block.scores(q, head, s, from, shape, keys);
-                    const int64_t row = block.row;
-                    d.resize(block.count * n), d_probs.resize(block.count * row), d_queries.resize(block.count * n);
-                    read(d_out, head, block.start, block.count, shape.size, d.data());
-                    multiply({d.data(), n}, {values.columns.data(), row}, block.count, shape.size, whole(block.seen), {d_probs.data(), row});
-                    const Matrix turned = {block.probs.data(), 1, row};
-                    for (int64_t i = 0; i < block.count; i++) block.exponentiate(i, log_z[head * tokens + block.start + i]);
-                    multiply(turned, {d.data(), n}, block.seen, block.count, n, {d_values.data(), n, nullptr, true});
-                    for (int64_t i = 0; i < block.count; i++) {
-                        float *p = &block.probs[i * row], *g = &d_probs[i * row];
-                        Vector mean{};
-                        for (int64_t j = 0; j < whole(block.seen); j += WIDTH) mean += load(p + j) * load(g + j);
-                        const float m = sum(mean);
-                        for (int64_t j = 0; j < whole(block.seen); j += WIDTH) store(p + j, load(p + j) * (load(g + j) - m));
-                    }
-                    multiply(turned, {block.queries.data(), n}, block.seen, block.count, n, {d_keys.data(), n, nullptr, true});
-                    multiply({block.probs.data(), row}, {keys.rows.data(), n}, block.count, block.seen, n, {d_queries.data(), n});
+                    const int64_t rows = block.count, seen = block.seen, width = block.row;
+                    d.resize(rows * n), d_probs.resize(rows * width), d_queries.resize(rows * n);
+                    read(d_out, head, block.start, rows, shape.size, d.data());
+                    const Matrix probs = {block.probs.data(), width}, turned = {block.probs.data(), 1, width};
+                    const Matrix columns = {values.columns.data(), width};
+                    multiply({d.data(), n}, columns, rows, shape.size, whole(seen), {d_probs.data(), width});
+                    for (int64_t i = 0; i < rows; i++) block.exponentiate(i, log_z[head * tokens + block.start + i]);
+                    multiply(turned, {d.data(), n}, seen, rows, n, {d_values.data(), n, nullptr, true});
+                    for (int64_t i = 0; i < rows; i++) block.to_gradient(i, &d_probs[i * width]);
+                    multiply(turned, {block.queries.data(), n}, seen, rows, n, {d_keys.data(), n, nullptr, true});
+                    multiply(probs, {keys.rows.data(), n}, rows, seen, n, {d_queries.data(), n});
                     for (float& x : d_queries) x *= shape.scale;
                     rotate(shape, block.start, block.count, d_queries.data(), true);
                     write(dq, head, block.start, block.count, shape.size, d_queries.data());
@@ -449,9 +471,9 @@ void attention_backward(
             const int64_t above = is_root ? s.length * n : s.count * n;
             for (int64_t j = 0; j < above; j++) root_keys[j] += d_keys[j], root_values[j] += d_values[j];
             if (is_root) continue;
-            rotate(shape, s.start, s.length, &d_keys[above], true);
-            write(dk, group, s.start, s.length, shape.size, &d_keys[above]);
-            write(dv, group, s.start, s.length, shape.size, &d_values[above]);
+            rotate(shape, s.start, s.length, d_keys.data() + above, true);
+            write(dk, group, s.start, s.length, shape.size, d_keys.data() + above);
+            write(dv, group, s.start, s.length, shape.size, d_values.data() + above);
         }
         rotate(shape, root.start, root.length, root_keys.data(), true);
         write(dk, group, root.start, root.length, shape.size, root_keys.data());
@@ -460,17 +482,6 @@ void attention_backward(
 }
 
 // Distributions over a vocabulary.
-
-// A block of the logits of one step: their largest, the sum of exp(logit - largest), and their products with others.
-template <class T>
-float largest_of(const T* x, int64_t n) {
-    Vector most = Vector{} - INFINITY;
-    for (int64_t j = 0; j < n; j += WIDTH) {
-        const Vector y = first(n - j) ? take(x + j, n - j) : Vector{} - INFINITY;
-        most = most > y ? most : y;
-    }
-    return largest(most);
-}
 
 // For each row the logarithm of the sum of exp(logit), and the mean of the logits; of older logits the logarithm too,
 // and the mean of their differences to the logits under the older distribution. `mean` and `old` may be null.

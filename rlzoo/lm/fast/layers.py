@@ -64,7 +64,7 @@ class RotaryAttention(Native):
 
     def forward(
         self,
-        hidden_states: Float[Tensor, "1 S H"],
+        hidden_states: Float[Tensor, "N T H"],
         position_embeddings: Any = None,
         *args: Any,
         unpadded: Unpadded | None = None,

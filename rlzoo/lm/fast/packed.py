@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-_WORTH = 2**16
+_WORTH = 10**5
 """Number of weights above which the layout is faster."""
 
 

@@ -1,0 +1,135 @@
+"""Llama's layers in native code: which layers become them, and that everything else about them stays."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from lm_builders import make_actor, make_fast, make_model, make_rows
+from torch import nn
+
+from rlzoo.lm.fast import kernels
+from rlzoo.lm.fast.layers import GatedMLP, Native, Norm, RotaryAttention, native_layers, use_classes
+from rlzoo.lm.fast.model import accelerate_model
+from rlzoo.lm.model.language_model import LanguageModel
+
+ROWS = make_rows([(2, 4), (5, 3), (3, 6), (1, 1)])
+
+
+def results(model, rows=ROWS):
+    """Log-probabilities, values, and the gradient of the sum of their squares."""
+    policy, value = model(rows)
+    logp = policy.log_prob(rows.action)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradient = torch.autograd.grad(logp.square().sum() + value.square().sum(), parameters)
+    return logp.detach(), value.detach(), torch.cat([g.reshape(-1) for g in gradient])
+
+
+def close(model, other):
+    """Whether the results of two models differ by rounding."""
+    return all(
+        float((x - y).norm()) <= 1e-5 * float(y.norm()) for x, y in zip(results(model), results(other), strict=True)
+    )
+
+
+def kinds_in(model):
+    return {type(m).__bases__[0] for m in model.modules() if isinstance(m, Native)}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "mistral"])
+def test_the_layers_of_llama_and_its_like(kind):
+    fast, plain = (make("llama", model_type=kind, num_key_value_heads=1) for make in (make_fast, make_model))
+    assert kinds_in(fast) >= {Norm, GatedMLP}
+    assert (RotaryAttention in kinds_in(fast)) == fast.trunk.unpads
+    assert close(fast, plain)
+    assert fast.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_native_code_computes_where_it_can(monkeypatch):
+    """All kinds of calls, counted: without them the test above would compare the plain model with itself."""
+    calls = []
+    call = kernels._call
+    monkeypatch.setattr(kernels, "_call", lambda name, *values: (calls.append(name), call(name, *values)))
+    results(make_fast("llama"))
+    both = {"swiglu", "rms_norm", "attention"}
+    assert set(calls) >= both | {f"{name}_backward" for name in both} | {"softmax_sums", "softmax_gradient"}
+
+
+def test_half_of_a_rotation_is_left_to_the_own_class():
+    """Rotary angles for a part of each head: the layer's own attention knows which."""
+    actor = make_actor("llama")
+    for layer in actor.model.layers:
+        own = type(layer.self_attn)
+        layer.self_attn.__class__ = type("Partial", (own,), {"forward": partial_forward(own)})
+    model, plain = LanguageModel(copy.deepcopy(actor)), LanguageModel(actor)
+    accelerate_model(model)
+    assert model.trunk.unpads
+    assert RotaryAttention not in kinds_in(model)
+    assert close(model, plain)
+
+
+def partial_forward(own):
+    def forward(self, hidden_states, position_embeddings=None, *args, **more):
+        cos, sin = position_embeddings
+        angles = cos.clone(), sin.clone()
+        angles[0][..., 1::2], angles[1][..., 1::2] = 1, 0
+        return own.forward(self, hidden_states, angles, *args, **more)
+
+    return forward
+
+
+def test_another_activation_is_no_gated_silu():
+    actor = make_actor("llama", hidden_act="gelu")
+    assert native_layers(actor) == {}
+    model = LanguageModel(actor)
+    accelerate_model(model)
+    assert not kinds_in(model)
+
+
+def test_a_layer_that_computes_otherwise_keeps_its_class():
+    """A normalisation that adds 1 to its weight, like that of Gemma."""
+    actor = make_actor("llama")
+    own = type(actor.model.layers[0].input_layernorm)
+    shifted = type("Shifted", (own,), {"forward": lambda self, x: own.forward(self, x) + x})
+    for layer in actor.model.layers:
+        layer.input_layernorm.__class__ = shifted
+    model, plain = LanguageModel(copy.deepcopy(actor)), LanguageModel(actor)
+    accelerate_model(model)
+    assert not kinds_in(model)
+    assert close(model, plain)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copied", "pickled"])
+def test_layers_can_be_copied_and_pickled(copied):
+    actor = make_fast("llama").actor
+    other = copied(actor)
+    token = torch.arange(4).unsqueeze(0)
+    assert torch.equal(other(token).logits, actor(token).logits)
+    assert kinds_in(other) == kinds_in(actor)
+    with torch.no_grad():
+        next(iter(other.parameters())).add_(1)
+    assert not torch.equal(other(token).logits, actor(token).logits)
+
+
+def test_classes_are_put_back():
+    model = make_actor("llama")
+    before = [type(m) for m in model.modules()]
+    kinds = native_layers(model)
+    use_classes(kinds)
+    use_classes(kinds)
+    assert kinds_in(model) == {Norm, GatedMLP, RotaryAttention}
+    use_classes(dict.fromkeys(kinds))
+    assert [type(m) for m in model.modules()] == before
+
+
+def test_results_without_a_compiler_are_the_same(monkeypatch):
+    plain = make_model("llama")
+    monkeypatch.setattr(kernels, "_library", lambda: None)
+    assert close(make_fast("llama"), plain)
+
+
+def test_an_adapter_stays_where_it_is():
+    fast, plain = make_fast("llama", rank=2), make_model("llama", rank=2)
+    assert kinds_in(fast) == {Norm, GatedMLP, RotaryAttention}
+    assert close(fast, plain)
+    assert not any(isinstance(m, Native) for m in nn.ModuleList([plain]).modules())
