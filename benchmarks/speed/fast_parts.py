@@ -4,8 +4,8 @@
     python benchmarks/speed/fast_parts.py control
 
 Each row takes turns with the complete set, each in a process of its own, and the table has the median of the ratios.
-The language model is a GPT-2 of four layers with random weights. A part that gains less than 1.15 in every row does not
-stay in the package. Writes benchmarks/results/fast-parts.md.
+The language model of `Prompts` is a GPT-2 of four layers with random weights, that of `Sentiment` is SmolLM2-135M. A
+part that gains less than 1.15 in every row does not stay in the package. Writes benchmarks/results/fast-parts.md.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ PERCEPTRON, RECURRENCE, NUMPY = "backward pass of MLPs", "backward pass through 
 COMPILED, ROLLOUTS, NATIVE = "compiled step", "rollouts in native code", "MLPs in native code"
 PACKED, PRODUCTS = "packed weights", "attention by products, and its cache"
 BLOCKS, CASTS, LAYERS = "vocabulary in blocks", "weights cast once", "layers with gradients in place"
+KERNELS = "native code between the products"
 
 ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     "control": [
@@ -51,6 +52,8 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     "language": [
         *((part, "ppo-clip", "Prompts", {"precision": "float32"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
         *((part, "ppo-clip", "Prompts", {"precision": "bfloat16"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
+        *((KERNELS, "ppo-clip", "Prompts", {"precision": precision}) for precision in ("float32", "bfloat16")),
+        *((KERNELS, "ppo-clip", "Sentiment", {"precision": precision}) for precision in ("float32", "bfloat16")),
         (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16"}),
         (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16", "minibatch_responses": 2}),
     ],
@@ -77,9 +80,12 @@ def leave_out(part: str) -> None:
         return
     from transformers import DynamicCache
 
-    from rlzoo.lm.fast import model
+    from rlzoo.lm.fast import kernels, model
     from rlzoo.lm.model.language_model import LanguageModel, TokenHead
 
+    if part == KERNELS:
+        kernels._library = lambda: None
+        return
     changes: dict[str, dict[str, Any]] = {
         PACKED: {"FastLanguageModel": LanguageModel},
         PRODUCTS: {"use_fastest_attention": lambda model: None, "new_cache": lambda base: DynamicCache()},
@@ -119,7 +125,7 @@ def seconds(part: str | None, algorithm: str, env: str, settings: dict[str, Any]
         settings = {**(language(Path(folder)) if env == "Prompts" else {}), **settings}
         trainer = Trainer(make_config(algorithm, env, total_steps=10**9, compile=part == COMPILED, **settings))
         best = float("inf")
-        for _ in range(3 if env == "Prompts" else 12):
+        for _ in range(3 if env in ("Prompts", "Sentiment") else 12):
             start = time.process_time()
             trainer.iterate()
             best = min(best, time.process_time() - start)

@@ -6,12 +6,14 @@ A layer becomes one by its class alone: its parameters, buffers and names stay.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from rlzoo.lm.fast.kernels import attention, rms_norm, swiglu, takes
 from rlzoo.lm.fast.unpadded import Unpadded
@@ -81,19 +83,16 @@ class RotaryAttention(Native):
 
 
 def native_layers(model: nn.Module) -> dict[nn.Module, type]:
-    """The layers of a model that seem to be those of Llama, and the class here for each."""
+    """The layers of a model that compute as those of Llama do, and the class here for each."""
     kinds: dict[nn.Module, type] = {}
-    for layer in model.modules():
-        if _children(layer) != {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}:
-            continue
-        parts: Any = layer
-        if _children(parts.mlp) != {"gate_proj", "up_proj", "down_proj", "act_fn"} or not _is_silu(parts.mlp.act_fn):
-            continue
-        kinds[parts.mlp] = GatedMLP
-        norms = parts.input_layernorm, parts.post_attention_layernorm
-        kinds |= {norm: Norm for norm in norms if hasattr(norm, "variance_epsilon")}
-        if _children(parts.self_attn) == {"q_proj", "k_proj", "v_proj", "o_proj"}:
-            kinds[parts.self_attn] = RotaryAttention
+    for module in model.modules():
+        layer: Any = module
+        if _is_like(layer, LlamaDecoderLayer) and _is_like(layer.mlp, LlamaMLP) and _is_silu(layer.mlp.act_fn):
+            norms = layer.input_layernorm, layer.post_attention_layernorm
+            kinds[layer.mlp] = GatedMLP
+            kinds |= {norm: Norm for norm in norms if _is_like(norm, LlamaRMSNorm)}
+            if _is_like(layer.self_attn, LlamaAttention):
+                kinds[layer.self_attn] = RotaryAttention
     return kinds
 
 
@@ -104,8 +103,17 @@ def use_classes(kinds: Mapping[nn.Module, type | None]) -> None:
         layer.__class__ = own if kind is None else _combined(kind, own)
 
 
-def _children(module: nn.Module) -> set[str]:
-    return {name for name, _ in module.named_children()}
+_HARMLESS = {"sliding_window", "config", "getattr"}
+"""Names that a layer's code may have besides those of Llama: an `Unpadded` is not read with a window."""
+
+
+def _is_like(module: nn.Module, known: type[nn.Module]) -> bool:
+    """Whether the code of a module uses the same names, so the same functions and settings, as that of a known class.
+
+    Examples alone do not tell: OLMo clips large queries, and Ministral scales those far into a text.
+    """
+    ours, theirs = (set(inspect.unwrap(x.forward).__code__.co_names) for x in (type(module), known))
+    return ours - _HARMLESS == theirs - _HARMLESS
 
 
 def _is_silu(function: Any) -> bool:

@@ -55,27 +55,28 @@ def test_native_code_computes_where_it_can(monkeypatch):
     assert set(calls) >= both | {f"{name}_backward" for name in both} | {"softmax_sums", "softmax_gradient"}
 
 
-def test_half_of_a_rotation_is_left_to_the_own_class():
-    """Rotary angles for a part of each head: the layer's own attention knows which."""
-    actor = make_actor("llama")
-    for layer in actor.model.layers:
-        own = type(layer.self_attn)
-        layer.self_attn.__class__ = type("Partial", (own,), {"forward": partial_forward(own)})
-    model, plain = LanguageModel(copy.deepcopy(actor)), LanguageModel(actor)
-    accelerate_model(model)
-    assert model.trunk.unpads
-    assert RotaryAttention not in kinds_in(model)
-    assert close(model, plain)
+def test_another_rotation_is_left_to_the_own_class():
+    """Helium's code has the names of Llama's, but rotates other pairs of numbers."""
+    fast, plain = (make("llama", model_type="helium", head_dim=16, num_key_value_heads=2) for make in (make_fast, make_model))
+    assert fast.trunk.unpads
+    assert kinds_in(fast) == {Norm, GatedMLP}
+    assert close(fast, plain)
 
 
-def partial_forward(own):
-    def forward(self, hidden_states, position_embeddings=None, *args, **more):
-        cos, sin = position_embeddings
-        angles = cos.clone(), sin.clone()
-        angles[0][..., 1::2], angles[1][..., 1::2] = 1, 0
-        return own.forward(self, hidden_states, angles, *args, **more)
-
-    return forward
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "olmo", "clip_qkv": 100.0},
+        {"model_type": "ministral3", "head_dim": 16, "sliding_window": None, "num_key_value_heads": 2},
+        {"model_type": "smollm3", "num_key_value_heads": 2},
+    ],
+    ids=lambda x: x["model_type"],
+)
+def test_attention_that_no_example_tells_from_that_of_llama_keeps_its_class(config):
+    """It clips large queries, or scales those far into a text, or does not rotate in some layers."""
+    kinds = set(native_layers(make_actor("llama", **config)).values())
+    assert GatedMLP in kinds
+    assert RotaryAttention not in kinds
 
 
 def test_another_activation_is_no_gated_silu():
@@ -86,17 +87,12 @@ def test_another_activation_is_no_gated_silu():
     assert not kinds_in(model)
 
 
-def test_a_layer_that_computes_otherwise_keeps_its_class():
-    """A normalisation that adds 1 to its weight, like that of Gemma."""
-    actor = make_actor("llama")
-    own = type(actor.model.layers[0].input_layernorm)
-    shifted = type("Shifted", (own,), {"forward": lambda self, x: own.forward(self, x) + x})
-    for layer in actor.model.layers:
-        layer.input_layernorm.__class__ = shifted
-    model, plain = LanguageModel(copy.deepcopy(actor)), LanguageModel(actor)
-    accelerate_model(model)
-    assert not kinds_in(model)
-    assert close(model, plain)
+def test_layers_that_compute_otherwise_get_their_classes_back(monkeypatch):
+    monkeypatch.setattr("rlzoo.lm.fast.layers.swiglu", lambda gate, up: gate * up)
+    fast, plain = make_fast("llama"), make_model("llama")
+    assert not kinds_in(fast)
+    assert fast.trunk.unpads
+    assert close(fast, plain)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copied", "pickled"])
