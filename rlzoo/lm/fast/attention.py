@@ -70,12 +70,12 @@ def attention(
     module: nn.Module,
     query: Float[Tensor, "N h T d"],
     key: Float[Tensor, "N g C d"],
-    value: Float[Tensor, "N g C d"],
+    value: Float[Tensor, "N g C e"],
     attention_mask: Bool[Tensor, "N 1 T C"] | None,
     unpadded: Unpadded | None = None,
     fused: bool = True,
     **more: Any,
-) -> tuple[Float[Tensor, "N T h d"], None]:
+) -> tuple[Float[Tensor, "N T h e"], None]:
     """softmax(q·kᵀ·scaling)·v, in the form that Hugging Face's attention functions have.
 
     On a CPU, the fused kernel computes in float32 even for bfloat16, and its backward pass is slow. On a GPU,
@@ -94,11 +94,12 @@ def attention(
     one, on_cpu = query.shape[2] == 1, query.device.type == "cpu"
     scaling, causal = more.get("scaling"), more.get("is_causal")
     scaling = query.shape[3] ** -0.5 if scaling is None else float(scaling)
-    if takes(value) and not others:
+    if takes(value) and not others and query.shape[3] == key.shape[3] == value.shape[3]:
         heads = query.to(value.dtype), key.to(value.dtype), value
         if unpadded is not None:
             return kernels.attention(*heads, unpadded.segments, scaling, None), None
-        if one and not torch.is_grad_enabled() and (attention_mask is None or attention_mask.dtype == torch.bool):
+        for_all_heads = attention_mask is None or (attention_mask.dtype == torch.bool and attention_mask.shape[1] == 1)
+        if one and not torch.is_grad_enabled() and for_all_heads:
             return kernels.attention_step(*heads, attention_mask, scaling), None
     if unpadded is not None:
         of_rows = partial(attention, module, fused=fused, **more)
@@ -117,9 +118,11 @@ def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ca
     groups = key.shape[1]
     scores = query.reshape(rows, groups, -1, size) @ key.transpose(-1, -2)  # the heads of a group share its keys
     scores = scores.view(rows, heads, tokens, -1)
-    if mask is None and causal:  # the queries are the last of the tokens that have keys
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(key.shape[2] - tokens)
-    if mask is not None:
+    if mask is None and causal:  # keys beyond the queries are those of a cache with room
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None and mask.dtype != torch.bool:
+        scores = scores + mask
+    elif mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     probs = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
     out = (probs.view(rows, groups, -1, probs.shape[-1]) @ value).view(rows, heads, tokens, -1)

@@ -15,32 +15,42 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from rlzoo.core.fast.library import build_library
 
-_TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+"""Precisions in which numbers are kept, and the names that functions of native code end with."""
 
 
-def refuse_second_derivatives() -> None:
-    """Raises `RuntimeError` in a backward pass with `create_graph`, which PyTorch's `once_differentiable` lets pass."""
+def refuse_second_derivatives(grad: Tensor | None = None) -> None:
+    """Raises `RuntimeError` in a backward pass with `create_graph`, which PyTorch's `once_differentiable` lets pass.
+
+    Given a gradient, also if it is a batch of gradients.
+    """
     if torch.is_grad_enabled():
         raise RuntimeError("this model can be differentiated once: for Fisher products use fisher_vector_product")
+    batched = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
+    if grad is not None and any(is_batched(grad) for is_batched in batched):
+        raise RuntimeError("this model has no batched gradients: use a plain one (fast=False)")
 
 
 def takes(*tensors: Tensor) -> bool:
     """Whether native code computes with these tensors, which it cannot where PyTorch follows each operation."""
+    first = tensors[0]
+    if first.dtype not in TYPES or any(not x.is_cpu or x.dtype is not first.dtype for x in tensors):
+        return False
     followed = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    plain = not followed and all(x.is_cpu and x.dtype is tensors[0].dtype for x in tensors)
-    if not plain or tensors[0].dtype not in _TYPES or _library() is None:
+    followed = followed or torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+    if followed or any(type(x) not in (Tensor, nn.Parameter) for x in tensors) or _library() is None:
         return False
     return _has_threads() or torch.get_num_threads() == 1
 
 
 def _call(name: str, dtype: torch.dtype, *values: Any) -> None:
     arguments = [_argument(x) for x in values]
-    _function(name, _TYPES[dtype])(*arguments)
+    _function(name, TYPES[dtype])(*arguments)
 
 
 def _argument(x: Any) -> Any:
@@ -91,7 +101,7 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        refuse_second_derivatives()
+        refuse_second_derivatives(grad)
         gate, up = ctx.saved_tensors
         d_gate, d_up = torch.empty_like(gate), torch.empty_like(up)
         _call("swiglu_backward", gate.dtype, gate.numel(), gate, up, grad.contiguous(), d_gate, d_up)
@@ -115,7 +125,7 @@ class _GELU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        refuse_second_derivatives()
+        refuse_second_derivatives(grad)
         (x,) = ctx.saved_tensors
         dx = torch.empty_like(x)
         _call("gelu_backward", x.dtype, x.numel(), x, grad.contiguous(), dx)
@@ -141,7 +151,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Float[Tensor, "*batch H"]) -> tuple[Tensor, Tensor | None, None, None]:
-        refuse_second_derivatives()
+        refuse_second_derivatives(grad)
         x, weight, scale = ctx.saved_tensors
         dx, dw = torch.empty_like(x), torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         shape = scale.numel(), x.shape[-1]
@@ -204,7 +214,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Float[Tensor, "1 S h d"]) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives()
+        refuse_second_derivatives(grad)
         query, key, value, log_z = ctx.saved_tensors
         inputs = query, key, value
         grads = [x.new_empty(1, x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2) for x in inputs]

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
-from rlzoo.lm.fast.kernels import attention, rms_norm, swiglu, takes
+from rlzoo.lm.fast.kernels import TYPES, attention, rms_norm, swiglu, takes
 from rlzoo.lm.fast.unpadded import Unpadded
 
 
@@ -35,9 +35,9 @@ class Norm(Native):
     variance_epsilon: Any
 
     def forward(self, x: Float[Tensor, "*batch H"]) -> Float[Tensor, "*batch H"]:
-        if x.dtype is not torch.float32 or not takes(x, self.weight):
-            return super().forward(x)
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        if x.dtype is not torch.float32 or dtype not in TYPES or not takes(x, self.weight):
+            return super().forward(x)
         return rms_norm(x, self.weight, self.variance_epsilon, dtype)
 
 
@@ -77,9 +77,11 @@ class RotaryAttention(Native):
             return super().forward(hidden_states, position_embeddings, *args, unpadded=unpadded, **more)
         shape = *hidden_states.shape[:2], -1, self.head_dim
         projected = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
-        heads = (x.view(shape).transpose(1, 2) for x in projected)
-        out = attention(*heads, unpadded.segments, self.scaling, position_embeddings)
-        return self.o_proj(out.flatten(2)), None
+        query, key, value = (x.view(shape).transpose(1, 2) for x in projected)
+        if not takes(value):
+            return super().forward(hidden_states, position_embeddings, *args, unpadded=unpadded, **more)
+        heads = query.to(value.dtype), key.to(value.dtype), value  # some adapters give single precision
+        return self.o_proj(attention(*heads, unpadded.segments, self.scaling, position_embeddings).flatten(2)), None
 
 
 def native_layers(model: nn.Module) -> dict[nn.Module, type]:
@@ -91,7 +93,7 @@ def native_layers(model: nn.Module) -> dict[nn.Module, type]:
             norms = layer.input_layernorm, layer.post_attention_layernorm
             kinds[layer.mlp] = GatedMLP
             kinds |= {norm: Norm for norm in norms if _is_like(norm, LlamaRMSNorm)}
-            if _is_like(layer.self_attn, LlamaAttention):
+            if _is_like(layer.self_attn, LlamaAttention) and _rotates_like_llama(layer.self_attn):
                 kinds[layer.self_attn] = RotaryAttention
     return kinds
 
@@ -114,6 +116,14 @@ def _is_like(module: nn.Module, known: type[nn.Module]) -> bool:
     """
     ours, theirs = (set(inspect.unwrap(x.forward).__code__.co_names) for x in (type(module), known))
     return ours - _HARMLESS == theirs - _HARMLESS
+
+
+def _rotates_like_llama(attention: nn.Module) -> bool:
+    """Whether the functions that rotate are copies of Llama's. Others rotate other pairs of numbers."""
+    ours, theirs = (inspect.unwrap(x.forward).__globals__ for x in (type(attention), LlamaAttention))
+    names = "apply_rotary_pos_emb", "rotate_half"
+    codes = [[inspect.unwrap(some[x]).__code__.co_code for x in names if x in some] for some in (ours, theirs)]
+    return codes[0] == codes[1]
 
 
 def _is_silu(function: Any) -> bool:

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from rlzoo.core.distributions import Categorical
 from rlzoo.lm.fast.attention import new_cache, use_fastest_attention, uses_fastest_attention
-from rlzoo.lm.fast.layers import RotaryAttention, native_layers, use_classes
+from rlzoo.lm.fast.layers import native_layers, use_classes
 from rlzoo.lm.fast.packed import Packed
 from rlzoo.lm.fast.recorded import Recorded
 from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
@@ -205,9 +205,6 @@ def _accelerate_trunk(trunk: Trunk) -> FastTrunk:
     native = native_layers(base)
     use_classes(native)
     same, fast.unpads = _computes(fast, expected)
-    if not fast.unpads and native:  # the rotation of queries and keys may be another one
-        use_classes({m: None if kind is RotaryAttention else kind for m, kind in native.items()})
-        same, fast.unpads = _computes(fast, expected)
     if not same and native:
         use_classes(dict.fromkeys(native))
         same, fast.unpads = _computes(fast, expected)

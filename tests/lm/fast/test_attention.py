@@ -110,3 +110,17 @@ class OneBatch:
 
     def micro_batches(self, steps):
         yield self
+
+
+@pytest.mark.parametrize("queries", [1, 6])
+@pytest.mark.parametrize("mask", ["values of another size", "added", "for each head"])
+def test_what_only_pytorch_computes(queries, mask):
+    """Values of another size than keys, as in DeepSeek; and masks that a user may give."""
+    q, k = normal(2, 4, queries, 8, seed=0), normal(2, 2, 6, 8, seed=1)
+    v = normal(2, 2, 6, 4 if mask == "values of another size" else 8, seed=2)
+    seen = (normal(2, 4, queries, 6, seed=3) > 0) | (torch.arange(6) == 0)
+    given = {"values of another size": None, "added": torch.where(seen, 0.0, -1e9)[:, :1], "for each head": seen}[mask]
+    with torch.no_grad():
+        out, _ = attention(Layer(), q, k, v, given, is_causal=False)
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, given, enable_gqa=True)
+    torch.testing.assert_close(out, expected.transpose(1, 2))
