@@ -11,9 +11,10 @@ def accelerate(task: Any) -> None:
     They use parts of PyTorch and transformers that may change. Where those are missing, plain ones stay.
     """
     try:
-        from rlzoo.lm.fast import attention, model, packed
+        from rlzoo.lm.fast import attention, kernels, model, packed
 
         attention.check_interfaces()
+        kernels.check_interfaces()
         packed.check_interfaces()
     except (ImportError, AttributeError) as error:
         task.setup.progress.say(f"language models are slower with these versions of PyTorch and transformers: {error}")

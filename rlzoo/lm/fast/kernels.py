@@ -24,6 +24,14 @@ TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """Precisions in which numbers are kept, and the names that functions of native code end with."""
 
 
+def check_interfaces() -> None:
+    """Raises `AttributeError` if PyTorch lacks what is asked here, which is no public part of it."""
+    for name in ("peek_interpreter_stack", "is_batchedtensor", "is_legacy_batchedtensor"):
+        getattr(torch._C._functorch, name)
+    for place, name in ((forward_ad, "_current_level"), (torch._C, "_get_tracing_state")):
+        getattr(place, name)
+
+
 def refuse_second_derivatives(grad: Tensor | None = None) -> None:
     """Raises `RuntimeError` in a backward pass with `create_graph`, which PyTorch's `once_differentiable` lets pass.
 
