@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A call of PyTorch."""
+    """A call of PyTorch, with aliases of its tensors: the shape of one does not change later, as by `transpose_`."""
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    with_gradient: bool
+    """Whether autograd was on, on which it depends what an LSTM keeps for its gradient."""
 
     @property
     def name(self) -> str:
@@ -33,8 +35,10 @@ class Operation:
 
     @property
     def writes(self) -> bool:
-        """Whether it does more than to return a result, such as to change one of its arguments."""
-        return bool(self.function._schema.is_mutable) or not self.function._schema.returns
+        """Whether it does more than to return a result, such as to change an argument, and not just its shape."""
+        in_place = self.function._schema.is_mutable and torch.Tag.inplace_view not in self.function.tags
+        of_statistics = self.name == "native_batch_norm" and self.named_args["training"]  # its schema does not say it
+        return bool(in_place or of_statistics) or not self.function._schema.returns
 
     @property
     def is_random(self) -> bool:
@@ -51,7 +55,8 @@ class Operation:
 def record(function: Callable[..., Sequence[Tensor]], args: Sequence[Tensor]) -> tuple[list[Operation], list[Tensor]]:
     """The operations of `function(*args)`, and its results, of which none shares memory with an argument.
 
-    Raises `RuntimeError` if an operation makes the values of a tensor decide what follows.
+    Raises `RuntimeError` if an operation makes the values of a tensor decide what follows, or reads a parameter that is
+    trained, which would be a constant.
     """
     with torch.random.fork_rng(devices=[]), _Recorder() as recorder:
         results = function(*args)
@@ -85,11 +90,19 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return _SIMPLER[function](*args, **(kwargs or {}))
         by_mask = any(isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8) for x in tree_leaves(args[1:]))
         of_unknown_shape = torch.Tag.dynamic_output_shape in function.tags and (function is not _INDEX or by_mask)
-        if function is torch.ops.aten._local_scalar_dense.default or of_unknown_shape:
+        given = args, kwargs or {}
+        if any(isinstance(x, nn.Parameter) and x.requires_grad for x in tree_leaves(given)):
+            raise RuntimeError("a trained parameter is read from elsewhere than the model")
+        own_args, own_kwargs = _aliases(given)
+        result = function(*args, **given[1])
+        if of_unknown_shape or isinstance(result, bool | int | float):
             raise RuntimeError(f"{function} makes what follows depend on the values of a tensor")
-        result = function(*args, **(kwargs or {}))
-        self.operations.append(Operation(function, args, kwargs or {}, result))
+        self.operations.append(Operation(function, own_args, own_kwargs, _aliases(result), torch.is_grad_enabled()))
         return result
+
+
+def _aliases(x: Any) -> Any:
+    return tree_map_only(Tensor, Tensor.detach, x)
 
 
 def _log_softmax(x: Tensor, dim: int, _: bool) -> Tensor:
