@@ -128,13 +128,12 @@ class FastAdam(Adam):
         return len(drawn), float(norm)
 
 
-def _holds_values(loss: Loss) -> bool:
+def _holds_values(loss: Any) -> bool:
     """Whether it has variables of an enclosing function or default arguments besides None, or is no plain function."""
-    function: Any = loss
-    if not hasattr(function, "__code__"):
+    if not hasattr(loss, "__code__"):
         return True
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return function.__closure__ is not None or any(x is not None for x in defaults)
+    defaults = [*(loss.__defaults__ or ()), *(loss.__kwdefaults__ or {}).values()]
+    return loss.__closure__ is not None or any(x is not None for x in defaults)
 
 
 def _pure_step(

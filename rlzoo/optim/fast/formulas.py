@@ -28,7 +28,8 @@ ELEMENTWISE: dict[str, str | Callable[..., str]] = {
     "where": "{condition} ? {self} : {other}", "zero": "0", "zeros": "0", "zeros_like": "0",
     "leaky_relu": "{self} > 0 ? {self} : {self} * {negative_slope}",
     "leaky_relu_backward": "{self} > 0 ? {grad_output} : {grad_output} * {negative_slope}",
-    "lerp": "std::abs({weight}) < T(0.5) ? {self} + {weight} * ({end} - {self}) : {end} - ({end} - {self}) * (1 - {weight})",
+    "lerp": "std::abs({weight}) < T(0.5) ? {self} + {weight} * ({end} - {self}) "
+    ": {end} - ({end} - {self}) * (1 - {weight})",
     "mse_loss": "({self} - {target}) * ({self} - {target})",
     "mse_loss_backward": "{grad_output} * 2 * ({self} - {target})",
     "sigmoid_backward": "{grad_output} * (1 - {output}) * {output}", "sgn": "({self} > 0) - ({self} < 0)",

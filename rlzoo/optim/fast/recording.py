@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -58,7 +59,7 @@ def record(function: Callable[..., Sequence[Tensor]], args: Sequence[Tensor]) ->
     Raises `RuntimeError` if an operation makes the values of a tensor decide what follows, or reads a parameter that is
     trained, which would be a constant.
     """
-    with torch.random.fork_rng(devices=[]), _Recorder() as recorder:
+    with torch.random.fork_rng(devices=[]), _KeepsValues(), _Recorder() as recorder:
         results = function(*args)
         memories = {x.untyped_storage().data_ptr() for x in args}
         results = [x.clone() if x.untyped_storage().data_ptr() in memories else x for x in results]
@@ -71,6 +72,15 @@ def copy_of(x: Tensor) -> Tensor:
         return x.new_zeros(1).as_strided(x.shape, x.stride())
     extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.detach().as_strided((extent,), (1,)).clone().as_strided(x.shape, x.stride())
+
+
+class _KeepsValues(TorchFunctionMode):
+    """Refuses what takes the values of tensors out of PyTorch, of which a `_Recorder` sees nothing."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__):
+            raise RuntimeError(f"{function.__name__} makes what follows depend on the values of a tensor")
+        return function(*args, **(kwargs or {}))
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -92,7 +102,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         of_unknown_shape = torch.Tag.dynamic_output_shape in function.tags and (function is not _INDEX or by_mask)
         given = args, kwargs or {}
         if any(isinstance(x, nn.Parameter) and x.requires_grad for x in tree_leaves(given)):
-            raise RuntimeError("a trained parameter is read from elsewhere than the model")
+            raise RuntimeError("a trained parameter is read where PyTorch's functional_call does not exchange it")
         own_args, own_kwargs = _aliases(given)
         result = function(*args, **given[1])
         if of_unknown_shape or isinstance(result, bool | int | float):

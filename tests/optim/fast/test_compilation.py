@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -543,6 +544,8 @@ PARAMETER = torch.nn.Parameter(torch.zeros(3))
 BRANCHES = {
     "item": (lambda i, x: (x * x.sum().item(),), "values of a tensor"),
     "if": (lambda i, x: (x if x.sum() > 0 else -x,), "values of a tensor"),
+    "list": (lambda i, x: (x + sum(x.tolist()),), "tolist makes what follows depend on the values of a tensor"),
+    "array": (lambda i, x: (x + torch.from_numpy(np.sort(x)),), "values of a tensor"),
     "equal": (lambda i, x: (x + torch.equal(x, 2 * x),), "values of a tensor"),
     "parameter": (lambda i, x: (x + PARAMETER,), "a trained parameter is read"),
     "mask": (lambda i, x: (x + x[x > 0].sum(),), "values of a tensor"),
