@@ -144,6 +144,7 @@ def test_an_algorithm_of_ones_own_is_not_compiled_by_default(monkeypatch):
     "register",
     [
         lambda net: net.layers[0].weight.register_hook(torch.zeros_like),
+        lambda net: net.layers[0].weight.register_post_accumulate_grad_hook(lambda p: p.grad.__setitem__(..., 0)),
         lambda net: net.layers[1].register_full_backward_hook(lambda layer, into, _: (torch.zeros_like(into[0]),)),
     ],
 )

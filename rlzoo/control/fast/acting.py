@@ -50,7 +50,7 @@ def _is_plain(model: ActorCritic) -> bool:
 
 def is_built_in(net: nn.Module) -> bool:
     """Whether a network has modules of this package and of PyTorch alone, without hooks, also on its gradients."""
-    return not any(p._backward_hooks for p in net.parameters()) and all(
+    return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in net.parameters()) and all(
         type(module).__module__.startswith(("rlzoo.", "torch.nn.modules."))
         and not (module._forward_hooks or module._forward_pre_hooks)
         and not (module._backward_hooks or module._backward_pre_hooks)

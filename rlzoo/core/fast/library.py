@@ -25,6 +25,8 @@ from rlzoo.core.system.files import check_sealed, seal
 
 _log = logging.getLogger("rlzoo")
 _LIBRARY = "library.so"
+_BEGINNINGS = b"\x7fELF", b"\xcf\xfa\xed\xfe"
+"""Of a library, on Linux and macOS."""
 _NOT_OURS = "belongs to another user or others may write to it"
 
 
@@ -102,6 +104,8 @@ class _Work(threading.Thread):
         if self._process.returncode:
             faults = [line for line in errors.splitlines() if "error" in line or "failed" in line]
             raise RuntimeError(f"{command[0]}: {faults[0] if faults else self._process.returncode}")
+        if not (folder / _LIBRARY).exists() or not (folder / _LIBRARY).read_bytes().startswith(_BEGINNINGS):
+            raise RuntimeError(f"{command[0]} ended without an error, but has made no library")
         seal(folder)
         for path in folder.iterdir():
             path.chmod(0o600)

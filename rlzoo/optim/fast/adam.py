@@ -16,7 +16,7 @@ from rlzoo.core.models import ActorCritic, Term, flatten_parameters, unflatten
 from rlzoo.core.system.progress import track
 from rlzoo.optim.adam import Adam
 from rlzoo.optim.epochs import Epochs
-from rlzoo.optim.fast.compilation import Compilation
+from rlzoo.optim.fast.compilation import Compilation, signature
 from rlzoo.optim.fast.native import other_tensors, pad, pure
 from rlzoo.optim.fast.tape import Tape
 from rlzoo.optim.objective import Loss
@@ -49,7 +49,7 @@ class FastAdam(Adam):
     ) -> tuple[int, float]:
         self.theta = flatten_parameters(self.parameters, self.theta)
         auxiliary = options.get("auxiliary", True) and model.auxiliary
-        hooked = any(p._backward_hooks for p in self.parameters)
+        hooked = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)
         plain = options.get("stop") is None and not auxiliary and not hooked and not _holds_values(loss)
         if self.compile and plain and isinstance(minibatches, Epochs) and minibatches.max_minibatches:
             result = self._native(loss, model, minibatches, scalars, **options)
@@ -107,7 +107,9 @@ class FastAdam(Adam):
         indices = torch.from_numpy(order), torch.from_numpy(counts)
         inputs = *indices, knobs, self.theta.new_tensor(scalars), *rest.values(), *fields
 
-        kind = loss.__qualname__, minibatches.whiten, max_grad_norm, order.shape, *(x.shape for x in fields)
+        # A bound method is that of one object, and a function may be made anew for each update.
+        own = loss if inspect.ismethod(loss) else (loss.__module__, loss.__code__)
+        kind = own, self.betas, minibatches.whiten, max_grad_norm, *map(signature, inputs)
         if kind not in self._compilations:
             step = _pure_step(loss, model, self, minibatches, list(rest), max_grad_norm)
             self._compilations[kind] = Compilation(step, carry, inputs)
@@ -126,13 +128,12 @@ class FastAdam(Adam):
         return len(drawn), float(norm)
 
 
-def _holds_values(loss: Loss) -> bool:
+def _holds_values(loss: Any) -> bool:
     """Whether it has variables of an enclosing function or default arguments besides None, or is no plain function."""
-    function: Any = inspect.unwrap(loss)
-    if not hasattr(function, "__qualname__"):
+    if not hasattr(loss, "__code__"):
         return True
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return function.__closure__ is not None or any(x is not None for x in defaults)
+    defaults = [*(loss.__defaults__ or ()), *(loss.__kwdefaults__ or {}).values()]
+    return loss.__closure__ is not None or any(x is not None for x in defaults)
 
 
 def _pure_step(

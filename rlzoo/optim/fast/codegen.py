@@ -80,6 +80,7 @@ class TorchCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[tuple[int, Place], ...]
+    with_gradient: bool
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,11 @@ class _Writer:
             self._add(operation)
         results = [self._view(x) for x in self.results]
         carry = [self._view(x) for x in self.inputs[1 : 1 + self.carried]]
-        self.read.update(view.memory for view in results)
+        memories = [view.memory for view in results]
+        self.read.update(memories)
         bases = {k: (k - 1, 0) for k in range(len(self.inputs))}
         for view, old in zip(results, carry, strict=True):
-            if self._may_replace(view, old, bases):
+            if memories.count(view.memory) == 1 and self._may_replace(view, old, bases):
                 bases[view.memory] = bases[old.memory]
         copied = [(view, old) for view, old in zip(results, carry, strict=True) if view.memory not in bases]
         size = self._place_memory(bases, {view.memory for view, _ in copied})
@@ -249,6 +251,8 @@ class _Writer:
         loop.lines.append(f"const {own} {variable} = {own}({value});")
         loop.values[target] = variable
         self._use(target.memory, step, writes=True)
+        if target.memory < len(self.inputs):  # what is written into them is read after the loop
+            self.read.add(target.memory)
         return True
 
     def _chosen(self, kind: str, args: dict[str, Any], out: Tensor) -> _View | None:
@@ -261,7 +265,7 @@ class _Writer:
             index = index.reshape(-1, *(1,) * (source.dim() - dim - 1))
         elif kind == "embedding":
             index, source = index.unsqueeze(-1), source.view(-1, *(1,) * (index.dim() - 1), source.shape[1])
-        if source.dim() == 0 or not self._is_known(index):
+        if not 0 < source.dim() == out.dim() or not self._is_known(index):
             return None
         strides = [0 if d == dim or source.shape[d] == 1 else stride for d, stride in enumerate(source.stride())]
         view = _view(self._memory(source), source.storage_offset(), out.shape, strides)
@@ -277,13 +281,15 @@ class _Writer:
         floating = x.dtype in _FLOATING
         if not x.numel() or not (floating or name in ("sum", "any", "all")):
             return False
+        if name == "sum" and floating and out.dtype not in _FLOATING:
+            return False
         dims = args.get("dim")
         dims = list(range(x.dim())) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
         dims = {dim % max(x.dim(), 1) for dim in dims}
         whole = out.reshape([1 if d in dims else size for d, size in enumerate(x.shape)])
         steps = [0 if d in dims else step for d, step in enumerate(whole.stride())]
         reads = [self._view(x), *([self._view(args["tensor"])] if name == "dot" else [])]
-        views = [*reads, _view(self._memory(out), 0, x.shape, steps)]
+        views = [*reads, _view(self._memory(out), int(out.storage_offset()), x.shape, steps)]
         along = [d in dims for d, size in enumerate(x.shape) if size != 1]
         if name == "argmax" and sum(along) > 1:  # the loops may go in any order
             return False
@@ -313,7 +319,7 @@ class _Writer:
         if of_a is None or of_b is None or out.dtype not in _FLOATING or not (out.is_contiguous() and a.numel()):
             return False
         type_, code, reads, beta = _TYPES[out.dtype], [], [self._view(a), self._view(b)], 0
-        if name == "addmm":
+        if name == "addmm" and args["beta"]:
             added, beta = self._view(args["self"], out.shape), 1
             code, reads = [self._copy(added, self._view(out), args["beta"])], [*reads, added]
         at, each = [f"b{self._memory(x)} + {x.storage_offset()}" for x in (a, b, out)], ""
@@ -360,7 +366,7 @@ class _Writer:
         source = args["src"][tuple(slice(size) for size in index.shape)]
         reads = [self._view(x) for x in (source, index, args["self"])]
         strides = [0 if d == dim % out.dim() else step for d, step in enumerate(out.stride())]
-        views = [*reads[:2], _view(self._memory(out), 0, index.shape, strides)]
+        views = [*reads[:2], _view(self._memory(out), int(out.storage_offset()), index.shape, strides)]
         nest = {"k": _nest(views)}
         a_source, a_index, a_out = (self._at(view, k, nest) for k, view in enumerate(views))
         chosen = f"{out.stride(dim)} * checked({a_index}, {out.shape[dim]}, loop.bad)"
@@ -374,11 +380,12 @@ class _Writer:
 
     def _call(self, operation: Operation) -> None:
         """Any other operation."""
-        results = [] if operation.writes else operation.results()
+        given = {self._memory(x) for x in operation.tensors()}
+        results = [(k, x) for k, x in operation.results() if not operation.writes or self._memory(x) not in given]
         reads = [self._view(x) for x in operation.tensors()]
         self.calls.append((operation, results))
         code = [f"if (loop.call({len(self.calls) - 1})) return 1;"]
-        writes = operation.tensors() if operation.writes else [x for _, x in results]
+        writes = [*(operation.tensors() if operation.writes else ()), *(x for _, x in results)]
         self._statements(operation, code, reads, writes)
 
     # Places: when something is computed.
@@ -498,7 +505,8 @@ class _Writer:
             return Place(base, offset, tuple(x.shape), x.stride(), x.dtype)
 
         args, kwargs = tree_map_only(Tensor, place, (operation.args, operation.kwargs))
-        return TorchCall(operation.function, args, kwargs, tuple((k, place(x)) for k, x in results))
+        into = tuple((k, place(x)) for k, x in results)
+        return TorchCall(operation.function, args, kwargs, into, operation.with_gradient)
 
     # Code.
 

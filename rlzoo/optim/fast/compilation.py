@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from rlzoo.core.fast.library import Build, say, short
 from rlzoo.core.system.progress import operation
-from rlzoo.optim.fast.codegen import Place, Program, write_loop
+from rlzoo.optim.fast.codegen import Place, Program, TorchCall, write_loop
 from rlzoo.optim.fast.recording import copy_of
 
 Tensors = Sequence[Tensor]
@@ -112,12 +112,13 @@ def _torch_calls(program: Program, tensors: Tensors, memory: Tensor) -> list[Cal
         base = memory.view(place.dtype) if place.base < 0 else tensors[place.base]
         return base.as_strided(place.shape, place.strides, base.storage_offset() + place.offset)
 
-    def do(function: Callable[..., Any], args: Any, kwargs: Any, results: list[tuple[int, Tensor]]) -> None:
-        values = function(*args, **kwargs)
+    def do(x: TorchCall, args: Any, kwargs: Any, results: list[tuple[int, Tensor]]) -> None:
+        with torch.set_grad_enabled(x.with_gradient):
+            values = x.function(*args, **kwargs)
         for k, place in results:
             place.copy_(values if isinstance(values, Tensor) else values[k])
 
-    found = [(x.function, *tree_map_only(Place, tensor, (x.args, x.kwargs, list(x.results)))) for x in program.calls]
+    found = [(x, *tree_map_only(Place, tensor, (x.args, x.kwargs, list(x.results)))) for x in program.calls]
     return [functools.partial(do, *call) for call in found]
 
 
@@ -140,18 +141,18 @@ def _products() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     return sgemm, dgemm
 
 
-def _signature(tensor: Tensor) -> Signature:
+def signature(tensor: Tensor) -> Signature:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def _with_check(run: TensorFunction, example: Tensors) -> TensorFunction:
     """`run` with a check of its arguments: native code would read past the end of a smaller tensor."""
-    signatures, text = [_signature(x) for x in example], "shape {}, stride {}, {} on {}"
+    signatures, text = [signature(x) for x in example], "shape {}, stride {}, {} on {}"
 
     def call(count: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         if len(given) != len(signatures):
             raise ValueError(f"compiled for {len(signatures)} tensors, called with {len(given)}")
-        for i, (own, x) in enumerate(zip(signatures, map(_signature, given), strict=True)):
+        for i, (own, x) in enumerate(zip(signatures, map(signature, given), strict=True)):
             if x != own:
                 raise ValueError(f"tensor {i} was compiled for {text.format(*own)}; called with {text.format(*x)}")
         return run(count, *given)

@@ -15,7 +15,7 @@ def _power(self: str, exponent: str) -> str:
 
 
 ELEMENTWISE: dict[str, str | Callable[..., str]] = {
-    "abs": "{self} < 0 ? -{self} : {self}", "add": "{self} + {alpha} * {other}", "clamp": _clamp, "clamp_max": _clamp,
+    "abs": "std::abs({self})", "add": "{self} + {alpha} * {other}", "clamp": _clamp, "clamp_max": _clamp,
     "clamp_min": _clamp, "clone": "{self}", "copy": "{src}", "cos": "std::cos({self})", "div": "{self} / {other}",
     "erf": "std::erf({self})", "exp": "exp_of({self})", "expm1": "std::expm1({self})", "fill": "{value}",
     "full": "{fill_value}", "full_like": "{fill_value}", "lift_fresh_copy": "{self}", "log": "std::log({self})",
@@ -28,13 +28,15 @@ ELEMENTWISE: dict[str, str | Callable[..., str]] = {
     "where": "{condition} ? {self} : {other}", "zero": "0", "zeros": "0", "zeros_like": "0",
     "leaky_relu": "{self} > 0 ? {self} : {self} * {negative_slope}",
     "leaky_relu_backward": "{self} > 0 ? {grad_output} : {grad_output} * {negative_slope}",
-    "lerp": "{self} + {weight} * ({end} - {self})", "mse_loss": "({self} - {target}) * ({self} - {target})",
+    "lerp": "std::abs({weight}) < T(0.5) ? {self} + {weight} * ({end} - {self}) "
+    ": {end} - ({end} - {self}) * (1 - {weight})",
+    "mse_loss": "({self} - {target}) * ({self} - {target})",
     "mse_loss_backward": "{grad_output} * 2 * ({self} - {target})",
     "sigmoid_backward": "{grad_output} * (1 - {output}) * {output}", "sgn": "({self} > 0) - ({self} < 0)",
     "silu": "{self} / (1 + exp_of(-{self}))",
     "silu_backward": "{grad_output} / (1 + exp_of(-{self})) * (1 + {self} / (1 + exp_of({self})))",
     "softplus": "{self} * {beta} > {threshold} ? {self} : std::log1p(exp_of({self} * {beta})) / {beta}",
-    "softplus_backward": "{grad_output} / (1 + exp_of(-{self} * {beta}))",
+    "softplus_backward": "{grad_output} / ({self} * {beta} > {threshold} ? 1 : 1 + exp_of(-{self} * {beta}))",
     "tanh_backward": "{grad_output} * (1 - {output} * {output})",
     "threshold_backward": "{self} <= {threshold} ? T(0) : {grad_output}",
     "eq": "{self} == {other}", "ne": "{self} != {other}", "lt": "{self} < {other}", "le": "{self} <= {other}",
@@ -50,7 +52,7 @@ SUMS = {
     "linalg_vector_norm": ("S", "0", "{a} += S({x}) * {x}", "std::sqrt({a})"),
     "amax": ("T", "-INFINITY", "{a} = upper({a}, {x})", "{a}"),
     "amin": ("T", "INFINITY", "{a} = lower({a}, {x})", "{a}"),
-    "argmax": ("T", "-INFINITY", "if (!({x} <= {a})) {a} = {x}, best = position; ++position", "best"),
+    "argmax": ("T", "-INFINITY", "if ({a} == {a} && !({x} <= {a})) {a} = {x}, best = position; ++position", "best"),
     "any": ("bool", "0", "{a} |= {x} != 0", "{a}"),
     "all": ("bool", "1", "{a} &= {x} != 0", "{a}"),
 }

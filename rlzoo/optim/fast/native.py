@@ -19,7 +19,9 @@ def pad(buffer: Buffer) -> list[Tensor]:
     """
     n, tensors = buffer.num_rows, buffer.tensors()
     rounded = 1 << (n - 1).bit_length()
-    return [torch.cat([x, x.new_zeros(rounded - n, *x.shape[1:])]) for x in tensors] if rounded > n else tensors
+    if rounded == n:
+        return [x.flatten().view(x.shape) for x in tensors]  # with the strides that the others have
+    return [torch.cat([x, x.new_zeros(rounded - n, *x.shape[1:])]) for x in tensors]
 
 
 def other_tensors(model: ActorCritic, trained: Iterable[Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlzoo.core.buffer import Buffer
-from rlzoo.optim.fast.compilation import Compilation
+from rlzoo.optim.fast.compilation import Compilation, signature
 from rlzoo.optim.fast.native import other_tensors, pad, pure
 from rlzoo.optim.fisher import FisherProduct
 from rlzoo.optim.natural_gradient import FlatPolicy, Solution, conjugate_gradient
@@ -43,7 +43,7 @@ class NativeConjugateGradient:
         start = torch.dot(b, b)
         carry = torch.zeros_like(b), b, b, start
         inputs = product.theta, b.new_tensor([product.damping, tolerance]), start, *rest.values(), *fields
-        kind = tuple(x.shape for x in fields)
+        kind = tuple(map(signature, inputs))
         if kind not in self._compilations:
             step = _pure_step(policy, batch, list(rest))
             self._compilations[kind] = Compilation(step, carry, inputs)

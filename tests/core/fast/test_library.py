@@ -92,3 +92,15 @@ def test_a_damaged_library_is_compiled_again(folder, content, caplog):
     (folder / "library.so").write_bytes(content)
     assert built().answer() == 42
     assert "is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("script", ["", "echo junk >$last"])
+def test_what_a_compiler_leaves_that_is_no_library_is_not_kept(script, cache, tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\ncat >/dev/null\nfor last; do :; done\n{script}\n")
+    compiler.chmod(0o700)
+    with monkeypatch.context() as patch:
+        patch.setenv("CXX", str(compiler))
+        with pytest.raises(RuntimeError, match="compiler ended without an error, but has made no library"):
+            built()
+    assert built().answer() == 42

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -367,6 +368,25 @@ def test_gradients_equal_those_of_pytorch(name, dtype):
     )  # fmt: skip
 
 
+MODULES = {
+    "GRU": lambda: torch.nn.GRU(3, 4, batch_first=True),
+    "RNN": lambda: torch.nn.RNN(3, 4, batch_first=True),
+    "LSTM": lambda: torch.nn.LSTM(3, 4),
+}
+
+
+@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+def test_gradients_equal_those_of_recurrent_modules(make):
+    module = make()
+    names, parameters = zip(*module.named_parameters(), strict=True)
+
+    def function(weights, x):
+        return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x,))[0]
+
+    theta = 0.5 * normal(sum(p.numel() for p in parameters))
+    assert_equals_eager(gradient_step(function, *(p.shape for p in parameters)), [theta], [normal(5, 6, 3)])
+
+
 def elements(i, x, y):
     up, flag = x.abs() + 0.5, y > 0
     unary = x.cos(), x.sin(), x.erf(), x.expm1(), up.log(), up.log1p(), up.sqrt(), up.rsqrt(), up.reciprocal(), -x
@@ -411,9 +431,66 @@ def test_numbers_flags_and_writing_in_place():
     assert_equals_eager(of_every_type, [x, y, x > 0.5, torch.arange(12).view(3, 4)])
 
 
+SHAPES_IN_PLACE = {
+    "transpose": lambda i, x: (x @ (2 * x).transpose_(0, 1),),
+    "squeeze": lambda i, x: (x.mean(1, keepdim=True).squeeze_(1)[:, None] * x,),
+    "of a view": lambda i, x: (x.tanh()[:].swapaxes_(0, 1) + x,),
+}
+
+
+@pytest.mark.parametrize("step", SHAPES_IN_PLACE.values(), ids=SHAPES_IN_PLACE)
+def test_shapes_that_change_in_place(step):
+    assert_equals_eager(step, [normal(3, 3)])
+
+
+def corners(i, x, special, large):
+    """Arguments and values that are rare."""
+    special = special - torch.tensor([0.0, math.inf, 0.0])  # inf - inf is NaN
+    out, index = torch.zeros(2, 3, 3), torch.tensor([[0, 2, 1]])
+    torch.scatter_add(x, 0, index, x, out=out[1])
+    row, rows = torch.zeros(2, 3), F.embedding(torch.tensor(2), x)
+    torch.sum(x, 0, out=row[1])
+    product = torch.addmm(torch.full((3, 3), math.nan), x, x, beta=0)
+    sums = (x.abs() + 0.5).sum(dtype=torch.int64) + row[1] + out.sum(0)
+    slope = torch.ops.aten.softplus_backward(x, x, 2.0, 0.1)
+    return product + rows + sums + slope, 1 / special.abs() + special.argmax(), large.lerp(x[0], 1.0)
+
+
+def test_rare_arguments_and_values():
+    assert_equals_eager(
+        corners, [normal(3, 3), torch.tensor([1.0, math.inf, -0.0]), torch.full((3,), 1e8)], counts=(1,)
+    )
+
+
+def copied(i, x, y, mean, var):
+    mean.copy_(x[0])
+    return (x + 1,)
+
+
+WRITING = {
+    "copy": copied,
+    "statistics": lambda i, x, y, mean, var: (F.batch_norm(y, mean, var, training=True) + x,),
+    "noise": lambda i, x, y, mean, var: (F.rrelu(x, training=True),),
+}
+
+
+@pytest.mark.parametrize("step", WRITING.values(), ids=WRITING)
+def test_what_is_written_into_inputs_is_there_after_the_loop(step):
+    carry, inputs = [normal(4, 3)], [normal(4, 3), normal(3), normal(3).abs()]
+    loop = Compilation(step, carry, inputs).loop()
+    after = []
+    for run in (lambda *own: loop(torch.tensor(3), *carry, *own), lambda *own: eager(step, 3, carry, own)):
+        torch.manual_seed(0)
+        own = [x.clone() for x in inputs]
+        after.append([*run(*own), *own])
+    torch.testing.assert_close(*after)
+
+
 CARRIES = {
     "exchanged": lambda i, x, y: (y, x),
     "both of one": lambda i, x, y: (x + y, x + y),
+    "one twice": lambda i, x, y: (x + y,) * 2,
+    "two views of one": lambda i, x, y: (lambda z: (z, z.t()))(x + y),
     "read after it is written": lambda i, x, y: (x * 2, y + x.t()),
     "read elsewhere": lambda i, x, y: (x + x.t(), y.sum(0) + y),
     "a view": lambda i, x, y: (x.t(), y[0].expand(3, 3)),
@@ -463,9 +540,14 @@ def test_an_exception_of_an_operation_that_pytorch_does_comes_through():
         loop(torch.tensor(1), -table)
 
 
+PARAMETER = torch.nn.Parameter(torch.zeros(3))
 BRANCHES = {
     "item": (lambda i, x: (x * x.sum().item(),), "values of a tensor"),
     "if": (lambda i, x: (x if x.sum() > 0 else -x,), "values of a tensor"),
+    "list": (lambda i, x: (x + sum(x.tolist()),), "tolist makes what follows depend on the values of a tensor"),
+    "array": (lambda i, x: (x + torch.from_numpy(np.sort(x)),), "values of a tensor"),
+    "equal": (lambda i, x: (x + torch.equal(x, 2 * x),), "values of a tensor"),
+    "parameter": (lambda i, x: (x + PARAMETER,), "a trained parameter is read"),
     "mask": (lambda i, x: (x + x[x > 0].sum(),), "values of a tensor"),
     "half": (lambda i, x: (x.half().float(),), "no native code for tensors of torch.float16"),
     "number of the iteration": (lambda i, x: (x + torch.special.digamma(i),), "number of an iteration"),

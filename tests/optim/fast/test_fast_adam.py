@@ -1,7 +1,7 @@
 """The faster Adam against the plain one."""
 
 import logging
-from functools import partial
+from functools import partial, wraps
 
 import numpy as np
 import pytest
@@ -170,6 +170,17 @@ def test_steps_with_a_hook_on_a_gradient_are_not_compiled(loops):
     assert torch.equal(parameters(model), before)
 
 
+def test_steps_with_a_hook_on_an_accumulated_gradient_are_not_compiled(loops):
+    model = make_model()
+    optimizer, before = FastAdam(Adam(list(model.parameters())), compile=True), parameters(model)
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: p.grad.__setitem__(..., 0))
+    epochs = Epochs(make_batch(model), 1, 8, np.random.default_rng(0))
+    optimizer.minimize_each(policy_loss, model, epochs, 1.0, learning_rate=0.1)
+    assert loops == []
+    assert torch.equal(parameters(model), before)
+
+
 def test_another_shape_or_setting_is_another_loop(loops):
     model = make_model()
     optimizer, batch = FastAdam(Adam(list(model.parameters())), compile=True), make_batch(model)
@@ -230,7 +241,7 @@ def test_a_failed_compilation_leaves_eager_steps(tmp_path, monkeypatch, caplog):
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("kind", ["closure", "default", "keyword", "partial"])
+@pytest.mark.parametrize("kind", ["closure", "default", "keyword", "partial", "decorated"])
 def test_a_loss_that_holds_values_which_may_change_is_not_compiled(loops, kind):
     model, scale = make_model(), 2.0
     losses = {
@@ -238,12 +249,99 @@ def test_a_loss_that_holds_values_which_may_change_is_not_compiled(loops, kind):
         "default": lambda model, batch, coef=2.0: policy_loss(model, batch, coef),
         "keyword": lambda model, batch, *, coef=2.0: policy_loss(model, batch, coef),
         "partial": partial(policy_loss, scale=2.0),
+        "decorated": decorated(lambda model, batch: policy_loss(model, batch, 2.0)),
     }
     loss = losses[kind]
     optimizer = FastAdam(Adam(list(model.parameters())), compile=True)
     optimizer.minimize_each(loss, model, Epochs(make_batch(model), 1, 8, np.random.default_rng(0)), learning_rate=0.1)
     assert optimizer.count > 0
     assert loops == []
+
+
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def loss(self, model, batch):
+        return policy_loss(model, batch, self.scale)
+
+
+def steps_of_both(steps):
+    """The parameters after `steps(model, optimizer, batch)`, in eager mode and native."""
+    after = []
+    for compile in (False, True):
+        model = make_model()
+        steps(model, FastAdam(Adam(list(model.parameters())), compile), make_batch(model))
+        after.append(parameters(model))
+    return after
+
+
+TWO = {
+    "lambdas": [
+        lambda model, batch: policy_loss(model, batch, 1.0),
+        lambda model, batch: policy_loss(model, batch, -5.0),
+    ],
+    "methods": [Scaled(1.0).loss, Scaled(-5.0).loss],
+}
+
+
+@pytest.mark.parametrize("losses", TWO.values(), ids=TWO)
+def test_losses_of_one_name_are_several_loops(losses, loops):
+    def steps(model, optimizer, batch):
+        rng = np.random.default_rng(0)
+        for loss in losses * 2:
+            optimizer.minimize_each(loss, model, Epochs(batch, 1, 8, rng), learning_rate=0.1)
+
+    eager, native = steps_of_both(steps)
+    assert len(loops) == 2
+    torch.testing.assert_close(native, eager, rtol=0, atol=1e-9)
+
+
+def test_a_loss_made_anew_in_each_update_has_one_loop(loops):
+    model = make_model()
+    optimizer, batch, rng = FastAdam(Adam(list(model.parameters())), True), make_batch(model), np.random.default_rng(0)
+    for _ in range(2):
+        loss = lambda model, batch: policy_loss(model, batch, 1.0)  # noqa: E731
+        optimizer.minimize_each(loss, model, Epochs(batch, 1, 8, rng), learning_rate=0.1)
+    assert len(loops) == 1
+
+
+def summed_loss(model, batch, *scales):
+    return policy_loss(model, batch, sum(scales) + model.extra.sum())
+
+
+def test_other_scalars_tensors_of_the_model_and_betas_are_each_another_loop(loops):
+    def steps(model, optimizer, batch):
+        model.register_buffer("extra", torch.zeros(2))
+        rng = np.random.default_rng(0)
+        for scalars in ((1.0,), (1.0, 0.5), (1.0,)):
+            optimizer.minimize_each(summed_loss, model, Epochs(batch, 1, 8, rng), *scalars, learning_rate=0.1)
+            optimizer.betas = 0.5, 0.9
+            model.extra = torch.ones(len(model.extra) + 1)
+
+    eager, native = steps_of_both(steps)
+    assert len(loops) == 3
+    torch.testing.assert_close(native, eager, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [32, 27])
+def test_a_buffer_of_any_strides_has_one_loop(rows, loops):
+    model = make_model()
+    optimizer, rng = FastAdam(Adam(list(model.parameters())), compile=True), np.random.default_rng(0)
+    batch = make_batch(model)
+    batch = batch.with_tensors(x[:rows] for x in batch.tensors())
+    flipped = batch.with_tensors(x.transpose(0, 1).contiguous().transpose(0, 1) for x in batch.tensors())
+    for each in (batch, flipped):
+        optimizer.minimize_each(policy_loss, model, Epochs(each, 1, 8, rng), 1.0, learning_rate=0.1)
+    assert len(loops) == 1
+
+
+def decorated(function):
+    @wraps(function)
+    def run(*args):
+        return 2 * function(*args)
+
+    return run
 
 
 def test_another_bound_of_the_norm_is_another_loop(loops):
