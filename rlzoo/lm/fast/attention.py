@@ -118,7 +118,7 @@ def _products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, ca
     groups = key.shape[1]
     scores = query.reshape(rows, groups, -1, size) @ key.transpose(-1, -2)  # the heads of a group share its keys
     scores = scores.view(rows, heads, tokens, -1)
-    if mask is None and causal:  # keys beyond the queries are those of a cache with room
+    if mask is None and causal and tokens > 1:  # keys beyond the queries are those of a cache with room
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask

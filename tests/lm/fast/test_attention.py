@@ -124,3 +124,11 @@ def test_what_only_pytorch_computes(queries, mask):
         out, _ = attention(Layer(), q, k, v, given, is_causal=False)
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, given, enable_gqa=True)
     torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_one_more_token_sees_all_keys_by_products():
+    """On a GPU always; here where native code does not take it, as with autograd."""
+    q, k, v = (normal(2, 2, n, 8, seed=n) for n in (1, 5, 6))
+    v = v[:, :, :5]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+    torch.testing.assert_close(ours._products(q * 8**-0.5, k, v, None, causal=True), expected)
