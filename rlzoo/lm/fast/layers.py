@@ -18,6 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 from rlzoo.lm.fast.kernels import TYPES, attention, rms_norm, swiglu, takes
 from rlzoo.lm.fast.unpadded import Unpadded
 
+_HARMLESS = {"sliding_window", "config", "getattr"}
+"""Names that a layer's code may have besides those of Llama: an `Unpadded` is not read with a window."""
+
 
 class Native(nn.Module):
     """A layer whose own class stands after another one here, which has its own `forward`."""
@@ -105,17 +108,19 @@ def use_classes(kinds: Mapping[nn.Module, type | None]) -> None:
         layer.__class__ = own if kind is None else _combined(kind, own)
 
 
-_HARMLESS = {"sliding_window", "config", "getattr"}
-"""Names that a layer's code may have besides those of Llama: an `Unpadded` is not read with a window."""
-
-
 def _is_like(module: nn.Module, known: type[nn.Module]) -> bool:
     """Whether the code of a module uses the same names, so the same functions and settings, as that of a known class.
 
     Examples alone do not tell: OLMo clips large queries, and Ministral scales those far into a text.
     """
-    ours, theirs = (set(inspect.unwrap(x.forward).__code__.co_names) for x in (type(module), known))
-    return ours - _HARMLESS == theirs - _HARMLESS
+    return _names(type(module)) == _names(known)
+
+
+def _names(layer: type[nn.Module]) -> set[str]:
+    """The names in the code of a layer's `forward`; none if it is not Python."""
+    forward: Any = getattr(layer, "forward", None)
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return set() if code is None else {*code.co_names} - _HARMLESS
 
 
 def _rotates_like_llama(attention: nn.Module) -> bool:

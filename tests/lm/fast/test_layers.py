@@ -83,6 +83,7 @@ def test_attention_that_no_example_tells_from_that_of_llama_keeps_its_class(conf
 def test_another_activation_is_no_gated_silu():
     actor = make_actor("llama", hidden_act="gelu")
     assert native_layers(actor) == {}
+    assert native_layers(type("InC", (nn.Module,), {"forward": len})()) == {}
     model = LanguageModel(actor)
     accelerate_model(model)
     assert not kinds_in(model)
