@@ -28,7 +28,7 @@ PERCEPTRON, RECURRENCE, NUMPY = "backward pass of MLPs", "backward pass through 
 COMPILED, ROLLOUTS, NATIVE = "compiled step", "rollouts in native code", "MLPs in native code"
 PACKED, PRODUCTS = "packed weights", "attention by products, and its cache"
 BLOCKS, CASTS, LAYERS = "vocabulary in blocks", "weights cast once", "layers with gradients in place"
-KERNELS = "native code between the products"
+KERNELS, ONEDNN = "native code between the products", "products by oneDNN"
 
 ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     "control": [
@@ -54,6 +54,7 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
         *((part, "ppo-clip", "Prompts", {"precision": "bfloat16"}) for part in (PACKED, PRODUCTS, BLOCKS, LAYERS)),
         *((KERNELS, "ppo-clip", "Prompts", {"precision": precision}) for precision in ("float32", "bfloat16")),
         *((KERNELS, "ppo-clip", "Sentiment", {"precision": precision}) for precision in ("float32", "bfloat16")),
+        *((ONEDNN, "ppo-clip", env, {"precision": "float32"}) for env in ("Prompts", "Sentiment")),
         (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16"}),
         (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16", "minibatch_responses": 2}),
     ],
@@ -80,11 +81,14 @@ def leave_out(part: str) -> None:
         return
     from transformers import DynamicCache
 
-    from rlzoo.lm.fast import kernels, model
+    from rlzoo.lm.fast import kernels, model, products
     from rlzoo.lm.model.language_model import LanguageModel, TokenHead
 
     if part == KERNELS:
         kernels._library = lambda: None
+        return
+    if part == ONEDNN:
+        products._is_faster = lambda: False
         return
     changes: dict[str, dict[str, Any]] = {
         PACKED: {"FastLanguageModel": LanguageModel},

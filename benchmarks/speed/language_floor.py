@@ -31,16 +31,21 @@ class Product:
         self.w, self.dw = torch.randn(outputs, inputs).to(dtype), torch.empty(outputs, inputs, dtype=dtype)
 
     def forward(self) -> float:
-        """Seconds, with the faster order of the weights."""
+        """Seconds, by the faster library and with the faster order of the weights."""
         return self._fastest(self.x, self.w, self.y)
 
     def backward(self) -> float:
         transposed = self.w.t().contiguous()
-        return self._fastest(self.dy, transposed, self.dx) + seconds(lambda: torch.mm(self.dy.t(), self.x, out=self.dw))
+        of_weight = seconds(lambda: torch.mm(self.dy.t(), self.x, out=self.dw))
+        turned = self.dy.t().contiguous(), self.x.t().contiguous()
+        return self._fastest(self.dy, transposed, self.dx) + min(of_weight, self._fastest(*turned, self.dw))
 
     def _fastest(self, x: Tensor, w: Tensor, out: Tensor) -> float:
         turned = w.t().contiguous()
-        return min(seconds(lambda: torch.mm(x, w.t(), out=out)), seconds(lambda: torch.mm(x, turned, out=out)))
+        ways = [lambda: torch.mm(x, w.t(), out=out), lambda: torch.mm(x, turned, out=out)]
+        if x.device.type == "cpu":
+            ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""))
+        return min(map(seconds, ways))
 
 
 def products(config: GPT2Config, rows: int, dtype: torch.dtype) -> list[Product]:

@@ -68,7 +68,11 @@ def random_scores(prompts: list[str], responses: list[str]) -> list[float]:
 
 
 def make_model(size: str, folder: Path) -> None:
-    """A GPT-2 with random weights, and a tokenizer with one word for each id."""
+    """A GPT-2 with random weights, and a tokenizer with one word for each id.
+
+    The last id is the end of sequence. Its logit is near -100, so that all responses have the full length, as TRL's do.
+    """
+    import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -78,6 +82,9 @@ def make_model(size: str, folder: Path) -> None:
     from rlzoo.lm.model.saving import save, use_tokens
 
     model = new_causal_lm({"model_type": "gpt2", **SIZES[size]["config"]})
+    with torch.no_grad():
+        model.transformer.wte.weight[-1] = 10 * torch.eye(model.config.n_embd)[0]
+        model.transformer.ln_f.bias[0] = -10
     words = Tokenizer(WordLevel({str(i): i for i in range(model.config.vocab_size)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
     end = str(model.config.vocab_size - 1)

@@ -121,6 +121,17 @@ void add_to(int64_t n, const T* x, float* total) {
     });
 }
 
+// y (n, m) = x (m, n) transposed, in squares of whole cache lines.
+template <class T>
+void transpose(int64_t m, int64_t n, const T* x, T* y) {
+    constexpr int64_t SIDE = 64 / sizeof(T);
+    each_chunk(n, SIDE, [=](int64_t left, int64_t right) {
+        for (int64_t top = 0; top < m; top += SIDE)
+            for (int64_t j = left; j < right; j++)
+                for (int64_t i = top; i < std::min(top + SIDE, m); i++) y[j * m + i] = x[i * n + j];
+    });
+}
+
 Vector sigmoid(Vector x) { return 1 / (1 + exp_of(-x)); }
 
 template <class T>
@@ -555,6 +566,7 @@ extern "C" void use_threads(Parallel of_pytorch) { parallel = of_pytorch; }
 
 extern "C" {
 EXPORT(add_to)
+EXPORT(transpose)
 EXPORT(swiglu)
 EXPORT(swiglu_backward)
 EXPORT(gelu)

@@ -49,11 +49,15 @@ def takes(*tensors: Tensor) -> bool:
     first = tensors[0]
     if first.dtype not in TYPES or any(not x.is_cpu or x.dtype is not first.dtype for x in tensors):
         return False
-    followed = forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    followed = followed or torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
-    if followed or any(type(x) not in (Tensor, nn.Parameter) for x in tensors) or _library() is None:
+    if forward_ad._current_level >= 0 or is_followed(*tensors) or _library() is None:
         return False
     return _has_threads() or torch.get_num_threads() == 1
+
+
+def is_followed(*tensors: Tensor) -> bool:
+    """Whether something follows each operation on these tensors: a transform, a tracer, or a class of their own."""
+    followed = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None
+    return followed or torch.compiler.is_compiling() or any(type(x) not in (Tensor, nn.Parameter) for x in tensors)
 
 
 def _call(name: str, dtype: torch.dtype, *values: Any) -> None:
@@ -94,6 +98,13 @@ def add_to(total: Tensor, x: Tensor) -> None:
         _call("add_to", x.dtype, x.numel(), x, total)
     else:
         total += x
+
+
+def transpose(x: Float[Tensor, "M N"]) -> Float[Tensor, "N M"]:
+    """The transpose of a contiguous matrix, which is contiguous too."""
+    out = x.new_empty(x.shape[1], x.shape[0])
+    _call("transpose", x.dtype, *x.shape, x, out)
+    return out
 
 
 class _SwiGLU(torch.autograd.Function):

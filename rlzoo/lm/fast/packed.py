@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+
+from rlzoo.lm.fast.products import CLASSES, weight_of
 
 _WORTH = 10**5
 """Number of weights above which the layout is faster."""
@@ -46,19 +47,16 @@ class Packed:
 def _packed_forward(module: nn.Module, rows: int, precision: torch.dtype | None) -> Callable[[Tensor], Tensor] | None:
     if "forward" in vars(module):  # the user's own
         return None
-    if type(module) is nn.Linear:
-        weight = module.weight
-    elif type(module) is Conv1D:
-        weight = module.weight.t()
-    else:
+    if type(module) not in (*CLASSES, *CLASSES.values()):
         return None
+    weight, given = weight_of(module), getattr(module, "bias", None)
     dtype = precision or weight.dtype
     possible = weight.device.type == "cpu" and dtype in (torch.float32, torch.bfloat16)
     possible = possible and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     possible = possible and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if weight.numel() < _WORTH or not possible:
         return None
-    bias = None if module.bias is None else module.bias.to(dtype)
+    bias = None if given is None else given.to(dtype)
     layout = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype).contiguous(), rows)
 
     def forward(x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from rlzoo.lm.fast.kernels import (
     softmax_sums,
     takes,
 )
+from rlzoo.lm.fast.products import matmul
 from rlzoo.lm.fast.weights import summed_gradient
 from rlzoo.lm.model.precision import autocast, kind_of
 from rlzoo.lm.model.tokens import Head, TokenDistribution, apply_temperature, at_least_single
@@ -79,7 +80,7 @@ class Steps:
         """inputs · weightᵀ of each block."""
         if not self._kept:
             inputs = self.inputs()
-            products = (inputs @ self.head.weight[block].to(self.precision).t() for block in self.blocks())
+            products = (matmul(inputs, self.head.weight[block].to(self.precision).t()) for block in self.blocks())
             if len(inputs) * len(self.head.weight) > _MOST_KEPT:
                 return products
             self._kept = list(products)
@@ -159,11 +160,11 @@ class Evaluate(torch.autograd.Function):
                 d_bias[block] = d_logits.sum(0) / head.temperature
             d_product = d_logits.to(precision)
             if d_hidden is not None:
-                d_hidden += d_product @ head.weight[block].to(precision)
+                d_hidden += matmul(d_product, head.weight[block].to(precision))
             if total is not None:
-                add_to(total[block], d_product.t() @ inputs)
+                add_to(total[block], matmul(d_product.t(), inputs))
             if d_weight is not None:
-                d_weight[block] = d_product.t() @ inputs
+                d_weight[block] = matmul(d_product.t(), inputs)
         if d_hidden is not None and head.temperature != 1:
             d_hidden /= head.temperature
         return d_hidden, d_weight, d_bias, None, None, None, None, None
@@ -288,8 +289,8 @@ class BlockedTokenDistribution(TokenDistribution):
             tangent = _logits(still, of_hidden[cut]) + _logits(moving, hidden)
             cotangent = categorical_fisher(policy.logits, tangent, weight[cut]) / head.temperature
             low = cotangent.to(precision)
-            cotangents[0][cut] = low @ head.weight
-            cotangents[1] += low.t() @ hidden.to(precision)
+            cotangents[0][cut] = matmul(low, head.weight)
+            cotangents[1] += matmul(low.t(), hidden.to(precision))
             if head.bias is not None:
                 cotangents[2] += cotangent.sum(0)
         whole = torch.zeros_like(tangents[0]).masked_scatter_(self.acts.unsqueeze(-1), cotangents[0])

@@ -16,6 +16,7 @@ from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
 from rlzoo.lm.fast.kernels import add_to, gelu, refuse_second_derivatives, takes
+from rlzoo.lm.fast.products import CLASSES
 
 
 def summed_gradient(weight: Tensor) -> Tensor | None:
@@ -104,10 +105,12 @@ class FastGELU(nn.GELU):
 
 
 def use_faster_layers(model: nn.Module) -> None:
-    """Replaces layers by ones with the same result: GPT-2's GELU of eight operations, and plain embeddings."""
+    """Replaces layers by ones with the same result: GPT-2's GELU of eight operations, plain embeddings and products."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is NewGELUActivation:
                 setattr(module, name, FastGELU())
             if type(child) is nn.Embedding and child.max_norm is None and not child.scale_grad_by_freq:
                 child.__class__ = Embedding
+            if type(child) in CLASSES and "forward" not in vars(child):
+                child.__class__ = CLASSES[type(child)]
