@@ -16,7 +16,7 @@ from rlzoo.core.system.errors import ConfigError, first_line
 from rlzoo.core.system.progress import track
 from rlzoo.optim.natural_gradient import FlatPolicy, T, add_gradients, leaves_of
 from rlzoo.optim.objective import micro_batches
-from rlzoo.optim.vectors import Vector
+from rlzoo.optim.vectors import Vector, inner
 
 
 class Jacobian:
@@ -131,7 +131,7 @@ def fisher_curvature(policy: FlatPolicy, theta: Vector, batch: Buffer, x: Vector
     """
     total = 0.0
     for _, tangents, cotangents in FisherProduct(policy, theta, batch, damping=0.0).pushed(x):
-        total += sum(float((u * cotangent).sum()) for u, cotangent in zip(tangents, cotangents, strict=True))
+        total += sum(inner(u.reshape(-1), y.reshape(-1)) for u, y in zip(tangents, cotangents, strict=True))
     return processes.all_reduce(total)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -87,7 +88,7 @@ class Objective:
             add_gradients(g, [y], leaves, [torch.ones_like(y)])
             value += float(y.detach())
         processes.all_reduce_(g)
-        if not bool(torch.isfinite(g).all()):
+        if not bool(torch.linalg.vector_norm(g, math.inf).isfinite()):
             raise NonFiniteError(f"gradient of the {getattr(self.surrogate, '__name__', 'objective')} is not finite")
         return processes.all_reduce(value), g
 

@@ -274,7 +274,13 @@ def threads(monkeypatch):
     counts = []
     monkeypatch.setattr("torch.set_num_threads", counts.append)
     monkeypatch.setattr("rlzoo.core.system.threads._chosen", None)
-    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    for name in (
+        "OMP_WAIT_POLICY",
+        "THP_MEM_ALLOC_ENABLE",
+        "OMP_NUM_THREADS",
+        "OPENBLAS_NUM_THREADS",
+        "MKL_NUM_THREADS",
+    ):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     return counts
@@ -285,6 +291,7 @@ def test_threads_are_one_until_the_model_is_known(env, threads):
     assert main(["train", "ppo", env, "--help"]) == 0
     assert threads == [1]
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
 
 
 def test_threads_of_the_user(threads, monkeypatch):

@@ -83,12 +83,14 @@ class _Linear(torch.autograd.Function):
         return d_x, d_weight, rows.sum(0) if of_bias else None
 
     @staticmethod
-    def jvp(ctx: Any, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, of_x: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None) -> Tensor | None:
         x, weight = ctx.saved_tensors
-        pairs = (of_x, weight), (x, of_weight)
-        parts = [_by_onednn(a, b, None) for a, b in pairs if a is not None and b is not None]
-        parts += [] if of_bias is None else [of_bias.expand(*x.shape[:-1], -1)]
-        return functools.reduce(torch.add, parts)
+        tangent = None if of_bias is None else of_bias.expand(*x.shape[:-1], -1)
+        if of_x is not None:
+            tangent = _by_onednn(of_x, weight, of_bias)
+        if of_weight is None or tangent is None:
+            return tangent if of_weight is None else _by_onednn(x, of_weight, None)
+        return torch.ops.mkldnn._linear_pointwise(x, tangent.contiguous(), of_weight, None, "add")
 
 
 def _takes(a: Float[Tensor, "*batch K"], b: Float[Tensor, "K N"]) -> bool:

@@ -35,14 +35,18 @@ _BLOCK = {"cpu": 2**20, "other": 2**25}
 """Number of logits in a block, by kind of device."""
 _NARROWEST = 512
 """Number of tokens that a block has at least."""
+_FEW = 32
+"""Number of steps from which the logits (S, V) are as fast as their transpose."""
 _MOST_KEPT = 2**26
 """Number of logits up to which products are kept from one result to the next, such as log π(a) and the KL."""
 
 
 def _logits(head: Head, hidden: Float[Tensor, "S H"]) -> Float[Tensor, "S V"]:
-    """Logits of all tokens. Computed as (V, S), which is faster on a CPU for few rows and many columns."""
+    """Logits of all tokens. Those of few steps are computed as (V, S), which is faster on a CPU."""
+    hidden = apply_temperature(hidden, head.temperature)
     with autocast(hidden.device, head.precision):
-        logits = (head.weight @ apply_temperature(hidden, head.temperature).t()).t()
+        few = len(hidden) < _FEW
+        logits = (head.weight @ hidden.t()).t() if few else matmul(hidden, head.weight.t())
     logits = at_least_single(logits)
     return logits if head.bias is None else logits + head.bias / head.temperature
 
@@ -281,7 +285,7 @@ class BlockedTokenDistribution(TokenDistribution):
         moving = head._replace(weight=tangents[1].to(precision), bias=tangents[2] if head.bias is not None else None)
         still, of_hidden, weight = head._replace(bias=None), tangents[0][self.acts], weight[self.acts]
         cotangents = [torch.zeros_like(x) for x in (of_hidden, *tangents[1:])]
-        size = max(1, 4 * _BLOCK[kind_of(weight.device)] // len(head.weight))
+        size = max(4 * _BLOCK[kind_of(weight.device)] // len(head.weight), head.weight.shape[1] // 4)
         for start in range(0, len(weight), size):
             cut = slice(start, start + size)
             hidden = steps.hidden[cut]
@@ -290,7 +294,7 @@ class BlockedTokenDistribution(TokenDistribution):
             cotangent = categorical_fisher(policy.logits, tangent, weight[cut]) / head.temperature
             low = cotangent.to(precision)
             cotangents[0][cut] = matmul(low, head.weight)
-            cotangents[1] += matmul(low.t(), hidden.to(precision))
+            add_to(cotangents[1], matmul(low.t(), hidden.to(precision)))
             if head.bias is not None:
                 cotangents[2] += cotangent.sum(0)
         whole = torch.zeros_like(tangents[0]).masked_scatter_(self.acts.unsqueeze(-1), cotangents[0])

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from rlzoo.lm.fast.kernels import add_to, gelu, refuse_second_derivatives, takes
+from rlzoo.lm.fast.kernels import add_to, gelu, is_followed, refuse_second_derivatives, takes
 from rlzoo.lm.fast.products import CLASSES
 
 
@@ -66,7 +67,7 @@ class Embedding(nn.Embedding):
     """An embedding whose gradient is summed in place."""
 
     def forward(self, token: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch H"]:
-        if torch.is_grad_enabled() and isinstance(self.weight, nn.Parameter):
+        if torch.is_grad_enabled() and forward_ad._current_level < 0 and not is_followed(self.weight):
             return _Embedded.apply(self.weight, token)  # type: ignore[no-untyped-call]
         return super().forward(token)
 
