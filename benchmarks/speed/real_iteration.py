@@ -25,6 +25,8 @@ from language_throughput import apart, clock, peak_memory_gb
 
 RESULTS = Path(__file__).parents[1] / "results"
 GROUP, NEW_TOKENS = 8, 128
+PIECE = 1024
+"""Steps of which the floor has logits at a time: those of all would not fit into any cache."""
 PARTS = {
     "sampling": "sampling",
     "passes": "log-probabilities and values",
@@ -82,9 +84,10 @@ def floors(config: Any, buffer: Any, precision: str, prompts: int, prompt_tokens
     def products(tokens: int, actions: int, layers: int = 1) -> list[Product]:
         return [*(Product(tokens, *x, dtype) for _ in range(layers) for x in shapes), Product(actions, *head, dtype)]
 
-    def seconds_of(some: list[Product], backward: bool = False) -> float:
+    def seconds_of(tokens: int, actions: int, backward: bool = False) -> float:
+        some = products(tokens, min(actions, PIECE))
         *layer, last = (x.forward() + (x.backward() if backward else 0.0) for x in some)
-        return config.num_hidden_layers * sum(layer) + last
+        return config.num_hidden_layers * sum(layer) + last * actions / min(actions, PIECE)
 
     actions, steps = int(buffer.mask.sum()), int(buffer.mask.any(0).sum())
     acting = max(1, actions // steps)  # rows that have not ended, on average
@@ -92,10 +95,10 @@ def floors(config: Any, buffer: Any, precision: str, prompts: int, prompt_tokens
     start = clock(device)
     for _ in range(steps):
         decode()
-    sampling = seconds_of(products(prompt_tokens, prompts)) + clock(device) - start
-    one_pass = seconds_of(products(prompt_tokens + actions, actions))
-    part = products(prompt_tokens + actions // 4, actions // 4)  # a minibatch has a quarter of the rows
-    epochs = 2 * 4 * seconds_of(part, backward=True)
+    sampling = seconds_of(prompt_tokens, prompts) + clock(device) - start
+    one_pass = seconds_of(prompt_tokens + actions, actions)
+    # A minibatch has a quarter of the rows.
+    epochs = 2 * 4 * seconds_of(prompt_tokens + actions // 4, actions // 4, backward=True)
     torch.set_default_device("cpu")
     return {"sampling": sampling, "passes": one_pass, "scoring": one_pass, "update": epochs + one_pass}
 
