@@ -35,7 +35,7 @@ _BLOCK = {"cpu": 2**20, "other": 2**25}
 """Number of logits in a block, by kind of device."""
 _NARROWEST = 512
 """Number of tokens that a block has at least."""
-_FEW = 32
+_FEW = 16
 """Number of steps from which the logits (S, V) are as fast as their transpose."""
 _MOST_KEPT = 2**26
 """Number of logits up to which products are kept from one result to the next, such as log π(a) and the KL."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lm_builders import make_model, make_rows
+from lm_builders import make_buffer, make_model, make_rows
 from torch import nn
 from torch.autograd import forward_ad
 from transformers.pytorch_utils import Conv1D
@@ -13,6 +13,8 @@ from rlzoo.lm.fast import products
 from rlzoo.lm.fast.model import accelerate_model
 from rlzoo.lm.fast.products import FastConv1D, FastLinear, matmul
 from rlzoo.lm.fast.weights import use_faster_layers
+from rlzoo.optim.fisher import fisher_vector_product
+from rlzoo.optim.natural_gradient import FlatPolicy
 
 LAYERS = {
     "linear": lambda: nn.Linear(24, 40),
@@ -125,17 +127,23 @@ def test_a_model_gives_the_same_losses_gradients_and_fisher_products(calls, kind
     rows = make_rows([(2, 4), (5, 3), (3, 6), (1, 1)])
     results = []
     for fast in (False, True):
-        model = make_model(kind=kind)
+        model = make_model(kind=kind, attention="eager")
+        batch = make_buffer(model, rows).rows(0)
         if fast:
             accelerate_model(model)
             calls.clear()
         policy, value = model(rows)
         loss = (value - 1).square().mean() - policy.log_prob(rows.action).sum()
-        tangents = [torch.full_like(x, 0.1) for x in policy.tensors()]
-        fisher = policy.fisher(tangents, torch.ones_like(value))
-        results.append((loss.detach(), *torch.autograd.grad(loss, model.policy_parameters()), *fisher))
+        gradients = torch.autograd.grad(loss, model.policy_parameters())
+        before = len(calls)
+        flat = FlatPolicy(model)
+        v = torch.randn(flat.theta.shape, generator=torch.Generator().manual_seed(0))
+        product = fisher_vector_product(flat, flat.theta, batch)(v)
+        results.append((loss.detach(), *gradients, product))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
-    assert len(calls) > 20
+    assert results[0][-1].abs().max() > 0.01
+    assert before > 20
+    assert len(calls) > 2 * before  # with those of the forward mode
 
 
 @pytest.mark.parametrize("transposed", [False, True])
