@@ -27,7 +27,7 @@ PAPER = {"num_envs": 1, "num_steps": 2048, "minibatch_size": 64, "epochs": 10}
 PERCEPTRON, RECURRENCE, NUMPY = "backward pass of MLPs", "backward pass through time", "acting through NumPy"
 COMPILED, ROLLOUTS, NATIVE = "compiled step", "rollouts in native code", "MLPs in native code"
 PACKED, PRODUCTS = "packed weights", "attention by products, and its cache"
-BLOCKS, CASTS, LAYERS = "vocabulary in blocks", "weights cast once", "layers with gradients in place"
+BLOCKS, LAYERS = "vocabulary in blocks", "layers with gradients in place"
 KERNELS, ONEDNN = "native code between the products", "products by oneDNN"
 
 ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
@@ -55,8 +55,6 @@ ROWS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
         *((KERNELS, "ppo-clip", "Prompts", {"precision": precision}) for precision in ("float32", "bfloat16")),
         *((KERNELS, "ppo-clip", "Sentiment", {"precision": precision}) for precision in ("float32", "bfloat16")),
         *((ONEDNN, "ppo-clip", env, {"precision": "float32"}) for env in ("Prompts", "Sentiment")),
-        (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16"}),
-        (CASTS, "ppo-clip", "Prompts", {"precision": "bfloat16", "minibatch_responses": 2}),
     ],
 }
 """Part, algorithm, environment and settings."""
@@ -94,7 +92,6 @@ def leave_out(part: str) -> None:
         PACKED: {"FastLanguageModel": LanguageModel},
         PRODUCTS: {"use_fastest_attention": lambda model: None, "new_cache": lambda base: DynamicCache()},
         BLOCKS: {"FastTokenHead": TokenHead},
-        CASTS: {"Casts": lambda base, precision: None},
         LAYERS: {"use_faster_layers": lambda model: None},
     }
     for name, plain in changes[part].items():

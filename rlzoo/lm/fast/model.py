@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -21,7 +20,7 @@ from rlzoo.lm.fast.packed import Packed
 from rlzoo.lm.fast.recorded import Recorded
 from rlzoo.lm.fast.unpadded import Unpadded, unique_rows
 from rlzoo.lm.fast.vocabulary import BlockedTokenDistribution
-from rlzoo.lm.fast.weights import Casts, use_faster_layers
+from rlzoo.lm.fast.weights import use_faster_layers
 from rlzoo.lm.model.language_model import LanguageModel, Memory, Reference, TokenHead, Trunk
 from rlzoo.lm.model.precision import equal_but_for_rounding, kind_of
 from rlzoo.lm.model.tokens import Tokens
@@ -36,9 +35,8 @@ On an H200 a token of an `Unpadded` took 1.7 times as long as one of padded rows
 
 
 class FastTrunk(Trunk):
-    """Computes what matters alone, without a mask where nothing is padding, with weights that are cast once."""
+    """Computes what matters alone, without a mask where nothing is padding."""
 
-    casts: Casts | None = None
     unpads = False
     """Whether the transformer gives the same hidden states for an `Unpadded`, with the attention that can read one."""
     records = False
@@ -82,19 +80,6 @@ class FastTrunk(Trunk):
             more.setdefault("attention_mask", None)
         return super().run(token, attention, cache, **more)
 
-    def call(self, **inputs: Any) -> Any:
-        casts = {} if self.casts is None else self.casts.weights()
-        return torch.func.functional_call(self.base, casts, kwargs=inputs) if casts else super().call(**inputs)
-
-    @contextlib.contextmanager
-    def without_casts(self) -> Iterator[None]:
-        """Context in which linear layers have packed weights instead."""
-        casts, self.casts = self.casts, None
-        try:
-            yield
-        finally:
-            self.casts = casts
-
     def new_cache(self) -> Cache:
         return new_cache(self.base)
 
@@ -137,7 +122,7 @@ class FastLanguageModel(LanguageModel):
             packed = Packed(self.trunk, self.policy, rows=len(tokens.token), precision=self.trunk.precision)
         else:
             rest, packed = memory
-        with packed, self.trunk.without_casts():
+        with packed:
             policy, rest = super().act(tokens, rest)
         return policy, PackedMemory(rest, packed)
 
@@ -169,9 +154,7 @@ def accelerate_model(model: LanguageModel) -> None:
         model.__class__ = FastLanguageModel
     for trunk in (model.trunk, model.value.trunk):
         if trunk is not None:
-            fast = _accelerate_trunk(trunk)
-            if fast.precision is not None and not fast.gradient_checkpointing:  # which casts again in backward passes
-                fast.casts = Casts(fast.base, fast.precision)
+            _accelerate_trunk(trunk)
     model.policy.__class__ = FastTokenHead
 
 

@@ -1,4 +1,4 @@
-"""Weights of a transformer: cast once for each change of them, with gradients that are summed in place.
+"""Layers of a transformer with the same result, and gradients of large weights that are summed in place.
 
 Autograd makes a new tensor for each gradient, fills that of an embedding with zeros, and adds it to that of the head if
 both share their weight. For a large vocabulary these tensors cost more than the products. So the functions here add
@@ -14,53 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from transformers.activations import NewGELUActivation
-from transformers.pytorch_utils import Conv1D
 
-from rlzoo.lm.fast.kernels import add_to, gelu, is_followed, refuse_second_derivatives, takes
+from rlzoo.lm.fast.kernels import gelu, is_followed, refuse_second_derivatives, takes
 from rlzoo.lm.fast.products import CLASSES
 
 
 def summed_gradient(weight: Tensor) -> Tensor | None:
     """The sum that a backward pass may add to in place; None if there is none."""
     return weight.grad if weight.is_leaf else None
-
-
-class Casts:
-    """The weights of the linear layers of a transformer in the precision of products."""
-
-    def __init__(self, base: nn.Module, precision: torch.dtype) -> None:
-        self._base, self._precision = base, precision
-        self._kept: dict[str, tuple[tuple[int, torch.device], Tensor]] = {}
-
-    def weights(self) -> dict[str, Tensor]:
-        """By name; none of them if parameters are replaced."""
-        linear = {name: m for name, m in self._base.named_modules() if isinstance(m, (nn.Linear, Conv1D))}
-        weights = {f"{name}.weight": m.weight for name, m in linear.items()}
-        if not all(isinstance(weight, nn.Parameter) for weight in weights.values()):
-            return {}
-        for name, weight in weights.items():
-            state = weight._version, weight.device
-            if name not in self._kept or self._kept[name][0] != state:
-                self._kept[name] = state, weight.detach().to(self._precision)
-        return {name: _Cast.apply(weight, self._kept[name][1]) for name, weight in weights.items()}  # type: ignore[no-untyped-call]
-
-
-class _Cast(torch.autograd.Function):
-    """A weight in lower precision, given its cast."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, cast: Tensor) -> Tensor:
-        ctx.weight = weight
-        return cast.view_as(cast)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:
-        refuse_second_derivatives()
-        total = summed_gradient(ctx.weight)
-        if total is None:
-            return grad.to(ctx.weight.dtype), None
-        add_to(total, grad)
-        return None, None
 
 
 class Embedding(nn.Embedding):

@@ -80,11 +80,7 @@ class Trunk(nn.Module):
                 module.training = torch.is_grad_enabled()
         with autocast(device, self.precision):
             inputs = {"input_ids": token, "attention_mask": attention.long(), "use_cache": cache is not None}
-            return self.call(**{**inputs, **more})
-
-    def call(self, **inputs: Any) -> Any:
-        """The transformer's output."""
-        return self.base(**inputs)
+            return self.base(**{**inputs, **more})
 
     def new_cache(self) -> Cache:
         """An empty key-value cache."""
