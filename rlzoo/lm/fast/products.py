@@ -1,7 +1,7 @@
-"""Products of large matrices in float32 by oneDNN, on processors where the BLAS of PyTorch takes twice as long.
+"""Products of large matrices in float32 by oneDNN, on processors where the BLAS of PyTorch is slower.
 
-On AMD's processors MKL computes with AVX2, also where there are the wider vectors of AVX-512. On a Zen 5, oneDNN took
-0.44 of its time, and 0.55 for the gradients of weights. Results differ by rounding.
+On AMD's processors MKL computes with AVX2, also where there are the wider vectors of AVX-512. What oneDNN gains on a
+Zen 5 is in benchmarks/results/fast-parts.md. Results differ by rounding.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch I"]) -> Float[Tensor, "*batch O"]:
         weight, bias = weight_of(self), getattr(self, "bias", None)
-        takes = not torch.is_autocast_enabled("cpu") and _takes(x, weight.t()) and not is_followed(x, weight)
-        return _Linear.apply(x, weight, bias) if takes else super().forward(x)  # type: ignore[no-untyped-call]
+        if torch.is_autocast_enabled("cpu") or not _takes(x, weight.t()) or is_followed(x, weight):
+            return super().forward(x)
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
 
 
 class FastLinear(Layer, nn.Linear):
@@ -94,6 +95,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _takes(a: Float[Tensor, "*batch K"], b: Float[Tensor, "K N"]) -> bool:
+    """Whether a·b is faster by oneDNN."""
     worth = a.dtype is b.dtype is torch.float32 and a.is_cpu and a.numel() * b.shape[1] >= _WORTH
     return worth and _is_faster()
 

@@ -285,6 +285,7 @@ class BlockedTokenDistribution(TokenDistribution):
         moving = head._replace(weight=tangents[1].to(precision), bias=tangents[2] if head.bias is not None else None)
         still, of_hidden, weight = head._replace(bias=None), tangents[0][self.acts], weight[self.acts]
         cotangents = [torch.zeros_like(x) for x in (of_hidden, *tangents[1:])]
+        # Each block adds to a tensor of the size of the weight, so its logits may take a quarter of that memory.
         size = max(4 * _BLOCK[kind_of(weight.device)] // len(head.weight), head.weight.shape[1] // 4)
         for start in range(0, len(weight), size):
             cut = slice(start, start + size)
