@@ -38,8 +38,8 @@ def set_variables(threads: ThreadCount) -> None:
     """Sets environment variables that libraries read when they are imported.
 
     A waiting thread then sleeps. If it spins instead, it takes the processor that the other threads need: on a busy
-    machine two threads are then ten times as slow as one. And PyTorch asks for large pages of memory: an iteration of
-    NPG on GPT-2 then takes four fifths of the time.
+    machine two threads are then ten times as slow as one. And PyTorch asks for large pages of memory, which vectors as
+    long as the parameters of a language model fill faster.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
